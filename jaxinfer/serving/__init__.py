@@ -1,0 +1,1 @@
+"""The engine: host-side scheduling around jitted prefill and decode steps."""

@@ -1,0 +1,27 @@
+"""Shared test setup: eight emulated CPU devices, strict dtype promotion, GPU marks."""
+
+import os
+
+# Must happen before JAX is imported anywhere: the flag is read once, when the backend starts.
+if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    )
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU-marked tests where JAX sees no GPU."""
+    if jax.default_backend() == "gpu":
+        return
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
