@@ -1,1 +1,81 @@
-"""jaxinfer: a small paged LLM inference engine for Qwen3 in JAX."""
+"""jaxinfer: a small paged LLM inference engine for Qwen3 in JAX.
+
+The public names are imported when first used, so that `import jaxinfer` costs milliseconds and a
+command can print its help without loading JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxinfer.config import EngineConfig
+    from jaxinfer.errors import CapacityError, JaxinferError, ModelLoadError, StepError
+    from jaxinfer.model.config import ModelConfig
+    from jaxinfer.model.qwen3 import forward
+    from jaxinfer.model.tokenizer import Tokenizer
+    from jaxinfer.model.weights import load_params, save_params
+    from jaxinfer.outputs import (
+        CompletionOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        ScoreOutput,
+    )
+    from jaxinfer.sampling_params import SamplingParams
+    from jaxinfer.serving.llm import LLM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CompletionOutput",
+    "EngineConfig",
+    "JaxinferError",
+    "Logprob",
+    "ModelConfig",
+    "ModelLoadError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoreOutput",
+    "StepError",
+    "Tokenizer",
+    "__version__",
+    "forward",
+    "load_params",
+    "save_params",
+]
+
+_HOMES = {
+    "CapacityError": "errors",
+    "CompletionOutput": "outputs",
+    "EngineConfig": "config",
+    "JaxinferError": "errors",
+    "LLM": "serving.llm",
+    "Logprob": "outputs",
+    "ModelConfig": "model.config",
+    "ModelLoadError": "errors",
+    "RequestMetrics": "outputs",
+    "RequestOutput": "outputs",
+    "SamplingParams": "sampling_params",
+    "ScoreOutput": "outputs",
+    "StepError": "errors",
+    "Tokenizer": "model.tokenizer",
+    "forward": "model.qwen3",
+    "load_params": "model.weights",
+    "save_params": "model.weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home at first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"jaxinfer.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,213 @@
+"""The engine's only configuration: one frozen dataclass, validated once, where mistakes are cheap."""
+
+import dataclasses
+import difflib
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+PreemptionMode = Literal["recompute", "swap"]
+AttentionBackend = Literal["auto", "mosaic", "triton", "xla"]
+
+_MAX_LENGTH = 1 << 24  # positions and slots are int32; page_index * block_size must fit as well
+_MAX_SEQS = 1 << 16
+_MAX_BLOCKS = 1 << 26
+
+# Arguments a vLLM user may bring along which have no meaning here, and what to write instead.
+_VLLM_HINTS = {
+    "enforce_eager": "write compile_ahead=False to compile each shape at its first use",
+    "trust_remote_code": "a model's Python files are never run; leave it out",
+    "max_seq_len_to_capture": "every shape is compiled; leave it out",
+    "disable_custom_all_reduce": "XLA chooses the collectives; leave it out",
+    "cpu_offload_gb": "weights are never offloaded; use tensor_parallel_size to spread them",
+    "num_gpu_blocks_override": "write num_kv_blocks",
+    "tokenizer_mode": "there is one tokenizer; leave it out",
+    "load_format": "the format (safetensors or Orbax) is recognised; leave it out",
+    "disable_log_stats": "write show_progress=False to silence start-up",
+    "enable_chunked_prefill": "prefill is always chunked; size chunks by max_num_batched_tokens",
+    "pipeline_parallel_size": "use tensor_parallel_size",
+    "kv_cache_dtype": "the KV cache has the model's dtype; leave it out",
+    "quantization": "weights are served in the dtype given by dtype; leave it out",
+}
+
+
+def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for a keyword that `owner` does not have.
+
+    Args:
+        owner: what was called, as the user wrote it, for example "LLM".
+        name: the keyword that is not known.
+        known: every keyword that is.
+
+    Returns:
+        A TypeError (to be raised by the caller) that names the keyword and either what to write
+        in place of a vLLM argument or the nearest valid keyword.
+    """
+    message = f"{owner}() got an unknown keyword argument {name!r}"
+    if name in _VLLM_HINTS:
+        return TypeError(f"{message}: {_VLLM_HINTS[name]}")
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if nearest:
+        return TypeError(f"{message}; did you mean {nearest[0]!r}?")
+    return TypeError(f"{message}; valid ones are {', '.join(known)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything that decides how an engine runs; vLLM's meaning where vLLM has the name.
+
+    Attributes:
+        model: a directory, a Hugging Face hub id, or None for the bundled model.
+        tokenizer: a directory or hub id to take the tokenizer from; None takes it from `model`.
+        revision: branch, tag or commit on the hub.
+        dtype: of weights, activations and KV cache. "auto" is the checkpoint's own dtype on a GPU
+            and float32 on a CPU.
+        seed: what requests without a seed of their own derive theirs from; in [0, 2**63).
+        max_model_len: most tokens of prompt and output together; None is the model's own limit.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens in one step; None is 8192 on a GPU and 2048 on a CPU,
+            and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
+        block_size: tokens in a KV block; a power of two from 8 to 256.
+        num_kv_blocks: KV blocks to allocate (block 0 is reserved); None measures device memory.
+        gpu_memory_utilization: share of each device's memory that the engine may use, in (0, 1].
+        enable_prefix_caching: keep full blocks of finished requests for prompts that share them.
+        swap_space: GiB of host memory that holds the blocks of preempted requests.
+        preemption_mode: what happens to a preempted request: its tokens are computed again
+            ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
+        tensor_parallel_size: devices the model is spread over.
+        attention_backend: "auto" takes the fastest one that the device supports; a backend that
+            is named and impossible is an error.
+        compilation_cache_dir: where compiled programs are kept between processes; None is the
+            user's cache directory and "" keeps none.
+        compile_ahead: compile every shape at start-up; False compiles each at its first use.
+        show_progress: progress bars and the start-up summary on stderr.
+        num_decode_steps: tokens decoded per launch when nothing waits.
+
+    Raises:
+        TypeError: a field has the wrong type; names the field.
+        ValueError: a field is out of its range; names the field and the range.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    dtype: DType = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    swap_space: float = 0.0
+    preemption_mode: PreemptionMode = "recompute"
+    tensor_parallel_size: int = 1
+    attention_backend: AttentionBackend = "auto"
+    compilation_cache_dir: str | None = None
+    compile_ahead: bool = True
+    show_progress: bool = True
+    num_decode_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("model", "tokenizer", "revision", "compilation_cache_dir"):
+            _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
+        _check_choice("dtype", self.dtype, typing.get_args(DType))
+        _check_choice("preemption_mode", self.preemption_mode, typing.get_args(PreemptionMode))
+        _check_choice(
+            "attention_backend", self.attention_backend, typing.get_args(AttentionBackend)
+        )
+        _check_integer("seed", self.seed, 0, 2**63 - 1)
+        _check_integer("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQS)
+        _check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 4096)
+        _check_integer("num_decode_steps", self.num_decode_steps, 1, 1024)
+        _check_integer("block_size", self.block_size, 8, 256)
+        if self.block_size & (self.block_size - 1):
+            raise ValueError(f"block_size must be a power of two, got {self.block_size}")
+        if self.max_model_len is not None:
+            _check_integer("max_model_len", self.max_model_len, 1, _MAX_LENGTH)
+        if self.num_kv_blocks is not None:
+            _check_integer("num_kv_blocks", self.num_kv_blocks, 2, _MAX_BLOCKS)
+        if self.max_num_batched_tokens is not None:
+            _check_integer(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                self.max_num_seqs,
+                _MAX_LENGTH,
+            )
+        _check_real("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0)
+        if self.gpu_memory_utilization == 0:
+            raise ValueError("gpu_memory_utilization must be above 0, got 0")
+        _check_real("swap_space", self.swap_space, 0.0, 1 << 20)
+        if self.preemption_mode == "swap" and self.swap_space == 0:
+            raise ValueError(
+                "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
+            )
+        for name in ("enable_prefix_caching", "compile_ahead", "show_progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+
+    @classmethod
+    def from_keywords(
+        cls, keywords: Mapping[str, Any], *, owner: str = "EngineConfig", also: Iterable[str] = ()
+    ) -> "EngineConfig":
+        """Build a configuration from a user's keyword arguments.
+
+        Args:
+            keywords: the arguments, by field name.
+            owner: what the user called, for the error message.
+            also: names that `owner` takes besides; offered as a nearest match too.
+
+        Raises:
+            TypeError: a keyword is not known; names it and its nearest valid neighbour.
+            ValueError: as for the constructor.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in keywords:
+            if name not in known:
+                raise unknown_keyword(owner, name, known | set(also))
+        return cls(**keywords)
+
+    def token_budget(self, platform: str) -> int:
+        """Most tokens in one step on `platform` ("cpu", "gpu")."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(2048 if platform == "cpu" else 8192, self.max_num_seqs)
+
+    def resolve_dtype(self, checkpoint_dtype: str, platform: str) -> str:
+        """Name of the dtype to serve in, given the checkpoint's and the platform."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if platform == "cpu" else checkpoint_dtype
+
+
+def _check_text(name: str, value: object, *, may_be_empty: bool) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string or None, got {value!r}")
+    if not value and not may_be_empty:
+        raise ValueError(f"{name} must not be an empty string; leave it out or give None")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    # bool is an int to Python, but seed=True is a slip, not a seed.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, got {value}")
+
+
+def _check_real(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"{name} must be from {low:g} to {high:g}, got {value!r}")
