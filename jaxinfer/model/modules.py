@@ -1,0 +1,165 @@
+"""Flax modules that define Qwen3's parameters: shape, initial value and logical axes of each.
+
+They hold no forward: the pure functions of ``qwen3.py`` run on the plain tree taken from them.
+This is the only file that imports Flax.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import (
+    ShardingRules,
+    check_divisible,
+    param_spec,
+    tensor_parallel_size,
+)
+
+_INITIAL_STDDEV = 0.02  # Hugging Face's initializer_range of every published Qwen3
+
+
+class _Maker:
+    """Creates parameters of one dtype, each with its logical axes attached as metadata."""
+
+    def __init__(self, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        self.rngs, self.dtype = rngs, dtype
+
+    def matrix(self, shape: tuple[int, int], axes: tuple[str, str]) -> nnx.Param:
+        values = jax.random.normal(self.rngs.params(), shape, self.dtype)
+        return nnx.Param(values * _INITIAL_STDDEV, logical_axes=axes)
+
+    def ones(self, size: int, axis: str) -> nnx.Param:
+        return nnx.Param(jnp.ones((size,), self.dtype), logical_axes=(axis,))
+
+    def zeros(self, size: int, axis: str) -> nnx.Param:
+        return nnx.Param(jnp.zeros((size,), self.dtype), logical_axes=(axis,))
+
+
+class Attention(nnx.Module):
+    """Projections ``[out, in]`` and the norms of query and key heads."""
+
+    def __init__(self, config: ModelConfig, make: _Maker) -> None:
+        hidden, dim = config.hidden_size, config.head_dim
+        q_size, kv_size = config.num_attention_heads * dim, config.num_key_value_heads * dim
+        self.q_proj = make.matrix((q_size, hidden), ("heads", "embed"))
+        self.k_proj = make.matrix((kv_size, hidden), ("kv_heads", "embed"))
+        self.v_proj = make.matrix((kv_size, hidden), ("kv_heads", "embed"))
+        self.o_proj = make.matrix((hidden, q_size), ("embed", "heads"))
+        if config.attention_bias:
+            self.q_proj_bias = make.zeros(q_size, "heads")
+            self.k_proj_bias = make.zeros(kv_size, "kv_heads")
+            self.v_proj_bias = make.zeros(kv_size, "kv_heads")
+            self.o_proj_bias = make.zeros(hidden, "embed")
+        self.q_norm = make.ones(dim, "head_dim")
+        self.k_norm = make.ones(dim, "head_dim")
+
+
+class GatedMLP(nnx.Module):
+    """The three matrices of SwiGLU."""
+
+    def __init__(self, config: ModelConfig, make: _Maker) -> None:
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        self.gate_proj = make.matrix((intermediate, hidden), ("intermediate", "embed"))
+        self.up_proj = make.matrix((intermediate, hidden), ("intermediate", "embed"))
+        self.down_proj = make.matrix((hidden, intermediate), ("embed", "intermediate"))
+
+
+class DecoderLayer(nnx.Module):
+    """One block: attention and MLP with a norm before each."""
+
+    def __init__(self, config: ModelConfig, make: _Maker) -> None:
+        self.input_layernorm = make.ones(config.hidden_size, "embed")
+        self.self_attn = Attention(config, make)
+        self.post_attention_layernorm = make.ones(config.hidden_size, "embed")
+        self.mlp = GatedMLP(config, make)
+
+
+class Backbone(nnx.Module):
+    """Embedding, layers and final norm: Hugging Face's ``model.`` prefix."""
+
+    def __init__(self, config: ModelConfig, make: _Maker) -> None:
+        self.embed_tokens = make.matrix((config.vocab_size, config.hidden_size), ("vocab", "embed"))
+        self.layers = nnx.List(
+            [DecoderLayer(config, make) for _ in range(config.num_hidden_layers)]
+        )
+        self.norm = make.ones(config.hidden_size, "embed")
+
+
+class Qwen3(nnx.Module):
+    """The whole model; a tied one has no ``lm_head``."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+        make = _Maker(rngs, dtype)
+        self.model = Backbone(config, make)
+        if not config.tie_word_embeddings:
+            self.lm_head = make.matrix((config.vocab_size, config.hidden_size), ("vocab", "embed"))
+
+
+def init_params(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:
+    """Random parameters: matrices normal with deviation 0.02, norms one, biases zero.
+
+    Args:
+        config: the model's shape.
+        rng: a JAX PRNG key.
+        dtype: of every leaf.
+
+    Returns:
+        Nested dict with Hugging Face's names. Under ``jax.jit`` with the shardings of
+        ``abstract_params`` as ``out_shardings``, each device creates only its part.
+    """
+    return _plain(nnx.state(Qwen3(config, nnx.Rngs(params=rng), dtype)), lambda leaf: leaf[...])
+
+
+def logical_axes(config: ModelConfig) -> dict[str, Any]:
+    """Tree of the same structure as the parameters; each leaf a tuple of logical axis names."""
+    return _plain(_abstract_state(config, jnp.float32), lambda leaf: leaf.logical_axes)
+
+
+def abstract_params(
+    config: ModelConfig,
+    dtype: DTypeLike,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: ShardingRules | None = None,
+) -> dict[str, Any]:
+    """Shapes, dtypes and shardings of every parameter, without memory.
+
+    Args:
+        config: the model's shape.
+        dtype: of every leaf.
+        mesh: with a mesh each leaf carries a ``NamedSharding``; without, none.
+        rules: which logical axis goes on which mesh axis; the default rules if None.
+
+    Raises:
+        ValueError: the mesh's tensor axis doesn't divide the model.
+    """
+    rules = rules or ShardingRules()
+    num_devices = 1 if mesh is None else tensor_parallel_size(mesh, rules)
+    check_divisible(config, num_devices)
+
+    def describe(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = None
+        if mesh is not None:
+            spec = param_spec(leaf.logical_axes, config, rules, num_devices)
+            sharding = jax.sharding.NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return _plain(_abstract_state(config, dtype), describe)
+
+
+def _abstract_state(config: ModelConfig, dtype: DTypeLike) -> nnx.State:
+    return nnx.state(nnx.eval_shape(lambda: Qwen3(config, nnx.Rngs(params=0), dtype)))
+
+
+def _plain(state: nnx.State, convert: Any) -> dict[str, Any]:
+    """Turn Flax's state into nested dicts with string keys, each variable converted."""
+    tree: dict[str, Any] = {}
+    for path, leaf in nnx.to_flat_state(state):
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(str(part), {})
+        node[str(path[-1])] = convert(leaf)
+    return tree

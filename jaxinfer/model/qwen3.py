@@ -1,0 +1,265 @@
+"""Qwen3 as pure functions of a parameter tree: the one forward that serves, scores and trains.
+
+Letters: T tokens, H query heads, K key/value heads, D head dim, E hidden, F intermediate,
+V vocabulary. Under ``shard_map`` over a mesh axis, H, K, F and V are one device's share.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.rope import apply_rope, cos_sin
+from jaxinfer.model.rounding import narrow, rounded, rounded_add
+
+Params = Mapping[str, Any]
+Attend = Callable[[Params, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def rms_norm(
+    x: Float[Array, "*batch E"], weight: Float[Array, " E"], eps: float
+) -> Float[Array, "*batch E"]:
+    """Root-mean-square norm (https://arxiv.org/abs/1910.07467) with Hugging Face's rounding.
+
+    The mean square and its root are float32; the normalized value is rounded to ``x.dtype`` and
+    only then multiplied by ``weight``.
+    """
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return narrow(rounded(wide * scale, x.dtype) * weight.astype(jnp.float32), x.dtype)
+
+
+def linear(
+    x: Float[Array, "*batch I"], weight: Float[Array, "O I"], bias: jax.Array | None = None
+) -> Float[Array, "*batch O"]:
+    """``x @ weight.T + bias`` with float32 accumulation and the result in ``x.dtype``."""
+    product = _contract(x, weight, x.dtype)
+    return product if bias is None else rounded_add(product, bias)
+
+
+def embed(
+    params: Params, token_ids: Int[Array, "*batch"], axis: str | None = None
+) -> Float[Array, "*batch E"]:
+    """Look up token embeddings.
+
+    Args:
+        params: the whole tree.
+        token_ids: ids in [0, V); the caller has checked them, others are clamped silently.
+        axis: mesh axis over which the vocabulary is split, inside ``shard_map``.
+    """
+    table = params["model"]["embed_tokens"]
+    if axis is None:
+        return table.at[token_ids].get(mode="clip")
+    local = token_ids - jax.lax.axis_index(axis) * table.shape[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    found = table.at[jnp.where(mine, local, 0)].get(mode="clip")
+    # Exactly one device adds something other than zero, so the sum rounds nothing.
+    return jax.lax.psum(jnp.where(mine[..., None], found, 0), axis)
+
+
+def decoder_layer(
+    layer: Params,
+    x: Float[Array, "*batch E"],
+    config: ModelConfig,
+    attend: Attend,
+    axis: str | None = None,
+) -> Float[Array, "*batch E"]:
+    """One transformer block: attention and gated MLP, each on a norm of the residual stream.
+
+    Args:
+        layer: this layer's subtree; inside ``shard_map`` one device's shards of it.
+        x: the residual stream, the same on every device.
+        config: constants and the global number of key/value heads.
+        attend: ``attend(attn_params, q[..., H, D], k[..., K, D], v[..., K, D]) -> [..., H, D]``.
+            It receives the raw projections, because GPU kernels fuse the norm, the rotation and
+            the page write; ``qk_norm_rope`` does the first two.
+        axis: mesh axis of tensor parallelism, inside ``shard_map``.
+    """
+    attention, eps = layer["self_attn"], config.rms_norm_eps
+    q, k, v = project_qkv(attention, rms_norm(x, layer["input_layernorm"], eps), config, axis)
+    mixed = attend(attention, q, k, v)
+    mixed = mixed.reshape(*x.shape[:-1], -1)
+    output = _reduce(linear(mixed, attention["o_proj"]), axis)
+    if "o_proj_bias" in attention:
+        output = rounded_add(output, attention["o_proj_bias"])
+    x = rounded_add(x, output)
+    hidden = rms_norm(x, layer["post_attention_layernorm"], eps)
+    return rounded_add(x, _reduce(gated_mlp(layer["mlp"], hidden), axis))
+
+
+def project_qkv(
+    attention: Params, hidden: Float[Array, "*batch E"], config: ModelConfig, axis: str | None
+) -> tuple[Float[Array, "*batch H D"], Float[Array, "*batch K D"], Float[Array, "*batch K D"]]:
+    """Query, key and value heads of this device, before their norm and rotation."""
+    heads = (*hidden.shape[:-1], -1, config.head_dim)
+
+    def project(name: str, own: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        bias = attention.get(f"{name}_bias")
+        weight = own(attention[name])
+        return linear(hidden, weight, None if bias is None else own(bias)).reshape(heads)
+
+    own_kv = _own_kv_head(attention, config, axis)
+    return project("q_proj", lambda w: w), project("k_proj", own_kv), project("v_proj", own_kv)
+
+
+def qk_norm_rope(
+    attention: Params,
+    q: Float[Array, "*batch H D"],
+    k: Float[Array, "*batch K D"],
+    cos: Float[Array, "*batch D"],
+    sin: Float[Array, "*batch D"],
+    eps: float,
+) -> tuple[Float[Array, "*batch H D"], Float[Array, "*batch K D"]]:
+    """Normalize each query and key head, then rotate it by its position."""
+    q = apply_rope(rms_norm(q, attention["q_norm"], eps), cos, sin)
+    return q, apply_rope(rms_norm(k, attention["k_norm"], eps), cos, sin)
+
+
+def gated_mlp(mlp: Params, x: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
+    """SwiGLU (https://arxiv.org/abs/2002.05202); a partial sum where F is split over devices."""
+    gate = jax.nn.silu(linear(x, mlp["gate_proj"]).astype(jnp.float32))
+    up = linear(x, mlp["up_proj"]).astype(jnp.float32)
+    return linear(narrow(rounded(gate, x.dtype) * up, x.dtype), mlp["down_proj"])
+
+
+def final_hidden(
+    params: Params, x: Float[Array, "*batch E"], config: ModelConfig
+) -> Float[Array, "*batch E"]:
+    """Norm of the residual stream after the last layer."""
+    return rms_norm(x, params["model"]["norm"], config.rms_norm_eps)
+
+
+def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
+    """Float32 logits of this device's rows of the vocabulary, from operands in the model's dtype.
+
+    A tree without ``lm_head`` is tied: the embedding is the head.
+    """
+    head = params["lm_head"] if "lm_head" in params else params["model"]["embed_tokens"]
+    return _contract(hidden, head, jnp.dtype(jnp.float32))
+
+
+def forward(
+    params: Params,
+    config: ModelConfig,
+    token_ids: Int[Array, "*batch T"],
+    *,
+    positions: Int[Array, "*batch T"] | None = None,
+    attention_mask: jax.Array | None = None,
+    remat: bool = False,
+) -> Float[Array, "*batch T V"]:
+    """Logits of whole sequences, with dense causal attention.
+
+    Pure: works under ``jit`` (``config`` and ``remat`` static), ``vmap``, ``grad``, and on a mesh,
+    where the shardings of ``params`` and ``token_ids`` decide how the work is split.
+
+    Args:
+        params: tree of ``modules.abstract_params``; its dtype is the dtype computed in.
+        config: the model's shape.
+        token_ids: ids in [0, V), any leading dimensions; others are clamped silently.
+        positions: absolute positions; 0, 1, 2, ... by default. Causality goes by index.
+        attention_mask: nonzero where a key may be read: ``[..., T]`` for padding, as Hugging Face,
+            or ``[..., T, T]`` (query, key) for packed sequences. It is combined with the causal
+            mask; rows that see nothing give finite logits without meaning.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+
+    Returns:
+        float32 logits.
+
+    Raises:
+        ValueError: ``attention_mask`` has another shape.
+    """
+    length = token_ids.shape[-1]
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(length), token_ids.shape)
+    mask = _dense_mask(token_ids.shape, attention_mask)
+    x = embed(params, token_ids)
+    cos, sin = cos_sin(positions, config, x.dtype)
+
+    def attend(attention: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        q, k = qk_norm_rope(attention, q, k, cos, sin, config.rms_norm_eps)
+        return dense_attention(q, k, v, mask)
+
+    layer_step = functools.partial(decoder_layer, config=config, attend=attend)
+    if remat:
+        layer_step = jax.checkpoint(layer_step)
+    for index in range(config.num_hidden_layers):
+        x = layer_step(params["model"]["layers"][str(index)], x)
+    return lm_head(params, final_hidden(params, x, config))
+
+
+def dense_attention(
+    q: Float[Array, "*batch T H D"],
+    k: Float[Array, "*batch T K D"],
+    v: Float[Array, "*batch T K D"],
+    mask: Bool[Array, "*masked T T"],
+) -> Float[Array, "*batch T H D"]:
+    """Softmax attention over whole sequences; query head h reads key/value head ``h // (H/K)``.
+
+    Scores and softmax are float32; probabilities are rounded to ``q.dtype`` before they weigh v.
+    """
+    *leading, heads, head_dim = q.shape
+    grouped = q.reshape(*leading, k.shape[-2], -1, head_dim)
+    product = functools.partial(jnp.einsum, precision=_precision(q.dtype))
+    scores = product("...tkgd,...skd->...kgts", grouped, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(
+        mask[..., None, None, :, :], scores * head_dim**-0.5, jnp.finfo(jnp.float32).min
+    )
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    mixed = product("...kgts,...skd->...tkgd", weights, v, preferred_element_type=q.dtype)
+    return mixed.reshape(*leading, heads, head_dim)
+
+
+def _dense_mask(shape: tuple[int, ...], attention_mask: jax.Array | None) -> jax.Array:
+    """Which keys each query may read: ``[T, T]``, or with leading dimensions if a mask is given."""
+    length = shape[-1]
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    if attention_mask is None:
+        return causal
+    if attention_mask.shape == shape:
+        return causal & (attention_mask != 0)[..., None, :]
+    if attention_mask.shape == (*shape, length):
+        return causal & (attention_mask != 0)
+    raise ValueError(
+        f"attention_mask must have shape {shape} or {(*shape, length)}, got {attention_mask.shape}"
+    )
+
+
+def _contract(x: jax.Array, weight: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Contract the last dimension of ``x`` with dimension 1 of ``weight [out, in]``."""
+    return jax.lax.dot_general(
+        x,
+        weight,
+        (((x.ndim - 1,), (1,)), ((), ())),
+        precision=_precision(x.dtype),
+        preferred_element_type=dtype,
+    )
+
+
+def _precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
+    """Float32 means float32: GPUs would otherwise use TF32. A precision the caller set wins."""
+    exact = dtype == jnp.float32 and jax.config.jax_default_matmul_precision is None
+    return jax.lax.Precision.HIGHEST if exact else None
+
+
+def _reduce(partial: jax.Array, axis: str | None) -> jax.Array:
+    return partial if axis is None else jax.lax.psum(partial, axis)
+
+
+def _own_kv_head(
+    attention: Params, config: ModelConfig, axis: str | None
+) -> Callable[[jax.Array], jax.Array]:
+    """What selects this device's rows of k_proj and v_proj.
+
+    With fewer key/value heads than devices both are replicated, and a device needs only the head
+    that its query heads belong to.
+    """
+    if axis is None or config.num_key_value_heads >= jax.lax.axis_size(axis):
+        return lambda weight: weight
+    local_heads = attention["q_proj"].shape[0] // config.head_dim
+    group = config.num_attention_heads // config.num_key_value_heads
+    start = jax.lax.axis_index(axis) * local_heads // group * config.head_dim
+    return lambda weight: jax.lax.dynamic_slice_in_dim(weight, start, config.head_dim)

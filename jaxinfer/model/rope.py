@@ -1,0 +1,45 @@
+"""Rotary position embedding on device, rounded where Hugging Face rounds it."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.rope_scaling import rope_frequencies
+from jaxinfer.model.rounding import narrow, rounded
+
+
+def cos_sin(
+    positions: Int[Array, "*batch"], config: ModelConfig, dtype: DTypeLike
+) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]:
+    """Cosine and sine of every position's rotation angles (https://arxiv.org/abs/2104.09864).
+
+    Args:
+        positions: absolute positions in tokens.
+        config: gives D, theta and YaRN's parameters.
+        dtype: the model's dtype.
+
+    Returns:
+        Two arrays, computed in float32 (YaRN's attention factor included) and rounded to ``dtype``
+        as Hugging Face does. Dimension ``i`` and ``i + D / 2`` form a pair and share an angle.
+    """
+    frequencies, scale = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    angles = positions.astype(jnp.float32)[..., None] * jnp.asarray(frequencies)
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return narrow(jnp.cos(angles) * scale, dtype), narrow(jnp.sin(angles) * scale, dtype)
+
+
+def apply_rope(
+    x: Float[Array, "*batch heads D"], cos: Float[Array, "*batch D"], sin: Float[Array, "*batch D"]
+) -> Float[Array, "*batch heads D"]:
+    """Rotate each head of ``x``; both products and their sum are rounded to ``x.dtype``."""
+    first, second = jnp.split(x, 2, axis=-1)
+    turned = jnp.concatenate([-second, first], axis=-1)
+    direct = rounded(_widen(x) * _widen(cos)[..., None, :], x.dtype)
+    crossed = rounded(_widen(turned) * _widen(sin)[..., None, :], x.dtype)
+    return narrow(direct + crossed, x.dtype)
+
+
+def _widen(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32)

@@ -1,0 +1,173 @@
+"""Rotary position settings of a model: YaRN's parameters and the frequencies they give (host)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SUPPORTED_ROPE_TYPES = ("default", "yarn")
+_YARN_KEYS = {
+    "type",
+    "rope_type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """YaRN (https://arxiv.org/abs/2309.00071): stretch the context by ``factor``.
+
+    Attributes:
+        factor: context length after divided by context length before; at least 1.
+        original_max_position_embeddings: context length in tokens that the weights were trained at.
+        attention_factor: multiplies cos and sin; None computes the paper's ``0.1 ln(factor) + 1``.
+        beta_fast: rotations over the original context above which a dimension is left alone.
+        beta_slow: rotations below which a dimension is fully interpolated.
+        mscale: numerator's weight in the computed attention factor (with ``mscale_all_dim``).
+        mscale_all_dim: denominator's weight in the computed attention factor.
+        truncate: round the boundaries between the two regimes to whole dimensions.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "beta_fast", "beta_slow"):
+            _check_number(name, getattr(self, name), minimum=0)
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), minimum=0)
+        if self.factor < 1:
+            raise ValueError(f"rope_scaling factor must be at least 1, got {self.factor}")
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(
+                f"rope_scaling beta_fast ({self.beta_fast}) must exceed beta_slow "
+                f"({self.beta_slow})"
+            )
+        length = self.original_max_position_embeddings
+        if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < 2**31:
+            raise ValueError(
+                "rope_scaling original_max_position_embeddings must be a whole number from 1 to "
+                f"2147483647, got {length!r}"
+            )
+        if not isinstance(self.truncate, bool):
+            raise ValueError(f"rope_scaling truncate must be true or false, got {self.truncate!r}")
+
+    @classmethod
+    def from_hf(cls, mapping: Mapping[str, Any], max_position_embeddings: int) -> "RopeScaling":
+        """Read Hugging Face's ``rope_scaling`` / ``rope_parameters`` of type ``yarn``.
+
+        Args:
+            mapping: the JSON object.
+            max_position_embeddings: the model's, used where the object names no original length.
+
+        Raises:
+            ValueError: a key is unknown or a value impossible.
+        """
+        unknown = sorted(set(mapping) - _YARN_KEYS)
+        if unknown:
+            raise ValueError(f"rope_scaling has unknown keys for yarn: {', '.join(unknown)}")
+        if "factor" not in mapping:
+            raise ValueError("rope_scaling of type yarn needs a factor")
+        original = mapping.get("original_max_position_embeddings")
+        truncate = mapping.get("truncate")
+        return cls(
+            factor=mapping["factor"],
+            original_max_position_embeddings=(
+                max_position_embeddings if original is None else original
+            ),
+            attention_factor=mapping.get("attention_factor"),
+            beta_fast=mapping.get("beta_fast") or 32.0,
+            beta_slow=mapping.get("beta_slow") or 1.0,
+            mscale=mapping.get("mscale"),
+            mscale_all_dim=mapping.get("mscale_all_dim"),
+            truncate=True if truncate is None else truncate,
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The JSON object that ``from_hf`` reads back."""
+        fields = {
+            "rope_type": "yarn",
+            "factor": self.factor,
+            "original_max_position_embeddings": self.original_max_position_embeddings,
+            "attention_factor": self.attention_factor,
+            "beta_fast": self.beta_fast,
+            "beta_slow": self.beta_slow,
+            "mscale": self.mscale,
+            "mscale_all_dim": self.mscale_all_dim,
+            "truncate": self.truncate,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def cos_sin_scale(self) -> float:
+        """What cos and sin are multiplied by (YaRN section 3.4, with DeepSeek's mscale pair)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._mscale(self.mscale) / self._mscale(self.mscale_all_dim)
+        return self._mscale(1.0)
+
+    def _mscale(self, weight: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
+
+
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None
+) -> tuple[np.ndarray, float]:
+    """Radians a position for each pair of dimensions, and the factor on cos and sin.
+
+    Args:
+        head_dim: D, even.
+        theta: base of the geometric series of wavelengths.
+        scaling: YaRN's parameters, or None for the plain series.
+
+    Returns:
+        float32 ``[D / 2]`` and a number (1 without scaling). The series is rounded where Hugging
+        Face rounds it: exponent, power and reciprocal are each float32.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    wavelengths = np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
+    extrapolated = np.float32(1) / wavelengths
+    if scaling is None:
+        return extrapolated, 1.0
+    interpolated = np.float32(1) / (np.float32(scaling.factor) * wavelengths)
+    low, high = _correction_range(head_dim, theta, scaling)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    keep = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
+    return interpolated * (np.float32(1) - keep) + extrapolated * keep, scaling.cos_sin_scale()
+
+
+def _correction_range(head_dim: int, theta: float, scaling: RopeScaling) -> tuple[float, float]:
+    """First and last dimension of the ramp between kept and interpolated frequencies."""
+
+    def dimension_of(rotations: float) -> float:
+        turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(theta))
+
+    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return low, high if high != low else high + 0.001  # an empty ramp would divide by zero
+
+
+def _check_number(name: str, value: object, minimum: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= minimum:
+        raise ValueError(f"rope_scaling {name} must be a number above {minimum}, got {value!r}")

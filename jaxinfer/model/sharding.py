@@ -1,0 +1,163 @@
+"""What is split over which mesh axis: parameters, KV pages and logits, in one place.
+
+| array                                   | split dimension                    |
+|-----------------------------------------|------------------------------------|
+| embed_tokens, lm_head                   | vocabulary                         |
+| q_proj (rows), o_proj (columns)         | query heads                        |
+| k_proj, v_proj (rows)                   | key/value heads, or whole (below)  |
+| gate_proj, up_proj (rows), down_proj (columns) | intermediate                |
+| norms, o_proj_bias                      | whole on every device              |
+| KV pages [P, S, K, D]                   | key/value heads                    |
+| logits [..., V]                         | vocabulary                         |
+
+With fewer key/value heads than devices, k_proj and v_proj are whole on every device, each device
+computes the one head its query heads read, and the pages hold that head once per device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from jaxinfer.model.config import ModelConfig
+
+TENSOR_AXIS = "tensor"
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """Mesh axis for each logical axis of the parameters; None keeps that axis whole.
+
+    Attributes:
+        vocab: rows of the embedding and the head.
+        heads: query heads.
+        kv_heads: key/value heads.
+        intermediate: width of the MLP.
+        embed: the hidden dimension; split only by trainers (fully sharded parameters).
+    """
+
+    vocab: str | None = TENSOR_AXIS
+    heads: str | None = TENSOR_AXIS
+    kv_heads: str | None = TENSOR_AXIS
+    intermediate: str | None = TENSOR_AXIS
+    embed: str | None = None
+
+
+def make_mesh(num_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """One-dimensional mesh over the axis ``tensor``.
+
+    Args:
+        num_devices: N, tensor-parallel degree.
+        devices: to take the first N of; all that JAX sees if None.
+
+    Raises:
+        ValueError: there are fewer devices than asked for.
+    """
+    available = jax.devices() if devices is None else list(devices)
+    if not 1 <= num_devices <= len(available):
+        raise ValueError(
+            f"tensor_parallel_size must be from 1 to the {len(available)} available "
+            f"{available[0].platform} devices, got {num_devices}"
+        )
+    chosen = np.asarray(available[:num_devices], dtype=object)
+    # Auto, not Explicit: shardings of intermediate values are the compiler's and shard_map's.
+    return Mesh(chosen, (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def check_divisible(config: ModelConfig, num_devices: int) -> None:
+    """Raise unless the model splits evenly over ``num_devices``.
+
+    Raises:
+        ValueError: names what doesn't divide and lists the degrees up to 64 that work.
+    """
+    problems = _indivisible(config, num_devices)
+    if problems:
+        works = [str(n) for n in range(1, 65) if not _indivisible(config, n)]
+        raise ValueError(
+            f"tensor_parallel_size {num_devices} does not divide {', '.join(problems)}; "
+            f"sizes that work: {', '.join(works)}"
+        )
+
+
+def param_spec(
+    axes: Sequence[str], config: ModelConfig, rules: ShardingRules, num_devices: int
+) -> PartitionSpec:
+    """Partition of one parameter from its logical axes.
+
+    Args:
+        axes: logical axis of each dimension.
+        config: decides whether key/value heads can be split.
+        rules: logical to mesh axes.
+        num_devices: N, size of the mesh axis that key/value heads go on.
+    """
+    whole = (
+        {"head_dim"} if config.num_key_value_heads % num_devices == 0 else {"head_dim", "kv_heads"}
+    )
+    names = [None if axis in whole else getattr(rules, axis) for axis in axes]
+    while names and names[-1] is None:
+        names.pop()
+    return PartitionSpec(*names)
+
+
+def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> dict[str, Any]:
+    """Tree of ``PartitionSpec`` with the structure of the parameters, for ``shard_map``.
+
+    Raises:
+        ValueError: ``num_devices`` doesn't divide the model.
+    """
+    from jaxinfer.model.modules import logical_axes  # Flax is slow to import; only this needs it
+
+    check_divisible(config, num_devices)
+    return jax.tree.map(
+        lambda axes: param_spec(axes, config, rules, num_devices),
+        logical_axes(config),
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+def tensor_parallel_size(mesh: Mesh, rules: ShardingRules) -> int:
+    """N: devices that key/value heads are split over; 1 where the rules keep them whole.
+
+    Raises:
+        ValueError: the rules name an axis that the mesh doesn't have.
+    """
+    for logical in ("vocab", "heads", "kv_heads", "intermediate", "embed"):
+        axis = getattr(rules, logical)
+        if axis is not None and axis not in mesh.shape:
+            raise ValueError(
+                f"sharding rules put {logical} on mesh axis {axis!r}, but the mesh has "
+                f"{', '.join(map(repr, mesh.axis_names))}"
+            )
+    return 1 if rules.kv_heads is None else mesh.shape[rules.kv_heads]
+
+
+def num_page_heads(config: ModelConfig, num_devices: int) -> int:
+    """Key/value heads that the pages hold over all devices: max(K, N)."""
+    return max(config.num_key_value_heads, num_devices)
+
+
+def kv_pages_spec(rules: ShardingRules) -> PartitionSpec:
+    """Partition of key or value pages ``[P, S, max(K, N), D]``."""
+    return PartitionSpec(None, None, rules.kv_heads)
+
+
+def logits_spec(rules: ShardingRules) -> PartitionSpec:
+    """Partition of logits ``[B, V]``."""
+    return PartitionSpec(None, rules.vocab)
+
+
+def _indivisible(config: ModelConfig, num_devices: int) -> list[str]:
+    sizes = {
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+    }
+    problems = [f"{name} ({size})" for name, size in sizes.items() if size % num_devices]
+    heads = config.num_key_value_heads
+    # Either each device owns whole heads, or each head belongs to a whole number of devices.
+    if heads % num_devices and num_devices % heads:
+        problems.append(f"num_key_value_heads ({heads})")
+    return problems
