@@ -1,0 +1,310 @@
+"""How one request wants its tokens chosen: the fields of vLLM's SamplingParams, checked at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, Self
+
+SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this are greedy decoding, as in vLLM."""
+
+MAX_N = 1024
+MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 100.0
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 256
+MAX_LOGIT_BIAS = 300
+MAX_BIAS = 100.0
+MAX_LOGPROBS = 20
+MAX_INT32 = 2**31 - 1
+
+_GENERATION_CONFIG_FIELDS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What to sample, when to stop, and what to report, for one request.
+
+    Every field is checked at construction; the error names the field. Sequences are stored as
+    tuples. Booleans are not numbers here, and strings are never converted.
+
+    Attributes:
+        n: Number of completions of each prompt, 1 to 1024. With greedy decoding all are the same.
+        temperature: Divides the logits; 0 (or anything below 1e-5) is greedy decoding, and then
+            `top_k`, `top_p` and `min_p` have no effect. At most 100.
+        top_k: Keep the k most likely tokens; 0 or -1 keeps all. Of tokens that tie at the
+            boundary the lowest ids are kept, so that exactly k remain.
+        top_p: Keep the smallest set of tokens whose probability (after temperature, `min_p` and
+            `top_k`) is at least this, 0 < top_p <= 1; 1 keeps all.
+        min_p: Keep tokens at least this fraction as likely as the likeliest one, 0 to 1.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in the
+            prompt or the output, 0.01 to 100; 1 is off.
+        presence_penalty: Subtracted from the logits of tokens in the output, -2 to 2; 0 is off.
+        frequency_penalty: Subtracted once for each time a token is in the output, -2 to 2.
+        seed: Makes the request's tokens repeatable whatever its batch mates; any signed 64-bit
+            integer; None or -1 leaves the choice to the engine.
+        stop: A string or strings that end the output, at most 64.
+        stop_token_ids: Token ids that end the output, at most 64.
+        include_stop_str_in_output: Keep the stop string in the text.
+        ignore_eos: Go on after the end-of-sequence token.
+        min_tokens: Ban end-of-sequence and `stop_token_ids` until so many tokens are out.
+        max_tokens: At most so many output tokens; None is as many as the model's length allows.
+        logprobs: Report the chosen token's log-probability and those of so many likeliest tokens,
+            0 to 20, from the distribution that was sampled.
+        prompt_logprobs: The same for the prompt's tokens (temperature 1, nothing truncated).
+        logit_bias: Token id to a value, -100 to 100, added to its logit; at most 300 entries.
+            Keys may be decimal strings, as JSON has no others.
+        allowed_token_ids: When given, no other token is ever chosen.
+        bad_words: Strings whose last token is banned when the tokens before it are already out;
+            at most 128.
+        skip_special_tokens: Leave special tokens out of the text.
+        detokenize: Make text at all; stop strings need it.
+
+    Raises:
+        TypeError: A field has the wrong type.
+        ValueError: A field is outside its range or two fields contradict each other.
+    """
+
+    n: int = 1
+    _: KW_ONLY
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = ()
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every field and store it in its plain Python type."""
+        self._check_numbers()
+        self._check_collections()
+        for name in (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "skip_special_tokens",
+            "detokenize",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {_show(getattr(self, name))}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            )
+        if self.stop and not self.detokenize:
+            raise ValueError("stop strings need detokenize=True; use stop_token_ids instead")
+
+    def _check_numbers(self) -> None:
+        put = self._put
+        put("n", _integer("n", self.n, 1, MAX_N))
+        put("temperature", _real("temperature", self.temperature, 0.0, MAX_TEMPERATURE))
+        put("top_k", _integer("top_k", self.top_k, -1, MAX_INT32))
+        put("top_p", _real("top_p", self.top_p, 0.0, 1.0))
+        if self.top_p == 0.0:
+            raise ValueError("top_p must be above 0 and at most 1, got 0")
+        put("min_p", _real("min_p", self.min_p, 0.0, 1.0))
+        put(
+            "repetition_penalty",
+            _real("repetition_penalty", self.repetition_penalty, 0.01, MAX_REPETITION_PENALTY),
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            put(name, _real(name, getattr(self, name), -2.0, 2.0))
+        put("min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_INT32))
+        for name, low, high in (
+            ("seed", -(2**63), 2**63 - 1),
+            ("max_tokens", 1, MAX_INT32),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            put(name, None if value is None else _integer(name, value, low, high))
+        if self.seed == -1:
+            put("seed", None)
+
+    def _check_collections(self) -> None:
+        put = self._put
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        put("stop", _strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH))
+        put("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH))
+        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
+        if len(self.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
+            raise ValueError(f"stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} entries")
+        if self.allowed_token_ids is not None:
+            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not allowed:
+                raise ValueError("allowed_token_ids must not be empty; use None to allow all")
+            put("allowed_token_ids", allowed)
+        if self.logit_bias is not None:
+            put("logit_bias", _bias(self.logit_bias))
+
+    def _put(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def sampling_mode(self) -> SamplingMode:
+        """The least of the sampler's four modes that can serve this request.
+
+        "greedy" takes the largest logit; "temperature" adds temperature and `min_p` and gives the
+        chosen token's log-probability; "truncate" adds `top_k` and `top_p`; "full" adds
+        everything that edits logits or reports more than the chosen token's log-probability.
+        """
+        if self._edits_logits or self._reports_more_than_chosen:
+            return "full"
+        if self.is_greedy:
+            return "greedy"
+        if self.top_k > 0 or self.top_p < 1.0:
+            return "truncate"
+        return "temperature"
+
+    @property
+    def _edits_logits(self) -> bool:
+        return self.has_penalties or bool(
+            self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.bad_words
+            or self.min_tokens > 0
+        )
+
+    @property
+    def _reports_more_than_chosen(self) -> bool:
+        return self.logprobs is not None and (self.logprobs > 0 or self.is_greedy)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether any penalty needs the tokens seen so far."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    def validate_for_vocab(self, vocab_size: int) -> None:
+        """Check the token ids against the width of the logits.
+
+        Raises:
+            ValueError: A token id is not below `vocab_size`; the message names the field.
+        """
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            largest = max(getattr(self, name) or (), default=0)
+            if largest >= vocab_size:
+                raise ValueError(
+                    f"{name} has token id {largest}, but the model's vocabulary ends at "
+                    f"{vocab_size - 1}"
+                )
+
+    def clone(self, **changes: Any) -> Self:
+        """Return a copy with some fields replaced, checked like a new one."""
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any], **given: Any) -> Self:
+        """Make parameters from a model's `generation_config.json`; `given` fields win.
+
+        `do_sample: false` means greedy decoding, whatever temperature stands beside it.
+
+        Raises:
+            TypeError, ValueError: A value is not a legal field; named as the field it becomes.
+        """
+        values = {
+            ours: config[theirs]
+            for theirs, ours in _GENERATION_CONFIG_FIELDS.items()
+            if config.get(theirs) is not None
+        }
+        if config.get("do_sample") is False:
+            values["temperature"] = 0.0
+        return cls(**(values | given))
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be an integer, got {_show(value)}")
+    if not low <= int(value) <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, got {_show(value)}")
+    return int(value)
+
+
+def _real(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {_show(value)}")
+    # Compared before conversion: a huge integer does not fit a float.
+    if math.isnan(value) or not low <= value <= high:
+        raise ValueError(f"{name} must be from {low:g} to {high:g}, got {_show(value)}")
+    return float(value)
+
+
+def _strings(name: str, values: object, most: int, longest: int) -> tuple[str, ...]:
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of strings, got {_show(values)}")
+    strings = tuple(values)
+    for value in strings:
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must hold strings, got {_show(value)}")
+        if not 1 <= len(value) <= longest:
+            raise ValueError(
+                f"{name} strings must have 1 to {longest} characters, got {_show(value)}"
+            )
+    if len(strings) > most:
+        raise ValueError(f"{name} must have at most {most} entries, got {len(strings)}")
+    return strings
+
+
+def _token_ids(name: str, values: object) -> tuple[int, ...]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of token ids, got {_show(values)}")
+    return tuple(_integer(f"{name} entry", value, 0, MAX_INT32) for value in values)
+
+
+def _bias(values: object) -> dict[int, float]:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"logit_bias must map token ids to numbers, got {_show(values)}")
+    if len(values) > MAX_LOGIT_BIAS:
+        raise ValueError(f"logit_bias must have at most {MAX_LOGIT_BIAS} entries")
+    bias: dict[int, float] = {}
+    for key, value in values.items():
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
+            key = int(key)
+        token = _integer("logit_bias key", key, 0, MAX_INT32)
+        bias[token] = _real(f"logit_bias[{token}]", value, -MAX_BIAS, MAX_BIAS)
+    return bias
