@@ -1,0 +1,267 @@
+"""Paged attention in plain XLA: the oracle for the kernels, and the path of CPUs.
+
+Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over key chunks of
+a fixed size at fixed absolute positions, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135).
+Loops have dynamic trip counts and work on small tiles, so time and memory follow the tokens that
+are present, not batch x longest. Because chunk boundaries are absolute, a query is summed in the
+same order whether it arrives by decoding, by a chunk of prefill or after a prefix hit.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32
+
+_CHUNK = 128  # keys in one step of the online softmax
+_QUERY_BLOCK = 64  # queries of one sequence that a prefill tile row holds
+# Starting value of the running maximum: finite, so that (-inf) - m is -inf and never NaN.
+_LOWEST = -1e30
+
+
+class _Rows(NamedTuple):
+    """Blocks of queries, each of one sequence: the unit that attention is computed in."""
+
+    q: Array  # [R, Q, H, D]
+    positions: Array  # [R, Q] int32, absolute
+    context_lens: Array  # [R] int32, 0 for a row that does not count
+    block_tables: Array  # [R, W] int32, W a multiple of the pages of a chunk
+
+
+class _Pages(NamedTuple):
+    """Page pools viewed so that one (sub-)page never spans two chunks."""
+
+    k: Array  # [P', S', K, D]
+    v: Array
+    per_page: int  # P' / P
+
+
+def paged_decode_attention(
+    q: Float[Array, "B H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Float[Array, "B H D"]:
+    """One query per sequence, at position ``context_lens - 1``; rows of context 0 give zeros.
+
+    Arguments and guarantees as in `jaxinfer.kernels.attention.paged_attention`.
+    """
+    B = q.shape[0]
+    pages = _view_pages(k_pages, v_pages)
+    tables = _pad_tables(block_tables, k_pages.shape[1])
+    rows = _Rows(q[:, None], (context_lens - 1)[:, None], context_lens, tables)
+    tile = min(B, _rows_per_tile(decode=True))
+    pad = -B % tile
+    tiles = jax.tree.map(
+        lambda x: jnp.pad(x, [(0, pad)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, tile, *x.shape[1:]),
+        rows,
+    )
+    out = lax.map(lambda t: _attend(t, pages, scale=scale, causal=True, window=window), tiles)
+    return out.reshape(-1, *q.shape[1:])[:B]
+
+
+def paged_prefill_attention(
+    q: Float[Array, "T H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    cu_seqlens_q: Int32[Array, " B1"],
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+) -> Float[Array, "T H D"]:
+    """Packed queries of ragged sequences; arguments as in `paged_attention` of `attention.py`.
+
+    Rows of one query (decoding rows in a mixed step) take the decode path, where a row costs one
+    query and not a block of them; longer rows are cut into blocks of queries.
+    """
+    T = q.shape[0]
+    starts, lens = cu_seqlens_q[:-1], jnp.diff(cu_seqlens_q)
+    lens = jnp.where(context_lens > 0, lens, 0)
+    single = lens == 1
+    decoded = paged_decode_attention(
+        jnp.take(q, starts, axis=0, mode="clip"),
+        k_pages,
+        v_pages,
+        jnp.where(single, context_lens, 0),
+        block_tables,
+        scale=scale,
+        window=window,
+    )
+    # Index T is out of range on purpose: mode="drop" discards those rows.
+    out = jnp.zeros_like(q).at[jnp.where(single, starts, T)].set(decoded, mode="drop")
+    pages = _view_pages(k_pages, v_pages)
+    tables = _pad_tables(block_tables, k_pages.shape[1])
+    block_ends = jnp.cumsum(jnp.where(single, 0, -(-lens // _QUERY_BLOCK)))
+    tile = _rows_per_tile(decode=False)
+
+    def attend_tile(i: Array, out: Array) -> Array:
+        block = i * tile + jnp.arange(tile)
+        row = jnp.searchsorted(block_ends, block, side="right", method="compare_all")
+        exists = row < lens.shape[0]
+        row = jnp.minimum(row, lens.shape[0] - 1)
+        first_block = block_ends[row] - -(-lens[row] // _QUERY_BLOCK)
+        offset = (block - first_block)[:, None] * _QUERY_BLOCK + jnp.arange(_QUERY_BLOCK)
+        valid = exists[:, None] & (offset < lens[row][:, None])
+        token = jnp.where(valid, starts[row][:, None] + offset, T)
+        rows = _Rows(
+            jnp.take(q, token, axis=0, mode="clip"),
+            (context_lens - lens)[row][:, None] + offset,
+            jnp.where(exists, context_lens[row], 0),
+            tables[row],
+        )
+        attended = _attend(rows, pages, scale=scale, causal=causal, window=window)
+        return out.at[token].set(attended, mode="drop")
+
+    return lax.fori_loop(0, -(-block_ends[-1] // tile), attend_tile, out)
+
+
+def norm_rope_write(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"],
+    v: Float[Array, "T K D"],
+    q_norm: Float[Array, " D"],
+    k_norm: Float[Array, " D"],
+    cos: Float[Array, "T D"],
+    sin: Float[Array, "T D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    slot_mapping: Int32[Array, " T"],
+    *,
+    eps: float,
+) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
+    """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention.py`."""
+    q = _rotate(_rms_norm(q, q_norm, eps), cos, sin)
+    k = _rotate(_rms_norm(k, k_norm, eps), cos, sin)
+    return q, _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
+
+
+def _rows_per_tile(*, decode: bool) -> int:
+    """Rows attended together: few on a CPU (a tile stays in its cache), many on a GPU."""
+    if jax.default_backend() == "cpu":
+        return 8 if decode else 1
+    return 256 if decode else 16
+
+
+def _view_pages(k_pages: Array, v_pages: Array) -> _Pages:
+    P, S, K, D = k_pages.shape
+    size = math.gcd(S, _CHUNK)
+    shape = (P * (S // size), size, K, D)
+    return _Pages(k_pages.reshape(shape), v_pages.reshape(shape), S // size)
+
+
+def _pad_tables(block_tables: Array, S: int) -> Array:
+    """Widen the tables to whole chunks; page 0 stands in, and is masked like any unused page."""
+    width = max(_CHUNK // S, 1)
+    return jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % width)))
+
+
+def _attend(
+    rows: _Rows, pages: _Pages, *, scale: float, causal: bool, window: int | None
+) -> Float[Array, "R Q H D"]:
+    """Online softmax over the chunks that any of the rows can see."""
+    R, Q, H, D = rows.q.shape
+    K = pages.k.shape[2]
+    # [R, K, Q * G, D]: the queries that share a KV head form one matrix.
+    q = rows.q.reshape(R, Q, K, H // K, D).swapaxes(1, 2).reshape(R, K, -1, D)
+    present = rows.context_lens > 0
+    last = rows.context_lens - 1
+    if causal:
+        last = jnp.minimum(last, rows.positions[:, -1])
+    end = jnp.max(jnp.where(present, last, -1)) // _CHUNK + 1
+    start = jnp.zeros_like(end)
+    if window is not None:
+        first = jnp.maximum(rows.positions[:, 0] - window + 1, 0)
+        start = jnp.min(jnp.where(present, first, _CHUNK * end)) // _CHUNK
+
+    def step(chunk: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        highest, total, acc = state
+        k, v = _gather_chunk(pages, rows.block_tables, chunk)
+        key = chunk * _CHUNK + jnp.arange(_CHUNK)
+        visible = _visible(rows, key, causal=causal, window=window)
+        # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
+        seen = (key < rows.context_lens[:, None])[:, :, None, None]
+        v = jnp.where(seen, v, jnp.zeros_like(v))
+        scores = jnp.einsum("rkqd,rckd->rkqc", q, k, preferred_element_type=jnp.float32)
+        visible = jnp.repeat(visible, H // K, axis=1)[:, None]
+        scores = jnp.where(visible, scores * scale, -jnp.inf)
+        new_highest = jnp.maximum(highest, scores.max(-1))
+        weights = jnp.exp(scores - new_highest[..., None])
+        shrink = jnp.exp(highest - new_highest)
+        values = jnp.einsum(
+            "rkqc,rckd->rkqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
+        return (
+            new_highest,
+            total * shrink + weights.sum(-1),
+            acc * shrink[..., None] + values,
+        )
+
+    shape = q.shape[:3]
+    empty = (
+        jnp.full(shape, _LOWEST, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros(q.shape, jnp.float32),
+    )
+    _, total, acc = lax.fori_loop(start, end, step, empty)
+    # A query that sees nothing (padding) has total 0 and gives zeros.
+    out = jnp.where(total[..., None] == 0, 0.0, acc / jnp.where(total == 0, 1.0, total)[..., None])
+    out = out.reshape(R, K, Q, H // K, D).swapaxes(1, 2)
+    return out.reshape(R, Q, H, D).astype(rows.q.dtype)
+
+
+def _gather_chunk(pages: _Pages, block_tables: Array, chunk: Array) -> tuple[Array, Array]:
+    """Keys and values of one chunk, ``[R, _CHUNK, K, D]`` each."""
+    size, K, D = pages.k.shape[1:]
+    R = block_tables.shape[0]
+    count = _CHUNK // size
+    index = chunk * count + jnp.arange(count)
+    pages_of_chunk = jnp.take(block_tables, index // pages.per_page, axis=1, mode="clip")
+    ids = (pages_of_chunk * pages.per_page + index % pages.per_page).reshape(-1)
+
+    # Whole pages are gathered as rows of a matrix: XLA's CPU backend copies those in one piece.
+    def gather(pool: Array) -> Array:
+        rows = jnp.take(pool.reshape(pool.shape[0], -1), ids, axis=0, mode="clip")
+        return rows.reshape(R, _CHUNK, K, D)
+
+    return gather(pages.k), gather(pages.v)
+
+
+def _visible(rows: _Rows, key: Array, *, causal: bool, window: int | None) -> Bool[Array, "R Q C"]:
+    position = rows.positions[:, :, None]
+    visible = key < rows.context_lens[:, None, None]
+    visible = jnp.broadcast_to(visible, (*rows.positions.shape, key.shape[0]))
+    if causal:
+        visible &= key <= position
+    if window is not None:
+        visible &= key > position - window
+    return visible
+
+
+def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """RMSNorm over the last axis, rounded where Hugging Face rounds: before the weight."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return weight * normed.astype(x.dtype)
+
+
+def _rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary embedding in x's dtype; the halves of a head form the pairs."""
+    first, second = jnp.split(x, 2, axis=-1)
+    turned = jnp.concatenate((-second, first), axis=-1)
+    return x * cos[:, None] + turned * sin[:, None]
+
+
+def _write(pages: Array, rows: Array, slot_mapping: Array) -> Array:
+    """Store one row per token; slots come from the host's block tables and lie in the pool."""
+    P, S, K, D = pages.shape
+    flat = pages.reshape(P * S, K, D)
+    return flat.at[slot_mapping].set(rows, mode="drop").reshape(P, S, K, D)

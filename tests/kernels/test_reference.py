@@ -1,0 +1,138 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.kernels import reference
+from jaxinfer.kernels.attention import norm_rope_write, paged_attention
+from tests.kernels import attention_cases as cases
+
+
+@functools.cache
+def _op(window, max_query_len, scale):
+    return jax.jit(
+        functools.partial(
+            paged_attention, scale=scale, window=window, max_query_len=max_query_len, backend="xla"
+        )
+    )
+
+
+def _attention(*arrays, scale, window, max_query_len):
+    return _op(window, max_query_len, scale)(*arrays)
+
+
+@pytest.mark.parametrize("case", cases.decode_cases(), ids=lambda case: case.name)
+def test_decode_equals_fp64(case):
+    cases.check(_attention, case, jnp.float32)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("decode", [True, False], ids=["decode", "prefill"])
+def test_half_precision_equals_fp64_of_the_rounded_inputs(dtype, decode):
+    lens = (1, 1, 1) if decode else (50, 1, 90)
+    case = cases.Case("half", lens, (200, 1, 333), decode=decode)
+    cases.check(_attention, case, dtype)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_cases_equal_fp64(seed):
+    rng = np.random.default_rng(seed)
+    cases.check(_attention, cases.random_case(rng, decode=bool(seed % 2)), jnp.float32, seed=seed)
+
+
+def test_tiles_of_many_rows_equal_fp64(monkeypatch):
+    # What a GPU runs: many rows and query blocks a tile, some of them beyond the last.
+    monkeypatch.setattr(reference, "_rows_per_tile", lambda *, decode: 256 if decode else 16)
+
+    def attention(*arrays, **options):
+        return paged_attention(*arrays, **options, backend="xla")
+
+    cases.check(attention, cases.Case("d", (1,) * 5, (3, 0, 200, 1, 90), decode=True), jnp.float32)
+    prefill = cases.Case("p", (70, 1, 0, 130), (100, 7, 0, 130), pad_tokens=4)
+    cases.check(attention, prefill, jnp.float32)
+
+
+def test_without_causal_mask_every_query_sees_the_whole_context():
+    problem = cases.build(cases.Case("full", (6,), (40,)), jnp.float32, 0)
+    args = [
+        jnp.asarray(a)
+        for a in (
+            problem.q,
+            problem.k_pages,
+            problem.v_pages,
+            problem.cu_seqlens_q,
+            problem.context_lens,
+            problem.block_tables,
+        )
+    ]
+    out = paged_attention(*args, scale=problem.scale, causal=False)
+    q_last = args[0].at[-1].set(args[0][0])
+    last = paged_attention(q_last, *args[1:], scale=problem.scale)
+    # The last query of a causal row sees everything, so query 0 moved there must agree.
+    np.testing.assert_allclose(out[0], last[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_batch_mates_never_change_a_row():
+    alone = cases.Case("alone", (1,), (150,), decode=True)
+    problem = cases.build(alone, jnp.float32, 3)
+    one = [jnp.asarray(a) for a in (problem.q, problem.k_pages, problem.v_pages)]
+    tables = jnp.asarray(problem.block_tables)
+    solo = reference.paged_decode_attention(*one, jnp.array([150]), tables, scale=1.0)
+    both = reference.paged_decode_attention(
+        jnp.concatenate([one[0], 5 * one[0]]),
+        *one[1:],
+        jnp.array([150, 20]),
+        jnp.concatenate([tables, tables]),
+        scale=1.0,
+    )
+    np.testing.assert_array_equal(solo[0], both[0])
+
+
+def test_prefill_temporaries_follow_the_tokens_not_batch_times_longest():
+    # 16 rows, 64 queries in all, tables that reach 64k keys: dense scores would take 2 GiB.
+    shapes = (
+        jax.ShapeDtypeStruct((64, 8, 64), jnp.float32),
+        jax.ShapeDtypeStruct((4097, 16, 2, 64), jnp.float32),
+        jax.ShapeDtypeStruct((4097, 16, 2, 64), jnp.float32),
+        jax.ShapeDtypeStruct((17,), jnp.int32),
+        jax.ShapeDtypeStruct((16,), jnp.int32),
+        jax.ShapeDtypeStruct((16, 4096), jnp.int32),
+    )
+    op = functools.partial(paged_attention, scale=1.0, backend="xla")
+    memory = jax.jit(op).lower(*shapes).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 8 << 20
+
+
+def test_norm_rope_write_stores_keys_and_values_in_their_slots():
+    rng = np.random.default_rng(0)
+    T, H, K, D, P, S = 5, 4, 2, 64, 4, 8
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    q, k, v = draw(T, H, D), draw(T, K, D), draw(T, K, D)
+    q_norm, k_norm, angles = draw(D), draw(D), draw(T, D // 2)
+    cos, sin = (jnp.tile(f(angles), (1, 2)) for f in (jnp.cos, jnp.sin))
+    pages = jnp.full((P, S, K, D), 7.0)
+    slots = jnp.array([17, 9, 31, 0, 0], jnp.int32)
+    out, k_pages, v_pages = norm_rope_write(
+        q, k, v, q_norm, k_norm, cos, sin, pages, pages, slots, eps=1e-6
+    )
+
+    def expected(x, weight):
+        x = np.asarray(x, np.float64)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * np.asarray(weight, np.float64)
+        pairs = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * np.exp(1j * np.asarray(angles))[
+            :, None
+        ]
+        return np.concatenate([pairs.real, pairs.imag], -1)
+
+    np.testing.assert_allclose(out, expected(q, q_norm), rtol=1e-5, atol=1e-5)
+    flat_k, flat_v = (np.asarray(p).reshape(P * S, K, D) for p in (k_pages, v_pages))
+    np.testing.assert_allclose(flat_k[[17, 9, 31]], expected(k, k_norm)[:3], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(flat_v[[17, 9, 31]], v[:3])
+    untouched = np.setdiff1d(np.arange(P * S), [0, 9, 17, 31])
+    assert (flat_k[untouched] == 7).all()
+    assert (flat_v[untouched] == 7).all()
