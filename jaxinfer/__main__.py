@@ -1,0 +1,56 @@
+"""`jaxinfer NAME ...`: finds the command and hands it the rest of the line."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from jaxinfer.cli.process import OK, USAGE, end_process
+
+COMMANDS = {
+    "generate": "write text after a prompt, or after many",
+    "chat": "talk with a model in the terminal",
+    "bench": "measure prefill and decode speed on this machine",
+    "convert": "convert a checkpoint between safetensors and Orbax",
+    "evaluate": "score a model on the bundled model's held-out tasks",
+    "env": "show versions, devices and what would be used",
+}
+ALIASES = {"eval": "evaluate"}
+
+
+def usage() -> str:
+    """The text of `jaxinfer --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
+    after = "`jaxinfer COMMAND --help` lists a command's options."
+    return "\n".join(["usage: jaxinfer COMMAND [OPTIONS]", "", "commands:", *lines, "", after])
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` names and return its exit status."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage(), file=sys.stdout if arguments else sys.stderr)
+        return OK if arguments else USAGE
+    name, *rest = arguments
+    if name in ("-V", "--version"):
+        from jaxinfer import __version__
+
+        print(f"jaxinfer {__version__}")
+        return OK
+    name = ALIASES.get(name, name)
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        print(f"jaxinfer: error: no command {name!r}; there are {known}", file=sys.stderr)
+        return USAGE
+    try:
+        return importlib.import_module(f"jaxinfer.{name}").main(rest)
+    except SystemExit as leaving:  # argparse ends --help and mistakes this way
+        return leaving.code if isinstance(leaving.code, int) else USAGE
+
+
+def main() -> None:
+    """Entry point of the `jaxinfer` program."""
+    end_process(dispatch(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

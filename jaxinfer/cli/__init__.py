@@ -1,0 +1,1 @@
+"""What the commands share: flags, errors and exit statuses, statistics, named model shapes."""

@@ -1,0 +1,133 @@
+"""The flags of every command that starts an engine, named as in vLLM.
+
+Each flag's destination is a field of `EngineConfig`, and a flag that is left out is absent from
+the parsed arguments: defaults live in `EngineConfig` alone.
+"""
+
+import argparse
+from typing import Any
+
+from jaxinfer.cli.parser import given
+
+ENGINE_FIELDS = frozenset(
+    {
+        "model",
+        "tokenizer",
+        "revision",
+        "dtype",
+        "seed",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "num_kv_blocks",
+        "gpu_memory_utilization",
+        "enable_prefix_caching",
+        "swap_space",
+        "preemption_mode",
+        "tensor_parallel_size",
+        "attention_backend",
+        "compilation_cache_dir",
+        "compile_ahead",
+        "num_decode_steps",
+        "show_progress",
+    }
+)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add one flag for each field of `EngineConfig` (`--quiet` of a command sets show_progress)."""
+    _add_model_flags(parser.add_argument_group("model"))
+    _add_cache_flags(parser.add_argument_group("KV cache and scheduling"))
+    _add_device_flags(parser.add_argument_group("devices and compilation"))
+
+
+def engine_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The engine arguments that the user gave, ready for `LLM(**arguments)`."""
+    return given(namespace, ENGINE_FIELDS)
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
+    unset: Any = argparse.SUPPRESS
+    group.add_argument(
+        "--model",
+        default=unset,
+        help="a directory or a Hugging Face hub id; without it the bundled model",
+    )
+    group.add_argument("--tokenizer", default=unset, help="take the tokenizer from here instead")
+    group.add_argument("--revision", default=unset, help="branch, tag or commit on the hub")
+    group.add_argument(
+        "--dtype",
+        default=unset,
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="of weights and KV cache (auto: the checkpoint's on a GPU, float32 on a CPU)",
+    )
+    group.add_argument("--seed", type=int, default=unset, help="makes a sampled run repeatable")
+
+
+def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
+    unset: Any = argparse.SUPPRESS
+    group.add_argument(
+        "--max-model-len", type=int, default=unset, help="most tokens of prompt and output together"
+    )
+    group.add_argument(
+        "--max-num-seqs", type=int, default=unset, help="most sequences that run at once"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens", type=int, default=unset, help="most tokens in one step"
+    )
+    group.add_argument(
+        "--block-size", type=int, default=unset, help="tokens in a KV block: 8, 16, ... 256"
+    )
+    group.add_argument(
+        "--num-kv-blocks", type=int, default=unset, help="KV blocks, instead of measuring memory"
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=unset,
+        help="share of device memory that the engine may use (0.9)",
+    )
+    group.add_argument(
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        default=unset,
+        help="do not keep the KV blocks of finished requests for prompts that share them",
+    )
+    group.add_argument(
+        "--swap-space", type=float, default=unset, help="GiB of host memory for preempted requests"
+    )
+    group.add_argument(
+        "--preemption-mode",
+        default=unset,
+        choices=("recompute", "swap"),
+        help="what happens to the blocks of a preempted request",
+    )
+
+
+def _add_device_flags(group: argparse._ArgumentGroup) -> None:
+    unset: Any = argparse.SUPPRESS
+    group.add_argument(
+        "--tensor-parallel-size", type=int, default=unset, help="devices to spread the model over"
+    )
+    group.add_argument(
+        "--attention-backend",
+        default=unset,
+        choices=("auto", "mosaic", "triton", "xla"),
+        help="auto takes the fastest one this device supports; `jaxinfer env` says which and why",
+    )
+    group.add_argument(
+        "--compilation-cache-dir",
+        default=unset,
+        help='where compiled programs are kept between runs ("" keeps none)',
+    )
+    group.add_argument(
+        "--compile-ahead",
+        action=argparse.BooleanOptionalAction,
+        default=unset,
+        help="compile every shape at start-up, or each at its first use",
+    )
+    group.add_argument(
+        "--num-decode-steps", type=int, default=unset, help="tokens decoded in one launch"
+    )

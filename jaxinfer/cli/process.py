@@ -1,0 +1,110 @@
+"""How every command ends: one line for an error, no traceback for Ctrl-C or a closed pipe."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+OK = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+# Words by which XLA, NCCL and the allocators say that memory ran out.
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OUT_OF_MEMORY")
+
+
+def run_command(name: str, body: Callable[[], int]) -> int:
+    """Run a command's body and turn what it raises into one line and an exit status.
+
+    Args:
+        name: the command, for the error line ("generate").
+        body: does the work; returns an exit status.
+
+    Returns:
+        The body's status; 1 after a user's error (one line on stderr), 130 after Ctrl-C, 141 when
+        the reader of stdout went away. Errors that are no user's mistake (bugs) propagate with
+        their traceback: it is what a bug report needs.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that can't show a character must not end the command.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        status = body()
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return PIPE_CLOSED
+    except MemoryError:
+        print_error(name, f"out of host memory; {_MEMORY_ADVICE}")
+        return FAILED
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        message = user_message(error)
+        if message is None:
+            raise
+        print_error(name, message)
+        return FAILED
+
+
+_MEMORY_ADVICE = (
+    "lower --gpu-memory-utilization, --max-model-len or --max-num-seqs, or take a smaller --dtype"
+)
+
+
+def user_message(error: Exception) -> str | None:
+    """One line that tells a user what went wrong, or None when the error is not theirs.
+
+    What the library says about a user's input is a ValueError, an OSError or one of
+    `jaxinfer.errors`. A RuntimeError from elsewhere is theirs only when memory ran out. A
+    TypeError can't come from a command line: the flags are typed.
+    """
+    from jaxinfer.errors import JaxinferError
+
+    text = " ".join(str(error).split())
+    if any(words in text for words in _OUT_OF_MEMORY):
+        return f"out of device memory; {_MEMORY_ADVICE} ({_shorten(text)})"
+    if isinstance(error, JaxinferError | ValueError):
+        return text or type(error).__name__
+    if isinstance(error, OSError):
+        return _shorten(text)
+    if isinstance(error, ImportError):
+        return f"{text}; install what is missing (the extras are listed in the README)"
+    return None
+
+
+def print_error(name: str, message: str) -> None:
+    """Write `jaxinfer NAME: error: MESSAGE` as one line on stderr."""
+    print(f"jaxinfer {name}: error: {message}", file=sys.stderr, flush=True)
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process with `status`; after Ctrl-C at once, without waiting for worker threads.
+
+    XLA's compilation can't be cancelled, so an ordinary exit would wait for the programs that are
+    still compiling, and a second Ctrl-C in that time would print a traceback.
+    """
+    if status == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _discard_stdout() -> None:
+    """Point stdout at the null device, so that the flush at exit does not fail again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _shorten(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,1 @@
+"""Workloads, floors and timing: how the speed of an engine is measured."""

@@ -1,0 +1,75 @@
+"""What a figure was measured on: device, versions, commit. No figure is kept without it."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("jaxinfer", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Devices, driver, CPU and versions, as JSON-like values."""
+    import jax
+
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "device": devices[0].device_kind,
+        "num_devices": len(devices),
+        "driver": gpu_driver(),
+        "cpu": cpu_name(),
+        "cpu_cores": os.cpu_count(),
+        "versions": package_versions(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide speed; absent ones are left out."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def gpu_driver() -> str | None:
+    """Version of the NVIDIA driver, or None without one."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    # "NVRM version: NVIDIA UNIX ... x86_64 Kernel Module  580.159.04  ..."
+    numbers = [word for word in text.splitlines()[0].split() if word[0].isdigit() and "." in word]
+    return numbers[0] if numbers else None
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux gives it, or what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def git_commit(directory: Path) -> str | None:
+    """The checked-out commit, with "+changes" when tracked files differ; None outside git."""
+    try:
+        commit = _git(directory, "rev-parse", "HEAD")
+        changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=directory, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()

@@ -1,0 +1,181 @@
+"""The named workloads, so that every engine and every run is measured on the same lengths.
+
+Token ids are drawn anew for each repeat (a repeat must not find the last one's prefixes cached),
+lengths never change.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+WORKLOAD_NAMES = ("W1", "W2", "W3", "W4", "W5", "W5-long")
+
+_FIRST_TOKEN_IDS = 10_000  # ids below this, as in nano-vLLM's benchmark
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Prompts and lengths that are run to the end, all submitted at once.
+
+    Attributes:
+        name: one of `WORKLOAD_NAMES`.
+        description: what it stands for.
+        prompts: token ids of each prompt.
+        max_tokens: tokens to write after each prompt, exactly (end-of-text is ignored).
+        temperature: of every request.
+        num_samples: answers per prompt (vLLM's `n`).
+        shared_tokens: leading tokens that all prompts have in common.
+        returns_logprobs: log-probabilities of the sampled tokens are asked for.
+    """
+
+    name: str
+    description: str
+    prompts: list[list[int]]
+    max_tokens: list[int]
+    temperature: float = 0.0
+    num_samples: int = 1
+    shared_tokens: int = 0
+    returns_logprobs: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(self.max_tokens) * self.num_samples
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that decode at once when all fit."""
+        return len(self.prompts) * self.num_samples
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence, prompt and answer."""
+        lengths = zip(self.prompts, self.max_tokens, strict=True)
+        return max(len(prompt) + output for prompt, output in lengths)
+
+
+def make_workload(name: str, repeat: int, *, vocab_size: int, warm: bool = False) -> Workload:
+    """Draw a workload.
+
+    Args:
+        name: one of `WORKLOAD_NAMES`.
+        repeat: which draw of token ids; the same number draws the same ids.
+        vocab_size: V; ids stay below min(V, 10,000).
+        warm: of W4, redraw only what the prompts do not share, so that the shared tokens are found
+            in the prefix cache after a run with the same `repeat`.
+
+    Raises:
+        ValueError: there is no such workload.
+    """
+    if name not in _MAKERS:
+        raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOAD_NAMES)}")
+    limit = min(vocab_size, _FIRST_TOKEN_IDS)
+    return _MAKERS[name](_IdSource(repeat, limit, warm))
+
+
+class _IdSource:
+    """Draws token ids: the shared ones by `repeat`, the others also by `warm`."""
+
+    def __init__(self, repeat: int, limit: int, warm: bool) -> None:
+        self._shared = random.Random(f"shared {repeat}")
+        self._own = random.Random(f"own {repeat} {warm}")
+        self._limit = limit
+
+    def own(self, length: int) -> list[int]:
+        return [self._own.randrange(self._limit) for _ in range(length)]
+
+    def shared(self, length: int) -> list[int]:
+        return [self._shared.randrange(self._limit) for _ in range(length)]
+
+
+def _nano_vllm_lengths() -> tuple[list[int], list[int]]:
+    """Prompt and output lengths of nano-vLLM's bench.py, which draws them from `seed(0)`.
+
+    Its ids come from the same stream, before the output lengths, so they are drawn and dropped.
+    """
+    source = random.Random(0)
+    prompts = []
+    for _ in range(256):
+        prompts.append(source.randint(100, 1024))
+        for _ in range(prompts[-1]):
+            source.randint(0, 10_000)
+    return prompts, [source.randint(100, 1024) for _ in range(256)]
+
+
+def _w1(ids: _IdSource) -> Workload:
+    prompt_lengths, output_lengths = _nano_vllm_lengths()
+    return Workload(
+        name="W1",
+        description="256 sequences, prompts and outputs of 100 to 1,024 tokens (nano-vLLM's)",
+        prompts=[ids.own(length) for length in prompt_lengths],
+        max_tokens=output_lengths,
+        temperature=0.6,
+    )
+
+
+def _w2(ids: _IdSource) -> Workload:
+    return Workload(
+        name="W2",
+        description="one sequence, prompt of 512, 512 outputs",
+        prompts=[ids.own(512)],
+        max_tokens=[512],
+    )
+
+
+def _w3(ids: _IdSource) -> Workload:
+    return Workload(
+        name="W3",
+        description="16 prompts of 2,048, one output each",
+        prompts=[ids.own(2048) for _ in range(16)],
+        max_tokens=[1] * 16,
+    )
+
+
+def _w4(ids: _IdSource) -> Workload:
+    shared = ids.shared(2048)
+    return Workload(
+        name="W4",
+        description="64 prompts of 2,048 shared tokens and 64 own, 64 outputs",
+        prompts=[shared + ids.own(64) for _ in range(64)],
+        max_tokens=[64] * 64,
+        shared_tokens=2048,
+    )
+
+
+def _w5(ids: _IdSource) -> Workload:
+    return Workload(
+        name="W5",
+        description="group rollouts: 32 prompts of 1,024, 16 samples each, 512 outputs",
+        prompts=[ids.own(1024) for _ in range(32)],
+        max_tokens=[512] * 32,
+        temperature=1.0,
+        num_samples=16,
+        returns_logprobs=True,
+    )
+
+
+def _w5_long(ids: _IdSource) -> Workload:
+    return Workload(
+        name="W5-long",
+        description="group rollouts: 8 prompts of 4,096, 32 samples each, 512 outputs",
+        prompts=[ids.own(4096) for _ in range(8)],
+        max_tokens=[512] * 8,
+        temperature=1.0,
+        num_samples=32,
+        returns_logprobs=True,
+    )
+
+
+_MAKERS: dict[str, Callable[[_IdSource], Workload]] = {
+    "W1": _w1,
+    "W2": _w2,
+    "W3": _w3,
+    "W4": _w4,
+    "W5": _w5,
+    "W5-long": _w5_long,
+}

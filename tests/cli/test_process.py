@@ -1,0 +1,96 @@
+"""However a command ends, its user sees one line at most and a telling exit status."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxinfer.cli.process import run_command
+from jaxinfer.errors import CapacityError, ModelLoadError
+
+
+def _raises(error: BaseException):
+    def body() -> int:
+        raise error
+
+    return body
+
+
+def test_a_finished_body_gives_its_own_status():
+    assert run_command("generate", lambda: 7) == 7
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("max_tokens must be\nat least 1"),
+        ModelLoadError("/m/config.json: no such file"),
+        CapacityError("the KV cache holds 3 tokens"),
+        FileNotFoundError(2, "No such file", "prompts.txt"),
+        ModuleNotFoundError("No module named 'triton'"),
+    ],
+)
+def test_a_users_error_is_one_line_and_status_1(error, capsys):
+    assert run_command("generate", _raises(error)) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("jaxinfer generate: error: ")
+    assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3 bytes."),
+        MemoryError(),
+    ],
+)
+def test_too_little_memory_says_which_flags_to_lower(error, capsys):
+    assert run_command("chat", _raises(error)) == 1
+    message = capsys.readouterr().err
+    assert "out of" in message
+    assert "--max-model-len" in message
+    assert message.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="lost a block"):
+        run_command("generate", _raises(RuntimeError("lost a block")))
+
+
+def test_ctrl_c_is_status_130_without_a_word(capsys):
+    assert run_command("generate", _raises(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly():
+    program = (
+        "from jaxinfer.cli.process import run_command, end_process\n"
+        "def body():\n"
+        "    while True: print('line ' * 50, flush=True)\n"
+        "end_process(run_command('generate', body))\n"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    assert writer.stderr is not None
+    writer.stdout.readline()
+    writer.stdout.close()
+    assert writer.wait(timeout=20) == 141
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+
+
+def test_an_interrupted_process_does_not_wait_for_its_threads():
+    program = (
+        "import threading, time\n"
+        "from jaxinfer.cli.process import run_command, end_process\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "def body(): raise KeyboardInterrupt\n"
+        "end_process(run_command('generate', body))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stderr) == (130, "")

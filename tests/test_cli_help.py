@@ -1,0 +1,75 @@
+"""`--help` answers at once, and a mistake on the command line is one line."""
+
+import contextlib
+import importlib
+import io
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxinfer.__main__ import COMMANDS, dispatch
+
+HEAVY = ("jax", "flax", "orbax", "tokenizers", "huggingface_hub", "transformers", "torch")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_loads_nothing_heavy(name):
+    program = (
+        "import sys\n"
+        "from jaxinfer.__main__ import dispatch\n"
+        f"status = dispatch(['{name}', '--help'])\n"
+        f"print(status, [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1:] == ["0 []"], done.stderr
+    assert f"usage: jaxinfer {name}" in done.stdout
+
+
+@pytest.mark.parametrize("program", [["jaxinfer.generate"], ["jaxinfer", "generate"]])
+def test_help_takes_under_half_a_second(program):
+    seconds = min(_seconds_of([sys.executable, "-m", *program, "--help"]) for _ in range(5))
+    assert seconds < 0.5
+
+
+def _seconds_of(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def test_the_overview_lists_every_command(capsys):
+    assert dispatch(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert all(name in overview for name in COMMANDS)
+
+
+def test_no_command_is_a_mistake(capsys):
+    assert dispatch([]) == 2
+    assert "commands:" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_named_with_the_known_ones(capsys):
+    assert dispatch(["generat"]) == 2
+    message = capsys.readouterr().err
+    assert "no command 'generat'" in message
+    assert "generate" in message
+
+
+def test_version_is_the_packages(capsys):
+    assert dispatch(["--version"]) == 0
+    assert capsys.readouterr().out == "jaxinfer 0.1.0\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_flag_is_one_line_and_status_2(name):
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status = dispatch([name, "--no-such-flag"])
+    assert status == 2
+    assert "--no-such-flag" in errors.getvalue()
+    if importlib.import_module(f"jaxinfer.{name}").__name__ in ("jaxinfer.generate",):
+        assert errors.getvalue().count("\n") == 1
