@@ -1,4 +1,4 @@
-"""The engine's only configuration: one frozen dataclass, validated once, where mistakes are cheap."""
+"""The engine's only configuration: one frozen dataclass, validated once, before anything runs."""
 
 import dataclasses
 import difflib
@@ -132,12 +132,13 @@ class EngineConfig:
         if self.num_kv_blocks is not None:
             _check_integer("num_kv_blocks", self.num_kv_blocks, 2, _MAX_BLOCKS)
         if self.max_num_batched_tokens is not None:
-            _check_integer(
-                "max_num_batched_tokens",
-                self.max_num_batched_tokens,
-                self.max_num_seqs,
-                _MAX_LENGTH,
-            )
+            budget = self.max_num_batched_tokens
+            _check_integer("max_num_batched_tokens", budget, 1, _MAX_LENGTH)
+            if budget < self.max_num_seqs:
+                raise ValueError(
+                    f"max_num_batched_tokens ({budget}) must be at least max_num_seqs "
+                    f"({self.max_num_seqs}); lower max_num_seqs or raise it"
+                )
         _check_real("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0)
         if self.gpu_memory_utilization == 0:
             raise ValueError("gpu_memory_utilization must be above 0, got 0")

@@ -1,0 +1,150 @@
+"""What a request returns to its caller, under vLLM's names."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxinfer.serving.request import FinishReason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability at one position.
+
+    Attributes:
+        logprob: natural logarithm, from the distribution that was sampled.
+        rank: 1 for the likeliest token; None where the rank was not computed.
+        decoded_token: the token's own text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+LogprobsAtPosition = dict[int, Logprob]
+"""Token id to log-probability: the chosen (or given) token first, then the likeliest ones."""
+
+
+@dataclasses.dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: which of the request's `n` completions it is.
+        text: the text, without the stop string unless that was asked for.
+        token_ids: the tokens, the stop token included.
+        cumulative_logprob: sum of the log-probabilities of the tokens; None unless `logprobs`
+            was asked for.
+        logprobs: for each token the log-probabilities that were asked for; None if none were.
+        finish_reason: "stop", "length", "abort" or "error"; None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[LogprobsAtPosition] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+
+@dataclasses.dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds on `time.monotonic`'s clock.
+
+    Attributes:
+        arrival_time: it was added.
+        first_token_time: its first token was read; of `n` completions the earliest.
+        last_token_time: its latest token was read.
+        finished_time: its last completion ended.
+        num_generated_tokens: tokens of all completions.
+        num_preemptions: how often its completions were preempted.
+    """
+
+    arrival_time: float
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, in seconds."""
+        if self.first_token_time is None:
+            return None
+        return self.first_token_time - self.arrival_time
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first; None with fewer than two tokens."""
+        if self.first_token_time is None or self.last_token_time is None:
+            return None
+        if self.num_generated_tokens < 2:
+            return None
+        return (self.last_token_time - self.first_token_time) / (self.num_generated_tokens - 1)
+
+    @property
+    def e2e_latency(self) -> float | None:
+        """Seconds from arrival to the end."""
+        return None if self.finished_time is None else self.finished_time - self.arrival_time
+
+
+@dataclasses.dataclass(slots=True)
+class RequestOutput:
+    """A request and its completions, complete or (when streamed) what is new since the last one.
+
+    Attributes:
+        request_id: the request's name.
+        prompt: the prompt's text; None if it was given as token ids.
+        prompt_token_ids: the prompt's tokens.
+        outputs: one entry for each of the `n` completions.
+        prompt_logprobs: for each prompt token its log-probabilities, None for the first; None
+            unless asked for.
+        finished: whether every completion has ended.
+        num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+        metrics: times and counts.
+        error: what went wrong, when a completion's `finish_reason` is "error".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """How likely a text is to the model, token by token, at temperature 1.
+
+    Attributes:
+        token_ids: all tokens, context included.
+        token_logprobs: log-probability of each token given those before it; None for the first.
+        ranks: 1 where the token was the likeliest; None for the first.
+        start: index of the first token that counts: the continuation's first, or 1.
+    """
+
+    token_ids: list[int]
+    token_logprobs: list[float | None]
+    ranks: list[int | None]
+    start: int
+
+    @property
+    def logprob(self) -> float:
+        """Log-probability of the continuation (of the whole text but its first token)."""
+        return sum(value for value in self.token_logprobs[self.start :] if value is not None)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding of the context would produce the continuation."""
+        return all(rank == 1 for rank in self.ranks[self.start :])

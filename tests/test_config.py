@@ -1,0 +1,128 @@
+"""EngineConfig refuses, by name, everything that can't work."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from jaxinfer.config import EngineConfig
+
+BAD = [-1, 2**63, float("nan"), float("inf"), True, "1", [], 0.5]
+INTEGERS = [
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_kv_blocks",
+    "tensor_parallel_size",
+    "num_decode_steps",
+]
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("value", [*BAD, 0])
+def test_integer_fields_refuse_everything_else(name, value):
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
+        EngineConfig(**typing.cast(typing.Any, {name: value}))
+
+
+@pytest.mark.parametrize("value", [*BAD, None])
+def test_seed_must_be_a_non_negative_integer(value):
+    with pytest.raises((TypeError, ValueError), match=r"^seed must be"):
+        EngineConfig(seed=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 0, 1.1, float("nan"), float("inf"), True, "1", None, []])
+def test_gpu_memory_utilization_is_a_share(value):
+    with pytest.raises((TypeError, ValueError), match=r"^gpu_memory_utilization must be"):
+        EngineConfig(gpu_memory_utilization=value)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 2**63, True, "1", None, []])
+def test_swap_space_is_an_amount(value):
+    with pytest.raises((TypeError, ValueError), match=r"^swap_space must be"):
+        EngineConfig(swap_space=value)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256])
+def test_block_sizes_are_powers_of_two(block_size):
+    assert EngineConfig(block_size=block_size).block_size == block_size
+    with pytest.raises(ValueError, match=r"^block_size must be"):
+        EngineConfig(block_size=block_size + 1)
+
+
+@pytest.mark.parametrize("name", ["dtype", "preemption_mode", "attention_backend"])
+@pytest.mark.parametrize("value", ["nonsense", None, 3, []])
+def test_choices_list_what_is_possible(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be one of "):
+        EngineConfig(**typing.cast(typing.Any, {name: value}))
+
+
+@pytest.mark.parametrize("name", ["enable_prefix_caching", "compile_ahead", "show_progress"])
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+def test_flags_are_booleans(name, value):
+    with pytest.raises(TypeError, match=f"^{name} must be True or False"):
+        EngineConfig(**typing.cast(typing.Any, {name: value}))
+
+
+@pytest.mark.parametrize("name", ["model", "tokenizer", "revision", "compilation_cache_dir"])
+def test_names_are_text(name):
+    with pytest.raises(TypeError, match=f"^{name} must be a string"):
+        EngineConfig(**typing.cast(typing.Any, {name: 3}))
+
+
+def test_an_empty_model_name_is_an_error_but_an_empty_cache_dir_means_off():
+    with pytest.raises(ValueError, match=r"^model must not be an empty string"):
+        EngineConfig(model="")
+    assert EngineConfig(compilation_cache_dir="").compilation_cache_dir == ""
+
+
+def test_a_step_must_have_room_for_a_token_of_every_sequence():
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens \(32\) must be at least"):
+        EngineConfig(max_num_batched_tokens=32)
+    assert EngineConfig(max_num_batched_tokens=32, max_num_seqs=32).token_budget("gpu") == 32
+
+
+def test_swapping_needs_somewhere_to_swap_to():
+    with pytest.raises(ValueError, match="swap_space"):
+        EngineConfig(preemption_mode="swap")
+
+
+def test_the_token_budget_depends_on_the_platform_and_the_running_set():
+    assert EngineConfig().token_budget("cpu") == 2048
+    assert EngineConfig().token_budget("gpu") == 8192
+    assert EngineConfig(max_num_seqs=10_000).token_budget("cpu") == 10_000
+
+
+def test_auto_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu():
+    assert EngineConfig().resolve_dtype("bfloat16", "gpu") == "bfloat16"
+    assert EngineConfig().resolve_dtype("bfloat16", "cpu") == "float32"
+    assert EngineConfig(dtype="float16").resolve_dtype("bfloat16", "cpu") == "float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("max_num_seq", "did you mean 'max_num_seqs'"),
+        ("gpu_memory_utilisation", "did you mean 'gpu_memory_utilization'"),
+        ("mesk", "did you mean 'mesh'"),
+        ("zzzzzz", "valid ones are"),
+        ("enforce_eager", "compile_ahead=False"),
+        ("trust_remote_code", "never run"),
+    ],
+)
+def test_an_unknown_keyword_is_named_with_what_to_write_instead(name, text):
+    with pytest.raises(TypeError, match=text) as caught:
+        EngineConfig.from_keywords({name: 1}, owner="LLM", also=("mesh",))
+    assert f"LLM() got an unknown keyword argument {name!r}" in str(caught.value)
+
+
+def test_keywords_become_fields():
+    assert EngineConfig.from_keywords({"seed": 3, "block_size": 32}) == EngineConfig(
+        seed=3, block_size=32
+    )
+
+
+def test_a_configuration_does_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig().seed = 1  # type: ignore[misc]
