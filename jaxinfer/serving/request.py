@@ -1,0 +1,133 @@
+"""One request's host state: its tokens, how far they are cached, and what it holds."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from jaxinfer.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+IN_FLIGHT_TOKEN = -1
+"""Stands for a token that the device has sampled and the host has not read yet."""
+
+
+class RequestStatus(Enum):
+    """Where a request stands.
+
+    WAITING holds nothing on the device, RUNNING holds a slot and blocks, SWAPPED holds blocks in
+    host memory only, FINISHED holds nothing and is known to nobody but its owner.
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt on its way to becoming an answer; only the scheduler changes its state.
+
+    A sequence is its prompt, the outputs that the host has read, and the tokens in flight:
+    `num_tokens = len(prompt_token_ids) + len(output_token_ids) + num_in_flight_tokens`. The
+    difference `num_tokens - num_cached_tokens` is the work that remains before the next token can
+    be sampled. That one number expresses chunked prefill, prefix hits, decoding and resumption.
+
+    Attributes:
+        request_id: unique among the unfinished requests of a scheduler.
+        prompt_token_ids: at least one token id.
+        params: the sampling parameters; `n` is unfolded by the engine into n requests.
+        cache_salt: requests share cached blocks only with requests of the same salt.
+        arrival_time: seconds on the engine's clock; not used for ordering (`Scheduler.add` is).
+        seed: the resolved seed of the request's random draws.
+        prefill_only: it ends, by "length", when its prompt has run; nothing is sampled.
+        status: see `RequestStatus`.
+        output_token_ids: generated tokens that the host has read.
+        num_in_flight_tokens: generated tokens that the host has not read yet.
+        num_tokens: length of the sequence, tokens in flight included.
+        num_cached_tokens: leading tokens whose keys and values are in pages, launched steps
+            included (in host blocks while SWAPPED).
+        num_prefix_cached_tokens: prompt tokens found in the prefix cache when it first ran.
+        max_num_tokens: `num_tokens` never exceeds this; set by `Scheduler.add` from `max_tokens`
+            and `max_model_len`.
+        max_cached_tokens: tokens whose keys and values will ever be needed: the last token of an
+            answer is never fed back.
+        block_table: device blocks in order of position; token i lives in block
+            `block_table[i // block_size]`. It only grows while `num_admissions` stays the same.
+        host_blocks: blocks of the swap space, in order of position, while SWAPPED.
+        slot: index in `[0, max_num_seqs)` of its row of per-sequence device state while RUNNING.
+        last_token_on_device: whether the device's `last_tokens[slot]` is the last token.
+        num_admissions: how often it started or resumed running; with identity, a key under which
+            copies of `block_table` may be kept and extended.
+        num_preemptions: how often it was preempted.
+        num_failures: how many device steps that raised had a row for it.
+        finish_reason: None until FINISHED.
+        stop_reason: the stop token id or stop string that ended it, None for end-of-sequence.
+        block_hashes: hashes of its leading full blocks, as far as they were needed.
+        num_registered_blocks: leading blocks that were offered to the prefix index.
+        weight_version: the weights under which its cached tokens began.
+        sequence_number: position in the order of arrival.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str | None = None
+    arrival_time: float = 0.0
+    seed: int = 0
+    prefill_only: bool = False
+    status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
+    output_token_ids: list[int] = field(default_factory=list, init=False)
+    num_in_flight_tokens: int = field(default=0, init=False)
+    num_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    num_prefix_cached_tokens: int = field(default=0, init=False)
+    max_num_tokens: int = field(default=0, init=False)
+    max_cached_tokens: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)
+    host_blocks: list[int] = field(default_factory=list, init=False)
+    slot: int | None = field(default=None, init=False)
+    last_token_on_device: bool = field(default=False, init=False)
+    num_admissions: int = field(default=0, init=False)
+    num_preemptions: int = field(default=0, init=False)
+    num_failures: int = field(default=0, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    stop_reason: int | str | None = field(default=None, init=False)
+    block_hashes: list[bytes] = field(default_factory=list, init=False)
+    num_registered_blocks: int = field(default=0, init=False)
+    weight_version: int = field(default=0, init=False)
+    sequence_number: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens that the host knows: the prompt and the outputs read so far."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.status is RequestStatus.FINISHED
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where the host must yet read.
+
+        Args:
+            start: first position, at least 0.
+            stop: one past the last position, at most `num_tokens`.
+        """
+        split = len(self.prompt_token_ids)
+        if stop <= split:
+            return self.prompt_token_ids[start:stop]
+        known = self.output_token_ids[max(start - split, 0) : stop - split]
+        if start < split:
+            known = self.prompt_token_ids[start:] + known
+        return known + [IN_FLIGHT_TOKEN] * (stop - start - len(known))
