@@ -272,9 +272,9 @@ def _check_whole_number(name: str, value: object, smallest: int, largest: int) -
         )
 
 
-def _check_positive(name: str, value: object) -> None:
+def _check_positive(name: str, value: Any) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
+    if not is_number or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number, got {_short(value)}")
 
 

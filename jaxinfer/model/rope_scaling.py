@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 SUPPORTED_ROPE_TYPES = ("default", "yarn")
+_LARGEST_NUMBER = 1e9
 _YARN_KEYS = {
     "type",
     "rope_type",
@@ -49,10 +50,10 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         for name in ("factor", "beta_fast", "beta_slow"):
-            _check_number(name, getattr(self, name), minimum=0)
+            _check_positive(name, getattr(self, name))
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name), minimum=0)
+                _check_positive(name, getattr(self, name))
         if self.factor < 1:
             raise ValueError(f"rope_scaling factor must be at least 1, got {self.factor}")
         if self.beta_fast <= self.beta_slow:
@@ -167,7 +168,7 @@ def _correction_range(head_dim: int, theta: float, scaling: RopeScaling) -> tupl
     return low, high if high != low else high + 0.001  # an empty ramp would divide by zero
 
 
-def _check_number(name: str, value: object, minimum: float) -> None:
+def _check_positive(name: str, value: Any) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= minimum:
-        raise ValueError(f"rope_scaling {name} must be a number above {minimum}, got {value!r}")
+    if not is_number or not 0 < value < _LARGEST_NUMBER:
+        raise ValueError(f"rope_scaling {name} must be a positive number, got {value!r:.60}")

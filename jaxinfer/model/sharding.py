@@ -46,12 +46,12 @@ class ShardingRules:
     embed: str | None = None
 
 
-def make_mesh(num_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(num_devices: int, devices: Sequence[Any] | None = None) -> Mesh:
     """One-dimensional mesh over the axis ``tensor``.
 
     Args:
         num_devices: N, tensor-parallel degree.
-        devices: to take the first N of; all that JAX sees if None.
+        devices: `jax.Device`s to take the first N of; all that JAX sees if None.
 
     Raises:
         ValueError: there are fewer devices than asked for.

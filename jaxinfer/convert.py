@@ -1,0 +1,76 @@
+"""`jaxinfer convert`: a model directory from safetensors to Orbax, or back."""
+
+import sys
+from collections.abc import Sequence
+
+from jaxinfer.cli.parser import CommandParser
+from jaxinfer.cli.process import OK, end_process, run_command
+
+_EPILOG = """examples:
+  jaxinfer convert Qwen/Qwen3-0.6B qwen3-orbax
+  jaxinfer convert qwen3-orbax qwen3-safetensors --dtype float32"""
+
+
+def build_parser() -> CommandParser:
+    """The flags of `jaxinfer convert`."""
+    parser = CommandParser(
+        "convert", "Convert a model directory between safetensors and Orbax.", _EPILOG
+    )
+    parser.add_argument("model", help="directory or hub id of the model to read")
+    parser.add_argument("output", help="directory to write; must not hold files")
+    parser.add_argument(
+        "--to",
+        choices=["safetensors", "orbax"],
+        help="format to write (default: the one the model is not in)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="dtype of the written weights (default: the one config.json names)",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar, no summary")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run_command(
+        "convert",
+        lambda: _run(
+            arguments.model,
+            arguments.output,
+            arguments.to,
+            arguments.dtype,
+            arguments.revision,
+            quiet=arguments.quiet,
+        ),
+    )
+
+
+def _run(
+    model: str, output: str, to: str | None, dtype: str | None, revision: str | None, *, quiet: bool
+) -> int:
+    from pathlib import Path
+
+    from tqdm import tqdm
+
+    from jaxinfer.model.conversion import convert_directory
+    from jaxinfer.model.hub import resolve_model
+
+    source = resolve_model(model, revision)
+    with tqdm(desc="Loading", unit="B", unit_scale=True, disable=quiet) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        written = convert_directory(source, Path(output), to, dtype, show)
+    if not quiet:
+        print(f"wrote {output} ({written})", file=sys.stderr)
+    return OK
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""Orbax checkpoints of the parameter tree: written whole, restored directly into shardings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.parameter_names import flatten
+
+SUBDIRECTORY = "orbax"
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether a model directory holds an Orbax checkpoint (in its ``orbax`` subdirectory)."""
+    return (directory / SUBDIRECTORY).is_dir()
+
+
+def save(params: Mapping[str, Any], directory: str | Path) -> None:
+    """Write the tree to ``<directory>/orbax``, replacing one that is there.
+
+    On several hosts every process calls it, each writing its own shards.
+    """
+    with _checkpointer() as checkpointer:
+        checkpointer.save((Path(directory) / SUBDIRECTORY).absolute(), dict(params), force=True)
+
+
+def restore(directory: str | Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Read ``<directory>/orbax`` into the dtypes and shardings of ``expected``.
+
+    Args:
+        directory: a model directory.
+        expected: tree of ``modules.abstract_params``; leaves without sharding go to JAX's default
+            device.
+
+    Raises:
+        ModelLoadError: the checkpoint is incomplete or damaged, or doesn't fit.
+    """
+    path = (Path(directory) / SUBDIRECTORY).absolute()
+    _check_links(path)
+    with _checkpointer() as checkpointer:
+        try:
+            stored = checkpointer.metadata(path).item_metadata
+            leaves = {} if stored is None else dict(flatten(stored.tree))
+            _check_fits(leaves, dict(flatten(expected)), path)
+            params = checkpointer.restore(path, jax.tree.map(_placed, dict(expected)))
+        except ModelLoadError:
+            raise
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ModelLoadError(f"{path}: damaged Orbax checkpoint ({lines[0]:.200})") from None
+    return params
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.StandardCheckpointer()
+
+
+def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The same leaf with a sharding: Orbax would otherwise use the one the file was saved with."""
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _check_links(path: Path) -> None:
+    """Refuse links anywhere in the checkpoint: they could lead out of the directory."""
+    for file in [path, *path.rglob("*")]:
+        if file.is_symlink():
+            raise ModelLoadError(f"{file}: a link inside an Orbax checkpoint")
+
+
+def _check_fits(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path) -> None:
+    """Compare names and shapes before any array is read."""
+    for name in [*expected, *stored]:
+        if name not in stored:
+            raise ModelLoadError(f"{path}: parameter {name!r} is missing")
+        if name not in expected:
+            raise ModelLoadError(f"{path}: parameter {name!r} is not in config.json's model")
+        if tuple(stored[name].shape) != expected[name].shape:
+            raise ModelLoadError(
+                f"{path}: {name} has shape {tuple(stored[name].shape)}, config.json implies "
+                f"{expected[name].shape}"
+            )

@@ -1,0 +1,198 @@
+"""Loads parameters from files straight onto devices, and saves them again."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model import checkpoint
+from jaxinfer.model.checkpoint_files import INDEX_FILE, SINGLE_FILE, tensor_entries
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.hub import resolve_model as resolve_model
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.parameter_names import flatten, tensor_name, unflatten
+from jaxinfer.model.safetensors_file import TensorEntry, write_file
+from jaxinfer.model.sharding import ShardingRules
+
+Progress = Callable[[int, int], None]
+_MAX_SHARD_BYTES = 5 * 10**9
+
+
+def load_params(
+    directory: str | Path,
+    config: ModelConfig,
+    dtype: DTypeLike,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: ShardingRules | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Read a model directory's weights, safetensors or Orbax, onto devices.
+
+    Names, shapes and sizes are checked against ``config`` from the files' headers before memory is
+    taken. Files are memory-mapped and each device is sent only its slice, so the host holds at
+    most one tensor of its own at a time.
+
+    Args:
+        directory: holds safetensors (one file or shards with an index) or an Orbax checkpoint.
+        config: what the weights must fit.
+        dtype: of every parameter; stored values are converted, rounding to nearest.
+        mesh: devices to split over; JAX's default device if None.
+        rules: which axis is split over which mesh axis.
+        progress: called with (bytes read, bytes in all) after each tensor.
+
+    Returns:
+        The tree of ``modules.abstract_params``.
+
+    Raises:
+        ModelLoadError: a file is missing, damaged, foreign, doesn't fit ``config``, or holds NaN or
+            infinity; one line that names it.
+        ValueError: the mesh doesn't divide the model.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ModelLoadError(f"{directory}: no such directory")
+    expected = abstract_params(config, dtype, mesh, rules)
+    if checkpoint.is_checkpoint(directory):
+        params = checkpoint.restore(directory, expected)
+        finite = {path: is_finite(leaf) for path, leaf in flatten(params)}
+        check_finite(finite, dict.fromkeys(finite, str(directory / checkpoint.SUBDIRECTORY)))
+        return params
+    entries = _match(tensor_entries(directory), dict(flatten(expected)), directory)
+    total = sum(entry.num_bytes for entry in entries.values())
+    done, leaves, finite = 0, {}, {}
+    for path, leaf in flatten(expected):
+        leaves[path] = _to_devices(entries[path], leaf)
+        finite[path] = is_finite(leaves[path])
+        done += entries[path].num_bytes
+        if progress is not None:
+            progress(done, total)
+    check_finite(finite, {path: str(entry.file) for path, entry in entries.items()})
+    return unflatten(leaves)
+
+
+def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str | Path) -> None:
+    """Write ``config.json`` and safetensors that both transformers and ``load_params`` read.
+
+    Weights above 5 GB are split into shards with an index. One tensor at a time is held on the
+    host, gathered from its devices.
+
+    Args:
+        params: the tree; its leaves' dtype is kept.
+        config: written as config.json with that dtype.
+        directory: created if needed; files of the same names are replaced.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    leaves = {tensor_name(path): leaf for path, leaf in flatten(params)}
+    dtype = str(next(iter(leaves.values())).dtype)
+    (directory / "config.json").write_text(
+        json.dumps({**config.to_hf(), "torch_dtype": dtype}, indent=2) + "\n", encoding="utf-8"
+    )
+    shards = _shards(leaves)
+    files = [SINGLE_FILE]
+    if len(shards) > 1:
+        count = len(shards)
+        files = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+        weight_map = {
+            name: file for file, shard in zip(files, shards, strict=True) for name in shard
+        }
+        index = {
+            "metadata": {"total_size": sum(map(_num_bytes, leaves.values()))},
+            "weight_map": weight_map,
+        }
+        (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    for file, shard in zip(files, shards, strict=True):
+        write_file(
+            directory / file, ((name, jax.device_get(x)) for name, x in shard.items()), shard
+        )
+
+
+@jax.jit
+def is_finite(x: jax.Array) -> jax.Array:
+    """Whether every element is a finite number, computed where the array lies."""
+    return jnp.isfinite(x).all()
+
+
+def check_finite(finite: Mapping[str, jax.Array], files: Mapping[str, str]) -> None:
+    """Raise for the first parameter that is not finite.
+
+    Args:
+        finite: ``is_finite`` of each parameter, by path.
+        files: where each came from, for the message.
+
+    Raises:
+        ModelLoadError: names the file and the parameter.
+    """
+    for path, ok in jax.device_get(dict(finite)).items():
+        if not ok:
+            raise ModelLoadError(f"{files[path]}: {tensor_name(path)} holds NaN or infinity")
+
+
+def _match(
+    entries: Mapping[str, TensorEntry], expected: Mapping[str, Any], directory: Path
+) -> dict[str, TensorEntry]:
+    """Give every expected parameter its tensor; complain of missing, foreign or misshapen ones."""
+    if "embed_tokens.weight" in entries:  # saved from the backbone alone, without its prefix
+        entries = {f"model.{name}": entry for name, entry in entries.items()}
+    names = {tensor_name(path): path for path in expected}
+    missing = [name for name in names if name not in entries]
+    if missing:
+        raise ModelLoadError(
+            f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
+        )
+    for name, entry in entries.items():
+        # A tied model's file may repeat the embedding as lm_head; old ones store RoPE's constants.
+        if name not in names and name != "lm_head.weight" and "rotary_emb" not in name:
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name!r:.120} is not in config.json's model"
+            )
+    matched = {path: entries[name] for name, path in names.items()}
+    for path, entry in matched.items():
+        if entry.shape != expected[path].shape:
+            raise ModelLoadError(
+                f"{entry.file}: {tensor_name(path)} has shape {entry.shape}, config.json implies "
+                f"{expected[path].shape}"
+            )
+    return matched
+
+
+def _to_devices(entry: TensorEntry, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """Send one tensor to its devices and wait, so that host copies don't pile up."""
+    mapped = entry.mapped()
+    if leaf.sharding is None:
+        return jax.block_until_ready(jax.device_put(_converted(mapped, leaf.dtype)))
+    array = jax.make_array_from_callback(
+        leaf.shape, leaf.sharding, lambda index: _converted(mapped[index], leaf.dtype)
+    )
+    return jax.block_until_ready(array)
+
+
+def _converted(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy in ``dtype``: on CPU, JAX may keep the host buffer, which must outlive the file."""
+    with np.errstate(over="ignore", invalid="ignore"):  # check_finite reports what overflowed
+        return np.array(view, dtype=dtype, order="C", copy=True)
+
+
+def _shards(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Leaves in order, cut so that no shard exceeds the limit unless a single tensor does."""
+    shards: list[dict[str, Any]] = [{}]
+    room = _MAX_SHARD_BYTES
+    for name, leaf in leaves.items():
+        size = _num_bytes(leaf)
+        if shards[-1] and size > room:
+            shards.append({})
+            room = _MAX_SHARD_BYTES
+        shards[-1][name] = leaf
+        room -= size
+    return shards
+
+
+def _num_bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
