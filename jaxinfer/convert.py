@@ -1,5 +1,6 @@
 """`jaxinfer convert`: a model directory from safetensors to Orbax, or back."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -36,22 +37,10 @@ def build_parser() -> CommandParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = build_parser().parse_args(argv)
-    return run_command(
-        "convert",
-        lambda: _run(
-            arguments.model,
-            arguments.output,
-            arguments.to,
-            arguments.dtype,
-            arguments.revision,
-            quiet=arguments.quiet,
-        ),
-    )
+    return run_command("convert", lambda: _run(arguments))
 
 
-def _run(
-    model: str, output: str, to: str | None, dtype: str | None, revision: str | None, *, quiet: bool
-) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from tqdm import tqdm
@@ -59,15 +48,16 @@ def _run(
     from jaxinfer.model.conversion import convert_directory
     from jaxinfer.model.hub import resolve_model
 
-    source = resolve_model(model, revision)
-    with tqdm(desc="Loading", unit="B", unit_scale=True, disable=quiet) as bar:
+    source = resolve_model(arguments.model, arguments.revision)
+    output, to, dtype = Path(arguments.output), arguments.to, arguments.dtype
+    with tqdm(desc="Loading", unit="B", unit_scale=True, disable=arguments.quiet) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        written = convert_directory(source, Path(output), to, dtype, show)
-    if not quiet:
+        written = convert_directory(source, output, to, dtype, show)
+    if not arguments.quiet:
         print(f"wrote {output} ({written})", file=sys.stderr)
     return OK
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from jaxinfer.errors import ModelLoadError
 from jaxinfer.model import checkpoint
 from jaxinfer.model.checkpoint_files import contained_file
 from jaxinfer.model.config import ModelConfig
@@ -71,10 +70,7 @@ def convert_directory(
 
 def _copy_config(source: Path, destination: Path, dtype: str) -> None:
     """Keep every key of the original config.json, so that other programs still find theirs."""
-    file = source / "config.json"
-    mapping = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(mapping, dict):
-        raise ModelLoadError(f"{file}: holds no JSON object")
+    mapping = json.loads((source / "config.json").read_text(encoding="utf-8"))
     mapping.pop("auto_map", None)  # it names Python files, which are not copied
     key = "dtype" if "dtype" in mapping else "torch_dtype"
     text = json.dumps({**mapping, key: dtype}, indent=2, ensure_ascii=False)

@@ -152,10 +152,14 @@ def _entry(name: str, fields: object, file: Path, data_start: int, size: int) ->
     return TensorEntry(file, dtype, tuple(shape), data_start + begin)
 
 
-def _whole_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(
+def _whole_numbers(value: Any) -> list[int] | None:
+    """``value`` if it is a list of sizes, else None."""
+    if not isinstance(value, list):
+        return None
+    are_sizes = all(
         isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in value
     )
+    return value if are_sizes else None
 
 
 def _what_else(head: bytes, size: int) -> str:
