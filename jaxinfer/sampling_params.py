@@ -266,10 +266,13 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
 def _real(name: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {_show(value)}")
-    # Compared before conversion: a huge integer does not fit a float.
-    if math.isnan(value) or not low <= value <= high:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not low <= number <= high:  # False for NaN too
         raise ValueError(f"{name} must be from {low:g} to {high:g}, got {_show(value)}")
-    return float(value)
+    return number
 
 
 def _strings(name: str, values: object, most: int, longest: int) -> tuple[str, ...]:

@@ -1,0 +1,125 @@
+"""Inverse-CDF search: which token holds a point of a row's cumulative distribution.
+
+One random point a row and sums over blocks, instead of noise for every token of the vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+
+Weigher = Callable[[jax.Array, jax.Array], jax.Array]
+"""`(logits, ids) -> weights`, elementwise; see `weights.weights`."""
+
+
+def draw_tokens(
+    logits: Float[Array, "B V"], weigh: Weigher, keys: jax.Array, axis: VocabAxis
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """Draw one token a row with probability proportional to its weight.
+
+    float32 has no room for a point fine enough for a large vocabulary: on a grid of 2^-23 a token
+    of probability 1e-5 would be wrong by a percent. So the point is a cell's middle and a small
+    offset within the cell, which is added when the block is known and numbers are small.
+
+    Args:
+        logits: float32 logits, this device's shard of them.
+        weigh: Gives the weights of some columns.
+        keys: One random key a row, `[B]`.
+        axis: How the vocabulary is split.
+
+    Returns:
+        Token ids, int32 `[B]`, in [0, V), and the rows' total weights, float32 `[B]`.
+    """
+    bits = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys) >> 9
+    cell, offset = jnp.split(bits.astype(jnp.float32) + 0.5, 2, axis=1)
+    cell = cell[:, 0] * 2.0**-23
+    offset = (offset[:, 0] * 2.0**-23 - 0.5) * 2.0**-23
+    return find_token(logits, weigh, lambda total: (cell * total, offset * total), axis)
+
+
+def find_token(
+    logits: Float[Array, "B V"],
+    weigh: Weigher,
+    target: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
+    axis: VocabAxis,
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """Find the token at which the cumulative weight, in order of ids, first exceeds a target.
+
+    The search goes from devices to blocks to tokens. Whatever the rounding, a token with weight 0
+    is found only where a whole row has weight 0 (or NaN); the result always lies in [0, V).
+
+    Args:
+        logits: float32 logits, this device's shard of them.
+        weigh: Gives the weights of some columns.
+        target: Maps the rows' total weights `[B]` to the points searched `[B]` and small offsets
+            `[B]` that are added to them within the block.
+        axis: How the vocabulary is split.
+
+    Returns:
+        The token ids, int32 `[B]`, and the rows' total weights, float32 `[B]`.
+    """
+    width = logits.shape[1]
+    blocks, ids = _split(logits, axis)
+    sums = weigh(blocks, ids[None]).sum(-1)
+    device_sums = axis.stack(sums.sum(-1))
+    total = device_sums.sum(-1)
+    point, offset = target(total)
+    owner, remaining, _ = _first_above(device_sums, point)
+    point = point if axis.name is None else remaining
+    block, point, mass = _first_above(sums, point)
+    # Reflected at the block's edges: clamped, the rare token at an edge would become common.
+    point = jnp.abs(point + offset)
+    point = jnp.where(point > mass, jnp.maximum(2.0 * mass - point, 0.0), point)
+    row = jnp.arange(logits.shape[0])
+    column, _, _ = _first_above(weigh(blocks[row, block], ids[block]), point)
+    # The padding of the last block has weight 0; only a row of NaN could end there.
+    local = jnp.minimum(block * ids.shape[1] + column, width - 1)
+    token = local + axis.offset(width)
+    if axis.name is not None:
+        token = axis.sum(jnp.where(owner == axis.index(), token, 0))
+    return token, total
+
+
+def block_width(vocab: int) -> int:
+    """Return a width for blocks of a vocabulary: near its root, a divisor where there is one."""
+    root = max(1, math.isqrt(vocab))
+    divisors = [w for w in range(max(1, root // 4), 4 * root + 1) if vocab % w == 0]
+    return min(divisors, key=lambda w: abs(w - root), default=root)
+
+
+def _split(logits: Float[Array, "B V"], axis: VocabAxis) -> tuple[jax.Array, jax.Array]:
+    """Return logits as `[B, blocks, width]`, padded with -inf, and their ids `[blocks, width]`."""
+    batch, vocab = logits.shape
+    width = block_width(vocab)
+    blocks = -(-vocab // width)
+    if blocks * width > vocab:
+        padding = ((0, 0), (0, blocks * width - vocab))
+        logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    ids = jnp.arange(blocks * width, dtype=jnp.int32) + axis.offset(vocab)
+    return logits.reshape(batch, blocks, width), ids.reshape(blocks, width)
+
+
+def _first_above(
+    weights: Float[Array, "B n"], target: Float[Array, "B"]
+) -> tuple[Int[Array, "B"], Float[Array, "B"], Float[Array, "B"]]:
+    """Return the first index whose cumulative weight exceeds the target, what then remains of the
+    target, and the weight there.
+
+    A parallel sum need not be monotone to the last bit, and the target may reach the total; so
+    only positive weights are candidates, and the last of them is the fallback.
+    """
+    cumulative = jnp.cumsum(weights, axis=1)
+    count = weights.shape[1]
+    place = jnp.arange(count, dtype=jnp.int32)[None, :]
+    positive = weights > 0
+    above = positive & (cumulative > target[:, None])
+    first = jnp.where(above, place, count).min(1)
+    last = jnp.where(positive, place, 0).max(1)
+    index = jnp.where(first < count, first, last)
+    weight = jnp.take_along_axis(weights, index[:, None], axis=1)[:, 0]
+    before = jnp.take_along_axis(cumulative, index[:, None], axis=1)[:, 0] - weight
+    return index, jnp.clip(target - before, 0.0, weight), weight

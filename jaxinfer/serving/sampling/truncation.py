@@ -1,0 +1,119 @@
+"""Top-k and top-p as thresholds, found by searching the bits of the logits: no sort, exact.
+
+A token's key (see `weights.sort_keys`) is a 31-bit integer that orders tokens as their scaled
+logits do. The k-th largest key, or the key at which the probability reaches p, is built digit by
+digit from the top: each pass over the logits counts what lies above a few candidate keys.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxinfer.serving.sampling.draw import find_token
+from jaxinfer.serving.sampling.rows import RowParameters
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.sampling.weights import (
+    LARGEST_KEY,
+    RowDistribution,
+    sort_keys,
+    weight_of_key,
+    weights,
+)
+
+DIGIT_BITS = 3
+"""Bits found in one pass: its 7 sums share one read of the logits, which is what a pass costs."""
+
+TOP_P_TOLERANCE = 1e-6
+"""Relative slack of p, above float32's rounding of long sums: 0.3 of ten equal tokens is three."""
+
+
+MOST_TIES = 2**24
+"""More tokens than any vocabulary has, and the last integer up to which float32 counts."""
+
+
+def truncate(
+    logits: Float[Array, "B V"], rows: RowParameters, before: RowDistribution, axis: VocabAxis
+) -> RowDistribution:
+    """Narrow the rows' distributions by `top_k`, then by `top_p` of what is left.
+
+    Exactly k tokens remain, or all that `min_p` left if they are fewer. Top-p keeps the smallest
+    set of the likeliest tokens that reaches p, the one that crosses it included. Among tokens that
+    tie at the boundary the lowest ids are kept, in both.
+
+    Args:
+        logits: float32 logits after all edits, this device's shard of them.
+        rows: The rows' parameters; greedy rows are left alone.
+        before: The distributions after temperature and `min_p`.
+        axis: How the vocabulary is split.
+    """
+    keys = sort_keys(logits, before)
+    mass = weights(logits, axis.ids(logits.shape[1])[None], before)
+    one = (keys >= before.threshold[:, None]).astype(jnp.int32)
+    has_k = (rows.top_k > 0) & ~rows.greedy
+    has_p = (rows.top_p < 1.0) & ~rows.greedy
+    k = jnp.where(has_k, rows.top_k, LARGEST_KEY)
+
+    def above(measure: jax.Array, threshold: jax.Array) -> jax.Array:
+        return axis.sum(jnp.where(keys > threshold[:, None], measure, 0).sum(1))
+
+    k_key = jnp.maximum(_search(keys, one, k, axis), before.threshold)
+    ties = axis.sum(jnp.where(keys == k_key[:, None], one, 0).sum(1))
+    ties = jnp.minimum(ties, k - above(one, k_key)).astype(jnp.float32)
+    k_mass = above(mass, k_key) + ties * weight_of_key(k_key)
+
+    goal = rows.top_p * k_mass * (1.0 - TOP_P_TOLERANCE)
+    p_key = jnp.where(has_p, _search(keys, mass, goal, axis), 0)
+    threshold = jnp.maximum(k_key, p_key)
+    keep_k = k - above(one, threshold)
+    missing = (goal - above(mass, threshold)) / jnp.maximum(weight_of_key(threshold), 1e-37)
+    keep_p = jnp.ceil(jnp.clip(missing, 1.0, MOST_TIES)).astype(jnp.int32)
+    keep = jnp.minimum(jnp.clip(keep_k, 1, MOST_TIES), jnp.where(has_p, keep_p, MOST_TIES))
+    last_tie = _nth_tie(logits, before._replace(threshold=threshold), keep, axis)
+    return before._replace(
+        threshold=jnp.where(has_k | has_p, threshold, before.threshold),
+        last_tie=jnp.where(has_k | has_p, last_tie, before.last_tie),
+    )
+
+
+def _search(
+    keys: Int[Array, "B V"], measure: jax.Array, goal: jax.Array, axis: VocabAxis
+) -> Int[Array, "B"]:
+    """Return the largest key t for which `measure` summed over keys >= t reaches `goal`, or 0.
+
+    Args:
+        keys: Non-negative int32 keys.
+        measure: Non-negative `[B, V]` of `goal`'s dtype.
+        goal: `[B]`.
+        axis: How the vocabulary is split.
+    """
+
+    def extend(found: jax.Array, shift: jax.Array | int, digits: int) -> jax.Array:
+        candidates = [found + jnp.left_shift(digit, shift) for digit in range(1, digits + 1)]
+        reached = [jnp.where(keys >= key[:, None], measure, 0).sum(1) for key in candidates]
+        sums = axis.sum(jnp.stack(reached, axis=1))
+        digit = (sums >= goal[:, None]).astype(jnp.int32).sum(1)
+        return found + jnp.left_shift(digit, shift)
+
+    bits = 31
+    top = bits % DIGIT_BITS
+    found = extend(jnp.zeros_like(keys[:, 0]), bits - top, 2**top - 1)
+
+    def one_pass(i: jax.Array, found: jax.Array) -> jax.Array:
+        return extend(found, bits - top - DIGIT_BITS * (i + 1), 2**DIGIT_BITS - 1)
+
+    return lax.fori_loop(0, bits // DIGIT_BITS, one_pass, found)
+
+
+def _nth_tie(
+    logits: Float[Array, "B V"], rows: RowDistribution, n: Int[Array, "B"], axis: VocabAxis
+) -> Int[Array, "B"]:
+    """Return the id of the n-th token, from 1, whose key is the threshold, or of the last one."""
+
+    def is_tie(columns: jax.Array, _ids: jax.Array) -> jax.Array:
+        shape = (-1,) + (1,) * (columns.ndim - 1)
+        tie = sort_keys(columns, rows) == rows.threshold.reshape(shape)
+        return tie.astype(jnp.float32)
+
+    point = n.astype(jnp.float32) - 0.5
+    return find_token(logits, is_tie, lambda _: (point, jnp.zeros_like(point)), axis)[0]

@@ -1,0 +1,64 @@
+"""The vocabulary split over a mesh axis: the only exchanges between its shards, all small."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@dataclass(frozen=True)
+class VocabAxis:
+    """Where this device's part of the vocabulary lies, and how parts are combined.
+
+    Attributes:
+        name: Mesh axis inside `shard_map`, or None where the logits are whole; then nothing is
+            exchanged and nothing is paid.
+    """
+
+    name: str | None = None
+
+    def offset(self, width: int) -> jax.Array | int:
+        """Return the id of the first local token when each device holds `width` of them."""
+        return 0 if self.name is None else lax.axis_index(self.name) * width
+
+    def ids(self, width: int) -> jax.Array:
+        """Return the ids of the local tokens, int32 `[width]`."""
+        return jnp.arange(width, dtype=jnp.int32) + self.offset(width)
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        """Add up over the devices."""
+        return x if self.name is None else lax.psum(x, self.name)
+
+    def stack(self, x: jax.Array) -> jax.Array:
+        """Gather `[B, ...]` of every device as `[B, N, ...]`, in the order of the vocabulary."""
+        if self.name is None:
+            return x[:, None]
+        return lax.all_gather(x, self.name, axis=1)
+
+    def index(self) -> jax.Array | int:
+        """Return this device's place on the axis."""
+        return 0 if self.name is None else lax.axis_index(self.name)
+
+    def whole(self, logits: jax.Array) -> jax.Array:
+        """Gather full logits `[B, V]`: only for callables that a user supplies."""
+        if self.name is None:
+            return logits
+        return lax.all_gather(logits, self.name, axis=1, tiled=True)
+
+    def local(self, logits: jax.Array, width: int) -> jax.Array:
+        """Take this device's `width` columns of full logits."""
+        if self.name is None:
+            return logits
+        return lax.dynamic_slice_in_dim(logits, self.offset(width), width, axis=1)
+
+    def take(self, logits: jax.Array, ids: jax.Array) -> jax.Array:
+        """Read `logits[b, ids[b, j]]`, float32 `[B, J]`, whichever device holds each."""
+        if self.name is None:
+            return jnp.take_along_axis(logits, ids, axis=1)
+        width = logits.shape[1]
+        local = ids - self.offset(width)
+        mine = (local >= 0) & (local < width)
+        values = jnp.take_along_axis(logits, jnp.clip(local, 0, width - 1), axis=1)
+        # where, not a product: 0 times infinity is not 0.
+        return lax.psum(jnp.where(mine, values, 0.0), self.name)
