@@ -1,14 +1,13 @@
 """What a Qwen3 model is, read once from Hugging Face's config.json and checked field by field."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, RopeScaling
+from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, RopeScaling, positive
 
 SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM",)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -74,8 +73,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name, largest in _LARGEST.items():
             _check_whole_number(name, getattr(self, name), 1, largest)
-        _check_positive("rms_norm_eps", self.rms_norm_eps)
-        _check_positive("rope_theta", self.rope_theta)
+        positive("rms_norm_eps", self.rms_norm_eps)
+        positive("rope_theta", self.rope_theta)
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta must be above 1, got {self.rope_theta}")
         for name in ("tie_word_embeddings", "attention_bias"):
@@ -168,9 +167,11 @@ def _fields_from_hf(mapping: Mapping[str, Any]) -> dict[str, Any]:
     kv_heads, head_dim = mapping["num_key_value_heads"], mapping.get("head_dim", 128)
     fields["num_key_value_heads"] = heads if kv_heads is None else kv_heads
     fields["head_dim"] = fields["hidden_size"] // heads if head_dim is None else head_dim
-    for name in ("rms_norm_eps", "tie_word_embeddings", "attention_bias"):
+    for name in ("tie_word_embeddings", "attention_bias"):
         if mapping.get(name) is not None:
             fields[name] = mapping[name]
+    if mapping.get("rms_norm_eps") is not None:
+        fields["rms_norm_eps"] = positive("rms_norm_eps", mapping["rms_norm_eps"])
     fields |= _rope_from_hf(mapping, fields["max_position_embeddings"])
     dtype = mapping.get("dtype") or mapping.get("torch_dtype") or "float32"
     fields["dtype"] = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
@@ -187,6 +188,7 @@ def _rope_from_hf(mapping: Mapping[str, Any], max_position_embeddings: int) -> d
     theta = rope.get("rope_theta", mapping.get("rope_theta"))
     if theta is None:
         raise ValueError("missing rope_theta")
+    theta = positive("rope_theta", theta)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in SUPPORTED_ROPE_TYPES:
         raise ValueError(
@@ -270,12 +272,6 @@ def _check_whole_number(name: str, value: object, smallest: int, largest: int) -
         raise ValueError(
             f"{name} must be a whole number from {smallest} to {largest}, got {_short(value)}"
         )
-
-
-def _check_positive(name: str, value: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive number, got {_short(value)}")
 
 
 def _short(value: object) -> str:

@@ -4,6 +4,7 @@ They hold no forward: the pure functions of ``qwen3.py`` run on the plain tree t
 This is the only file that imports Flax.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -150,11 +151,11 @@ def abstract_params(
     return _plain(_abstract_state(config, dtype), describe)
 
 
-def _abstract_state(config: ModelConfig, dtype: DTypeLike) -> nnx.State:
+def _abstract_state(config: ModelConfig, dtype: DTypeLike) -> Any:
     return nnx.state(nnx.eval_shape(lambda: Qwen3(config, nnx.Rngs(params=0), dtype)))
 
 
-def _plain(state: nnx.State, convert: Any) -> dict[str, Any]:
+def _plain(state: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
     """Turn Flax's state into nested dicts with string keys, each variable converted."""
     tree: dict[str, Any] = {}
     for path, leaf in nnx.to_flat_state(state):

@@ -9,6 +9,7 @@ import numpy as np
 
 SUPPORTED_ROPE_TYPES = ("default", "yarn")
 _LARGEST_NUMBER = 1e9
+_OPTIONAL_NUMBERS = ("attention_factor", "mscale", "mscale_all_dim")
 _YARN_KEYS = {
     "type",
     "rope_type",
@@ -49,11 +50,9 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("factor", "beta_fast", "beta_slow"):
-            _check_positive(name, getattr(self, name))
-        for name in ("attention_factor", "mscale", "mscale_all_dim"):
-            if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name))
+        for name in ("factor", "beta_fast", "beta_slow", *_OPTIONAL_NUMBERS):
+            if name not in _OPTIONAL_NUMBERS or getattr(self, name) is not None:
+                positive(f"rope_scaling {name}", getattr(self, name))
         if self.factor < 1:
             raise ValueError(f"rope_scaling factor must be at least 1, got {self.factor}")
         if self.beta_fast <= self.beta_slow:
@@ -84,20 +83,20 @@ class RopeScaling:
         unknown = sorted(set(mapping) - _YARN_KEYS)
         if unknown:
             raise ValueError(f"rope_scaling has unknown keys for yarn: {', '.join(unknown)}")
-        if "factor" not in mapping:
+        if mapping.get("factor") is None:
             raise ValueError("rope_scaling of type yarn needs a factor")
         original = mapping.get("original_max_position_embeddings")
         truncate = mapping.get("truncate")
+        numbers = {
+            name: positive(f"rope_scaling {name}", mapping[name])
+            for name in ("factor", "beta_fast", "beta_slow", *_OPTIONAL_NUMBERS)
+            if mapping.get(name) is not None
+        }
         return cls(
-            factor=mapping["factor"],
+            **numbers,
             original_max_position_embeddings=(
                 max_position_embeddings if original is None else original
             ),
-            attention_factor=mapping.get("attention_factor"),
-            beta_fast=mapping.get("beta_fast") or 32.0,
-            beta_slow=mapping.get("beta_slow") or 1.0,
-            mscale=mapping.get("mscale"),
-            mscale_all_dim=mapping.get("mscale_all_dim"),
             truncate=True if truncate is None else truncate,
         )
 
@@ -163,12 +162,18 @@ def _correction_range(head_dim: int, theta: float, scaling: RopeScaling) -> tupl
 
     low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, float(head_dim - 1))
     return low, high if high != low else high + 0.001  # an empty ramp would divide by zero
 
 
-def _check_positive(name: str, value: Any) -> None:
+def positive(name: str, value: Any) -> float:
+    """``value`` as a float.
+
+    Raises:
+        ValueError: it is no number, or not within (0, 1e9).
+    """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value < _LARGEST_NUMBER:
-        raise ValueError(f"rope_scaling {name} must be a positive number, got {value!r:.60}")
+        raise ValueError(f"{name} must be a positive number below 1e9, got {value!r:.60}")
+    return float(value)

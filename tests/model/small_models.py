@@ -1,0 +1,64 @@
+"""Small random Qwen3s, made by transformers so that the reference itself writes what we read."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_SMALL = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "tie_word_embeddings": False,
+    # Ten times the usual spread: logits of a few units, so that greedy choices mean something.
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+}
+
+# Name -> what differs from _SMALL. Every ratio of H to K, tied and not, D other than E / H.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "untied-gqa2": {},
+    "tied-gqa1": {"tie_word_embeddings": True, "num_key_value_heads": 8},
+    "gqa4-wide-heads": {"num_key_value_heads": 2, "head_dim": 32},
+    "tied-gqa8": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "yarn": {"rope_parameters": YARN},
+    "yarn-mscale": {
+        "rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}
+    },
+    "biases": {"attention_bias": True, "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+
+
+def build(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
+    """A random Qwen3 in float32, with norms and biases that are not just ones and zeros."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(Qwen3Config(**(_SMALL | changes))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def save(directory: Path, seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
+    """Build one, write it with ``save_pretrained``, and return it."""
+    dtype = changes.pop("dtype", None)
+    model = build(seed, **changes)
+    if dtype is not None:
+        model = model.to(dtype)
+    model.save_pretrained(directory)
+    return model
