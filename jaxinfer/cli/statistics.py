@@ -3,6 +3,11 @@
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxinfer.outputs import RequestOutput
 
 GIGABYTE = 10**9
 
@@ -104,3 +109,61 @@ def _peak_resident_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchStatistics:
+    """What requests that were submitted together cost.
+
+    Attributes:
+        num_prompts: requests.
+        prompt_tokens: tokens read.
+        cached_tokens: of these, tokens whose KV was already in the cache.
+        generation_tokens: tokens written.
+        first_token_s: seconds from submission to the first token of any.
+        total_s: seconds from submission to the last token of all.
+        num_compilations: programs that were compiled meanwhile.
+        peak_memory_bytes: see `peak_memory_bytes`.
+    """
+
+    num_prompts: int
+    prompt_tokens: int
+    cached_tokens: int
+    generation_tokens: int
+    first_token_s: float
+    total_s: float
+    num_compilations: int
+    peak_memory_bytes: int
+
+    def line(self) -> str:
+        """The statistics in one line."""
+        compiled = f", {self.num_compilations} compiled" if self.num_compilations else ""
+        rate = self.generation_tokens / self.total_s if self.total_s > 0 else 0.0
+        return " | ".join(
+            (
+                f"{self.num_prompts} prompts, {self.prompt_tokens} tokens "
+                f"({self.cached_tokens} cached)",
+                f"generation {self.generation_tokens} tokens in {self.total_s:.2f} s, "
+                f"{rate:.1f} tok/s",
+                f"first token {self.first_token_s:.3f} s{compiled}",
+                f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
+            )
+        )
+
+
+def batch_statistics(outputs: "Sequence[RequestOutput]", num_compilations: int) -> BatchStatistics:
+    """Statistics of requests that were submitted together, from their own clocks."""
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    start = min((metric.arrival_time for metric in metrics), default=0.0)
+    firsts = [metric.first_token_time for metric in metrics if metric.first_token_time is not None]
+    ends = [metric.finished_time for metric in metrics if metric.finished_time is not None]
+    return BatchStatistics(
+        num_prompts=len(outputs),
+        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
+        cached_tokens=sum(output.num_cached_tokens for output in outputs),
+        generation_tokens=sum(metric.num_generated_tokens for metric in metrics),
+        first_token_s=min(firsts, default=start) - start,
+        total_s=max(ends, default=start) - start,
+        num_compilations=num_compilations,
+        peak_memory_bytes=peak_memory_bytes(),
+    )

@@ -1,0 +1,49 @@
+"""What a person types and sees: prompts, messages of several lines, dimmed text."""
+
+import contextlib
+import sys
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_QUOTES = '"""'
+
+
+def prepare_line_editing() -> None:
+    """Give `input` arrow keys and a history for this session, where the system can."""
+    with contextlib.suppress(ImportError):  # Windows has no readline
+        import readline  # noqa: F401  # importing it is what changes input()
+
+
+def read_message(prompt: str = ">>> ", more: str = "... ") -> str:
+    '''Read one message: a line, or all lines from one that begins with """ to one that ends so.
+
+    Prompts are shown only to a person at a terminal.
+
+    Raises:
+        EOFError: Ctrl-D, or the end of a piped standard input.
+        KeyboardInterrupt: Ctrl-C.
+    '''
+    interactive = sys.stdin.isatty()
+    line = input(prompt if interactive else "")
+    if not line.lstrip().startswith(_QUOTES):
+        return line
+    text = line.lstrip().removeprefix(_QUOTES)
+    while not text.rstrip().endswith(_QUOTES):
+        text += "\n" + input(more if interactive else "")
+    return text.rstrip().removesuffix(_QUOTES).strip("\n")
+
+
+def show(text: str, *, dim: bool = False) -> None:
+    """Write model text to stdout at once; on a terminal control characters are made visible.
+
+    A model can be made to write escape sequences; they must not reach the terminal.
+    """
+    if sys.stdout.isatty():
+        text = "".join(c if c >= " " or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+        text = f"{_DIM}{text}{_PLAIN}" if dim else text
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Write a line of our own to stderr, dimmed on a terminal."""
+    print(f"{_DIM}{text}{_PLAIN}" if sys.stderr.isatty() else text, file=sys.stderr)

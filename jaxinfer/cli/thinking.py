@@ -1,0 +1,45 @@
+"""Splits a streamed answer into what the model thinks and what it says."""
+
+from collections.abc import Iterator
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ThinkingSplitter:
+    """Follows `<think>` ... `</think>` through a stream whose chunks may cut the tags anywhere.
+
+    Args:
+        inside: the prompt has opened the tag already.
+    """
+
+    def __init__(self, *, inside: bool = False) -> None:
+        self._inside = inside
+        self._held = ""
+
+    def feed(self, text: str) -> Iterator[tuple[bool, str]]:
+        """Yield (is thinking, text) for all that can be told by now; tags are left out."""
+        self._held += text
+        while True:
+            tag = CLOSE if self._inside else OPEN
+            before, found, after = self._held.partition(tag)
+            if not found:
+                break
+            if before:
+                yield self._inside, before
+            self._inside = not self._inside
+            self._held = after
+        ready = len(self._held) - _overlap(self._held, tag)
+        if ready:
+            yield self._inside, self._held[:ready]
+            self._held = self._held[ready:]
+
+    def finish(self) -> Iterator[tuple[bool, str]]:
+        """Yield what was held back in case it became a tag."""
+        if self._held:
+            yield self._inside, self._held
+            self._held = ""
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Length of the longest end of `text` that `tag` begins with."""
+    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)

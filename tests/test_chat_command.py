@@ -1,0 +1,181 @@
+"""`jaxinfer chat`: a conversation that survives mistakes, interruptions and the end of its input."""
+
+import io
+import os
+import signal
+
+import pytest
+
+import jaxinfer
+from jaxinfer.chat import main
+from tests.cli.fake_llm import FakeLLM
+
+
+@pytest.fixture
+def talk(monkeypatch, capsys):
+    """Type lines into a chat with `reply`; returns (engine, stdout, stderr, status)."""
+
+    def run(*lines, reply=lambda prompt: ["fine", " thanks"], arguments=()):
+        engine = FakeLLM(reply)
+
+        def start(**given):
+            engine.arguments = given
+            return engine
+
+        monkeypatch.setitem(vars(jaxinfer), "LLM", start)
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        status = main(list(arguments))
+        output = capsys.readouterr()
+        return engine, output.out, output.err, status
+
+    return run
+
+
+def test_an_answer_is_followed_by_a_line_of_statistics(talk):
+    engine, out, err, status = talk("how are you?")
+    assert status == 0
+    assert out == "fine thanks\n"
+    assert "generation 11 tokens" in err
+    assert "tok/s" in err
+    assert engine.closed
+
+
+def test_the_model_sees_the_whole_conversation(talk):
+    engine, *_ = talk("one", "two", arguments=["--system", "be kind"])
+    assert [prompt for prompt, _ in engine.requests] == [
+        "<system>be kind<user>one",
+        "<system>be kind<user>one<assistant>fine thanks<user>two",
+    ]
+
+
+def test_reset_forgets_the_turns_and_keeps_the_system_message(talk):
+    engine, *_ = talk("one", "/reset", "two", arguments=["--system", "s"])
+    assert engine.requests[1][0] == "<system>s<user>two"
+
+
+def test_system_replaces_the_message_and_starts_anew(talk):
+    engine, *_ = talk("one", "/system be brief", "two", "/system", "three")
+    assert engine.requests[1][0] == "<system>be brief<user>two"
+    assert engine.requests[2][0] == "<user>three"
+
+
+def test_set_changes_the_sampling_of_the_next_answer(talk):
+    engine, *_ = talk("/set temperature 0.1", "/set top-k 3", "hello", arguments=["-m", "40"])
+    params = engine.requests[0][1]
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.1, 3, 40)
+
+
+def test_set_alone_shows_the_settings(talk):
+    _, _, err, _ = talk("/set thinking off", "/set")
+    assert "max_tokens 500, thinking off" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/set colour red", "no setting 'colour'"),
+        ("/set top_k many", "top_k must be a whole number"),
+        ("/set temperature warm", "temperature must be a number"),
+        ("/set thinking maybe", "thinking must be on, off or auto"),
+        ("/dance", "no command /dance"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_the_chat_goes_on(talk, line, message):
+    engine, out, err, status = talk(line, "hello", arguments=["-q"])
+    assert (status, out) == (0, "fine thanks\n")
+    assert message in err
+    assert err.count("\n") == 1
+    assert len(engine.requests) == 1
+
+
+def test_a_setting_out_of_range_takes_the_message_back(talk):
+    engine, _, err, _ = talk("/set temperature -1", "lost", "/set temperature 0", "kept")
+    assert "temperature must be from 0" in err
+    assert [prompt for prompt, _ in engine.requests] == ["<user>kept"]
+
+
+def test_help_lists_every_command(talk):
+    _, _, err, _ = talk("/help")
+    for command in ("/help", "/reset", "/system", "/set", "/exit", '"""', "Ctrl-C", "Ctrl-D"):
+        assert command in err
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit"])
+def test_exit_leaves_before_the_rest_of_the_input(talk, word):
+    engine, _, _, status = talk(word, "not sent")
+    assert (status, engine.requests) == (0, [])
+
+
+def test_three_quotes_hold_several_lines_together(talk):
+    engine, *_ = talk('"""first', "/not a command", 'last"""', '"""one line"""')
+    assert engine.requests[0][0] == "<user>first\n/not a command\nlast"
+    assert engine.requests[1][0].endswith("<user>one line")
+
+
+def test_empty_lines_are_not_sent(talk):
+    engine, *_ = talk("", "   ", "hello")
+    assert len(engine.requests) == 1
+
+
+def test_ctrl_c_stops_the_answer_only(talk):
+    def reply(prompt):
+        if prompt.endswith("tell me everything"):
+            return _Interrupting(["once", " upon", " a", " time"], after=1)
+        return ["fine"]
+
+    engine, out, _, status = talk("tell me everything", "hello", reply=reply)
+    assert status == 0
+    assert out == "once upon\nfine\n"
+    assert engine.aborted == 1
+    # What was said before the interruption stays in the conversation.
+    assert engine.requests[1][0] == "<user>tell me everything<assistant>once upon<user>hello"
+
+
+class _Interrupting(list):
+    """A list that sends SIGINT to this process once `after` items have been taken."""
+
+    def __init__(self, items, after):
+        super().__init__(items)
+        self.after = after
+
+    def __iter__(self):
+        for i, item in enumerate(super().__iter__()):
+            if i == self.after:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield item
+
+
+def test_ctrl_c_at_the_prompt_is_answered_with_how_to_leave(talk, monkeypatch):
+    typed = iter([KeyboardInterrupt, "hello", EOFError])
+
+    def type_line(prompt=""):
+        item = next(typed)
+        if isinstance(item, str):
+            return item
+        raise item
+
+    monkeypatch.setattr("builtins.input", type_line)
+    _, out, err, status = talk()
+    assert (status, out) == (0, "fine thanks\n")
+    assert "Ctrl-D or /exit leaves" in err
+
+
+def test_thinking_is_dimmed_and_not_kept(talk, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    pieces = ["<thi", "nk>hmm", "</think>", "yes"]
+    engine, out, _, _ = talk("sure?", "really?", reply=lambda prompt: pieces)
+    assert out.startswith("\x1b[2mhmm\x1b[0myes\n")
+    assert engine.requests[1][0] == "<user>sure?<assistant>yes<user>really?"
+
+
+def test_thinking_that_the_template_opens_is_recognised(talk):
+    engine, *_ = talk(
+        "/set thinking on", "sure?", "so?", reply=lambda prompt: ["hmm</think>", "yes"]
+    )
+    assert "<assistant>yes<user>so?" in engine.requests[1][0]
+
+
+def test_control_characters_never_reach_the_terminal(talk, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _, out, _, _ = talk("hello", reply=lambda prompt: ["a\x1b]0;owned\x07b"], arguments=["-q"])
+    assert out == "a\\x1b]0;owned\\x07b\n"
