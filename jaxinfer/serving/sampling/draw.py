@@ -3,13 +3,13 @@
 One random point a row and sums over blocks, instead of noise for every token of the vocabulary.
 """
 
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxinfer.serving.sampling.blocks import split_blocks
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
 Weigher = Callable[[jax.Array, jax.Array], jax.Array]
@@ -63,7 +63,7 @@ def find_token(
         The token ids, int32 `[B]`, and the rows' total weights, float32 `[B]`.
     """
     width = logits.shape[1]
-    blocks, ids = _split(logits, axis)
+    blocks, ids = split_blocks(logits, axis)
     sums = weigh(blocks, ids[None]).sum(-1)
     device_sums = axis.stack(sums.sum(-1))
     total = device_sums.sum(-1)
@@ -82,25 +82,6 @@ def find_token(
     if axis.name is not None:
         token = axis.sum(jnp.where(owner == axis.index(), token, 0))
     return token, total
-
-
-def block_width(vocab: int) -> int:
-    """Return a width for blocks of a vocabulary: near its root, a divisor where there is one."""
-    root = max(1, math.isqrt(vocab))
-    divisors = [w for w in range(max(1, root // 4), 4 * root + 1) if vocab % w == 0]
-    return min(divisors, key=lambda w: abs(w - root), default=root)
-
-
-def _split(logits: Float[Array, "B V"], axis: VocabAxis) -> tuple[jax.Array, jax.Array]:
-    """Return logits as `[B, blocks, width]`, padded with -inf, and their ids `[blocks, width]`."""
-    batch, vocab = logits.shape
-    width = block_width(vocab)
-    blocks = -(-vocab // width)
-    if blocks * width > vocab:
-        padding = ((0, 0), (0, blocks * width - vocab))
-        logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
-    ids = jnp.arange(blocks * width, dtype=jnp.int32) + axis.offset(vocab)
-    return logits.reshape(batch, blocks, width), ids.reshape(blocks, width)
 
 
 def _first_above(

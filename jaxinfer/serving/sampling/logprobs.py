@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxinfer.serving.sampling.draw import block_width
+from jaxinfer.serving.sampling.blocks import split_blocks
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
 
@@ -13,19 +13,32 @@ def largest_logit(
 ) -> tuple[Int[Array, "B"], Float[Array, "B"], Bool[Array, "B"]]:
     """Return each row's best token (ties: lowest id), its logit, and whether the row is sane.
 
-    A row is insane when it holds NaN or plus infinity or nothing but minus infinity. `argmax`
-    takes the first NaN for the largest value, so the one value tells.
+    A row is insane when it holds NaN or plus infinity or nothing but minus infinity. NaN is looked
+    for by itself, since a maximum ignores it on some backends.
     """
-    width = logits.shape[1]
-    local = jnp.argmax(logits, axis=1).astype(jnp.int32)
-    value = jnp.take_along_axis(logits, local[:, None], axis=1)[:, 0]
-    token = local + axis.offset(width)
+    blocks, ids = split_blocks(logits, axis)
+    block_maxima = blocks.max(-1)
+    value = block_maxima.max(1)
+    sane = (blocks < jnp.inf).all(-1).all(1)
+    block = _first_equal(block_maxima, value)
+    column = _first_equal(blocks[jnp.arange(logits.shape[0]), block], value)
+    token = ids[block, column]
     if axis.name is not None:
-        values, tokens = axis.stack(value), axis.stack(token)
-        owner = jnp.argmax(values, axis=1)[:, None]
-        value = jnp.take_along_axis(values, owner, axis=1)[:, 0]
-        token = jnp.take_along_axis(tokens, owner, axis=1)[:, 0]
-    return token, value, jnp.isfinite(value)
+        # One exchange: the float travels by its bits.
+        bits = lax.bitcast_convert_type(jnp.where(sane, value, jnp.nan), jnp.int32)
+        gathered = axis.stack(jnp.stack([bits, token], axis=1))
+        values = lax.bitcast_convert_type(gathered[:, :, 0], jnp.float32)
+        value, sane = values.max(1), (values < jnp.inf).all(1)
+        owner = _first_equal(values, value)
+        token = jnp.take_along_axis(gathered[:, :, 1], owner[:, None], axis=1)[:, 0]
+    return token, value, sane & (value > -jnp.inf)
+
+
+def _first_equal(values: Float[Array, "B n"], value: Float[Array, "B"]) -> Int[Array, "B"]:
+    """Return the first place of a value in each row; the last place where it is nowhere (NaN)."""
+    count = values.shape[1]
+    place = jnp.arange(count, dtype=jnp.int32)[None, :]
+    return jnp.where(values == value[:, None], place, count - 1).min(1)
 
 
 def top_tokens(
@@ -46,19 +59,15 @@ def top_tokens(
     """
     batch, vocab = logits.shape
     local_k = min(k, vocab)
-    width = block_width(vocab)
-    count = -(-vocab // width)
-    padded = jnp.pad(logits, ((0, 0), (0, count * width - vocab)), constant_values=-jnp.inf)
-    blocks = padded.reshape(batch, count, width)
-    _, chosen = lax.top_k(blocks.max(-1), min(local_k, count))
+    blocks, block_ids = split_blocks(logits, axis)
+    _, chosen = lax.top_k(blocks.max(-1), min(local_k, blocks.shape[1]))
     chosen = jnp.sort(chosen, axis=1)  # candidates in order of ids, so that ties fall right
     rows = jnp.arange(batch)[:, None]
     candidates = blocks[rows, chosen].reshape(batch, -1)
-    ids = (chosen[:, :, None] * width + jnp.arange(width, dtype=jnp.int32)).reshape(batch, -1)
+    ids = block_ids[chosen].reshape(batch, -1)
     values, places = lax.top_k(candidates, local_k)
     # Padding can be chosen only where everything after it is minus infinity too.
-    tokens = jnp.minimum(jnp.take_along_axis(ids, places, axis=1), vocab - 1)
-    tokens = tokens + axis.offset(vocab)
+    tokens = jnp.minimum(jnp.take_along_axis(ids, places, axis=1), block_ids[0, 0] + vocab - 1)
     if axis.name is not None:
         values = axis.stack(values).reshape(batch, -1)
         tokens = axis.stack(tokens).reshape(batch, -1)

@@ -5,6 +5,8 @@ logits do. The k-th largest key, or the key at which the probability reaches p, 
 digit from the top: each pass over the logits counts what lies above a few candidate keys.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,11 +20,7 @@ from jaxinfer.serving.sampling.weights import (
     RowDistribution,
     sort_keys,
     weight_of_key,
-    weights,
 )
-
-DIGIT_BITS = 3
-"""Bits found in one pass: its 7 sums share one read of the logits, which is what a pass costs."""
 
 TOP_P_TOLERANCE = 1e-6
 """Relative slack of p, above float32's rounding of long sums: 0.3 of ten equal tokens is three."""
@@ -30,6 +28,15 @@ TOP_P_TOLERANCE = 1e-6
 
 MOST_TIES = 2**24
 """More tokens than any vocabulary has, and the last integer up to which float32 counts."""
+
+
+KEY_BITS = 31
+
+DROPPED = -1
+"""Stands for the key of a token that `min_p` has dropped: below every threshold."""
+
+Measure = Callable[[jax.Array], jax.Array]
+"""What a search adds up, as a function of the keys: their number or their weights."""
 
 
 def truncate(
@@ -48,25 +55,26 @@ def truncate(
         axis: How the vocabulary is split.
     """
     keys = sort_keys(logits, before)
-    mass = weights(logits, axis.ids(logits.shape[1])[None], before)
-    one = (keys >= before.threshold[:, None]).astype(jnp.int32)
+    keys = jnp.where(keys >= before.threshold[:, None], keys, DROPPED)
     has_k = (rows.top_k > 0) & ~rows.greedy
     has_p = (rows.top_p < 1.0) & ~rows.greedy
     k = jnp.where(has_k, rows.top_k, LARGEST_KEY)
 
-    def above(measure: jax.Array, threshold: jax.Array) -> jax.Array:
-        return axis.sum(jnp.where(keys > threshold[:, None], measure, 0).sum(1))
+    def above(measure: Measure, threshold: jax.Array) -> jax.Array:
+        return axis.sum(_sum_from(keys, measure, threshold + 1))
 
-    k_key = jnp.maximum(_search(keys, one, k, axis), before.threshold)
-    ties = axis.sum(jnp.where(keys == k_key[:, None], one, 0).sum(1))
-    ties = jnp.minimum(ties, k - above(one, k_key)).astype(jnp.float32)
-    k_mass = above(mass, k_key) + ties * weight_of_key(k_key)
+    k_key = jnp.maximum(_search(keys, _count, k, axis), before.threshold)
+    ties = axis.sum((keys == k_key[:, None]).astype(jnp.int32).sum(1))
+    ties = jnp.minimum(ties, k - above(_count, k_key)).astype(jnp.float32)
+    k_mass = above(weight_of_key, k_key) + ties * weight_of_key(k_key)
 
     goal = rows.top_p * k_mass * (1.0 - TOP_P_TOLERANCE)
-    p_key = jnp.where(has_p, _search(keys, mass, goal, axis), 0)
+    p_key = jnp.where(has_p, _search(keys, weight_of_key, goal, axis), 0)
     threshold = jnp.maximum(k_key, p_key)
-    keep_k = k - above(one, threshold)
-    missing = (goal - above(mass, threshold)) / jnp.maximum(weight_of_key(threshold), 1e-37)
+    keep_k = k - above(_count, threshold)
+    missing = (goal - above(weight_of_key, threshold)) / jnp.maximum(
+        weight_of_key(threshold), 1e-37
+    )
     keep_p = jnp.ceil(jnp.clip(missing, 1.0, MOST_TIES)).astype(jnp.int32)
     keep = jnp.minimum(jnp.clip(keep_k, 1, MOST_TIES), jnp.where(has_p, keep_p, MOST_TIES))
     last_tie = _nth_tie(logits, before._replace(threshold=threshold), keep, axis)
@@ -77,32 +85,46 @@ def truncate(
 
 
 def _search(
-    keys: Int[Array, "B V"], measure: jax.Array, goal: jax.Array, axis: VocabAxis
+    keys: Int[Array, "B V"], measure: Measure, goal: jax.Array, axis: VocabAxis
 ) -> Int[Array, "B"]:
-    """Return the largest key t for which `measure` summed over keys >= t reaches `goal`, or 0.
-
-    Args:
-        keys: Non-negative int32 keys.
-        measure: Non-negative `[B, V]` of `goal`'s dtype.
-        goal: `[B]`.
-        axis: How the vocabulary is split.
-    """
+    """Return the largest key t for which the measure of keys >= t reaches `goal` `[B]`, or 0."""
+    digit_bits = _digit_bits()
 
     def extend(found: jax.Array, shift: jax.Array | int, digits: int) -> jax.Array:
         candidates = [found + jnp.left_shift(digit, shift) for digit in range(1, digits + 1)]
-        reached = [jnp.where(keys >= key[:, None], measure, 0).sum(1) for key in candidates]
+        reached = [_sum_from(keys, measure, candidate) for candidate in candidates]
         sums = axis.sum(jnp.stack(reached, axis=1))
         digit = (sums >= goal[:, None]).astype(jnp.int32).sum(1)
         return found + jnp.left_shift(digit, shift)
 
-    bits = 31
-    top = bits % DIGIT_BITS
-    found = extend(jnp.zeros_like(keys[:, 0]), bits - top, 2**top - 1)
-
     def one_pass(i: jax.Array, found: jax.Array) -> jax.Array:
-        return extend(found, bits - top - DIGIT_BITS * (i + 1), 2**DIGIT_BITS - 1)
+        return extend(found, KEY_BITS - top - digit_bits * (i + 1), 2**digit_bits - 1)
 
-    return lax.fori_loop(0, bits // DIGIT_BITS, one_pass, found)
+    top = KEY_BITS % digit_bits
+    found = jnp.zeros_like(keys[:, 0])
+    if top:
+        found = extend(found, KEY_BITS - top, 2**top - 1)
+    return lax.fori_loop(0, KEY_BITS // digit_bits, one_pass, found)
+
+
+def _digit_bits() -> int:
+    """Return how many bits of a key one pass over the logits finds; the result is the same.
+
+    Where a pass costs the reading of the logits, it is used for seven sums; a CPU, to which every
+    sum is work, takes one.
+    """
+    return 1 if jax.default_backend() == "cpu" else 3
+
+
+def _sum_from(keys: jax.Array, measure: Measure, least: jax.Array) -> jax.Array:
+    """Return the measure `[B]` of the keys `[B, V]` that are at least `least` `[B]` (above 0)."""
+    # A key may be the largest integer, and `least` one more than it, which wraps round.
+    reached = (keys >= least[:, None]) & (least[:, None] > 0)
+    return jnp.where(reached, measure(keys), 0).sum(1)
+
+
+def _count(keys: jax.Array) -> jax.Array:
+    return jnp.ones_like(keys)
 
 
 def _nth_tie(
