@@ -1,13 +1,11 @@
 """How one request wants its tokens chosen: the fields of vLLM's SamplingParams, checked at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
 
@@ -227,12 +225,12 @@ class SamplingParams:
                     f"{vocab_size - 1}"
                 )
 
-    def clone(self, **changes: Any) -> Self:
+    def clone(self, **changes: Any) -> "SamplingParams":
         """Return a copy with some fields replaced, checked like a new one."""
         return dataclasses.replace(self, **changes)
 
     @classmethod
-    def from_generation_config(cls, config: Mapping[str, Any], **given: Any) -> Self:
+    def from_generation_config(cls, config: Mapping[str, Any], **given: Any) -> "SamplingParams":
         """Make parameters from a model's `generation_config.json`; `given` fields win.
 
         `do_sample: false` means greedy decoding, whatever temperature stands beside it.
