@@ -53,6 +53,7 @@ class Request:
             and `max_model_len`.
         max_cached_tokens: tokens whose keys and values will ever be needed: the last token of an
             answer is never fed back.
+        ending_token_ids: tokens that may end it: end-of-sequence (unless ignored) and stop tokens.
         block_table: device blocks in order of position; token i lives in block
             `block_table[i // block_size]`. It only grows while `num_admissions` stays the same.
         host_blocks: blocks of the swap space, in order of position, while SWAPPED.
@@ -85,6 +86,7 @@ class Request:
     num_prefix_cached_tokens: int = field(default=0, init=False)
     max_num_tokens: int = field(default=0, init=False)
     max_cached_tokens: int = field(default=0, init=False)
+    ending_token_ids: frozenset[int] = field(default=frozenset(), init=False)
     block_table: list[int] = field(default_factory=list, init=False)
     host_blocks: list[int] = field(default_factory=list, init=False)
     slot: int | None = field(default=None, init=False)
@@ -113,9 +115,19 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def num_pending_tokens(self) -> int:
+        """Tokens to feed before its next token, or its end, is due: 1 while it decodes."""
+        return min(self.num_tokens, self.max_cached_tokens) - self.num_cached_tokens
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is RequestStatus.FINISHED
+
+    def forget_tokens_in_flight(self) -> None:
+        """Make the tokens that the host has read all there is."""
+        self.num_in_flight_tokens = 0
+        self.num_tokens = self.num_known_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where the host must yet read.

@@ -1,12 +1,12 @@
 """What the scheduler hands out and hands back: one step's rows, and the tokens a row has gained."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from jaxinfer.serving.request import Request
 
 
-class ScheduledRow(NamedTuple):
+@dataclass(slots=True, eq=False)
+class ScheduledRow:
     """One sequence's share of a step.
 
     The step feeds the tokens at positions `[start, start + num_scheduled_tokens)`; afterwards the
@@ -16,15 +16,22 @@ class ScheduledRow(NamedTuple):
     In a burst (`Schedule.num_steps` > 1) inner step i feeds the token at `start + i` and
     `num_scheduled_tokens` is 1. The device computes all steps for each row, and the block table
     has room for that; the tokens beyond `num_new_tokens` are surplus that the host drops.
+
+    Attributes:
+        request: the sequence; its `slot` and `block_table` are those to use.
+        start: position of the first token fed.
+        num_scheduled_tokens: tokens fed.
+        samples: whether the row's last hidden state becomes a token (false for the early chunks
+            of a prompt).
+        num_new_tokens: tokens that the host keeps at most: 0 unless the row samples, 1 in a
+            step, more in a burst.
     """
 
     request: Request
     start: int
     num_scheduled_tokens: int
     samples: bool
-    """Whether the row's last hidden state becomes a token (false for a prompt's early chunks)."""
     num_new_tokens: int
-    """Tokens that the host will keep at most: 0 unless it samples, 1 in a step, more in a burst."""
 
     @property
     def ends_prefill_only(self) -> bool:
@@ -63,7 +70,8 @@ class Schedule:
     epoch: int = 0
 
 
-class RowUpdate(NamedTuple):
+@dataclass(slots=True, eq=False)
+class RowUpdate:
     """What reading a row's tokens did to its request.
 
     Attributes:

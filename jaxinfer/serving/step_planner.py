@@ -1,0 +1,175 @@
+"""Fills one step: which requests run, with how many tokens, and who makes room for whom."""
+
+from jaxinfer.serving.request import Request, RequestStatus
+from jaxinfer.serving.request_queues import RequestQueues
+from jaxinfer.serving.schedule import Schedule, ScheduledRow
+
+
+class StepPlanner:
+    """Plans steps over the queues, first come first served.
+
+    Only the newest running request can be partly prefilled, because a prompt that does not finish
+    takes the whole token budget. So running requests in order of age are decodes first and then
+    at most one partial prompt, and each of them always gets at least one token.
+
+    Args:
+        queues: the requests, their slots and blocks.
+        max_num_batched_tokens: tokens in a step at most, at least the number of slots.
+        max_model_len: no sequence is longer; a burst never writes beyond the last block of it.
+    """
+
+    def __init__(
+        self, queues: RequestQueues, max_num_batched_tokens: int, max_model_len: int
+    ) -> None:
+        self.queues = queues
+        self.pool = queues.pool
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._table_capacity = self.pool.blocks_for(max_model_len) * self.pool.block_size
+        self._held_up: tuple[Request, int] | None = None
+
+    def plan_step(self) -> Schedule | None:
+        """Plan one token for each decode and as many prompt tokens as fit; None if nothing can."""
+        schedule = Schedule(rows=[], is_decode=True)
+        all_placed = self._place_running(schedule)
+        if all_placed and self.queues.waiting:
+            self._admit_waiting(schedule)
+        if not schedule.rows:
+            return None
+        schedule.swap_out = self.queues.swap_space.pop_copies_out()
+        return schedule
+
+    def plan_burst(self, num_steps: int) -> Schedule | None:
+        """Plan `num_steps` decode steps at once for all running requests.
+
+        Returns:
+            None if somebody waits, a row is no decode, blocks are not all free, the block table
+            could not hold a row's last token, or no row could keep that many tokens.
+        """
+        if self.queues.waiting:
+            return None
+        schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
+        num_missing = 0
+        for request in self.queues.running.values():
+            pending = request.num_pending_tokens
+            if pending == 0:
+                continue
+            start = request.num_cached_tokens
+            end = start + num_steps
+            if pending > 1 or not request.last_token_on_device or end > self._table_capacity:
+                return None
+            num_new = min(num_steps, request.max_num_tokens - request.num_tokens)
+            schedule.rows.append(ScheduledRow(request, start, 1, True, num_new))
+            num_missing += self._num_missing_blocks(request, end)
+        longest = max((row.num_new_tokens for row in schedule.rows), default=0)
+        if longest < num_steps or num_missing > self.pool.num_free_blocks:
+            return None
+        for row in schedule.rows:
+            self._extend_table(row.request, row.start + num_steps)
+            self._advance(row.request, row.num_new_tokens, row.num_new_tokens)
+        schedule.num_tokens = len(schedule.rows)
+        schedule.swap_out = self.queues.swap_space.pop_copies_out()
+        return schedule
+
+    def _place_running(self, schedule: Schedule) -> bool:
+        """Give running requests their tokens; whether all got them and nobody was preempted."""
+        rows = schedule.rows
+        block_size = self.pool.block_size
+        for request in list(self.queues.running.values()):
+            start = request.num_cached_tokens
+            end = start + 1
+            if (
+                end == request.num_tokens <= request.max_cached_tokens
+                and request.last_token_on_device
+                and start % block_size
+                and end % block_size
+            ):
+                # A decode within a block, which is nearly all there is: no block to take or fill.
+                request.num_cached_tokens = end
+                request.num_tokens = end + 1
+                request.num_in_flight_tokens += 1
+                rows.append(ScheduledRow(request, start, 1, True, 1))
+                schedule.num_tokens += 1
+            elif not self._place_or_make_room(request, schedule):
+                return False
+        return not schedule.preempted
+
+    def _place_or_make_room(self, request: Request, schedule: Schedule) -> bool:
+        """Place a running request, preempting newer ones for its blocks if it must."""
+        if request.status is not RequestStatus.RUNNING:
+            return False
+        pending = request.num_pending_tokens
+        if pending == 0:
+            return True
+        count = min(pending, self.max_num_batched_tokens - schedule.num_tokens)
+        missing = self._num_missing_blocks(request, request.num_cached_tokens + count)
+        while missing > self.pool.num_free_blocks:
+            newest = next(reversed(self.queues.running.values()))
+            if newest is request:
+                return False
+            self.queues.preempt(newest)
+            schedule.preempted.append(newest)
+        self._place(request, count, schedule)
+        return True
+
+    def _place(self, request: Request, count: int, schedule: Schedule) -> None:
+        """Add a row of `count` tokens; the blocks it misses are available."""
+        start = request.num_cached_tokens
+        self._extend_table(request, start + count)
+        samples = start + count == request.num_tokens and not request.prefill_only
+        if not (samples and count == 1 and request.last_token_on_device):
+            schedule.is_decode = False
+        self._advance(request, count, int(samples))
+        if samples:
+            request.last_token_on_device = True
+        schedule.rows.append(ScheduledRow(request, start, count, samples, int(samples)))
+        schedule.num_tokens += count
+
+    def _admit_waiting(self, schedule: Schedule) -> None:
+        """Admit waiting requests, oldest first, while slots, budget and blocks last."""
+        while self.queues.waiting and self.queues.free_slots:
+            budget = self.max_num_batched_tokens - schedule.num_tokens
+            request = next(iter(self.queues.waiting.values()))
+            # Tokens in flight of a preempted request must be known before it can be fed again.
+            if budget == 0 or request.num_in_flight_tokens or not self._claim(request, schedule):
+                return
+            self.queues.admit(request)
+            self._place(request, min(request.num_pending_tokens, budget), schedule)
+
+    def _claim(self, request: Request, schedule: Schedule) -> bool:
+        """Give a waiting request the blocks of its cached tokens if all of it would fit now."""
+        # Until somebody frees blocks, trying again is a waste of lookups.
+        if self._held_up == (request, self.pool.num_frees):
+            return False
+        num_blocks = self.pool.blocks_for(min(request.num_tokens, request.max_cached_tokens))
+        swapped = request.status is RequestStatus.SWAPPED
+        prefix = [] if swapped else self.pool.find_prefix(request)
+        if num_blocks - len(prefix) > self.pool.num_available_beside(prefix):
+            self._held_up = (request, self.pool.num_frees)
+            return False
+        if swapped:
+            request.block_table = self.pool.allocate(len(request.host_blocks))
+            schedule.swap_in += zip(request.block_table, request.host_blocks, strict=True)
+            self.queues.swap_space.release(request)
+            return True
+        self.pool.share(prefix)
+        request.block_table = prefix
+        request.num_registered_blocks = len(prefix)
+        request.num_cached_tokens = len(prefix) * self.pool.block_size
+        if request.num_admissions == 0:
+            request.num_prefix_cached_tokens = request.num_cached_tokens
+        return True
+
+    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
+        """Blocks that the request lacks to hold `num_tokens` tokens."""
+        return max(0, self.pool.blocks_for(num_tokens) - len(request.block_table))
+
+    def _extend_table(self, request: Request, num_tokens: int) -> None:
+        request.block_table += self.pool.allocate(self._num_missing_blocks(request, num_tokens))
+
+    def _advance(self, request: Request, num_fed: int, num_new: int) -> None:
+        """Count tokens as cached and sampled from here on, and offer the blocks they fill."""
+        request.num_cached_tokens += num_fed
+        request.num_tokens += num_new
+        request.num_in_flight_tokens += num_new
+        if request.num_cached_tokens // self.pool.block_size > request.num_registered_blocks:
+            self.pool.register(request)
