@@ -5,7 +5,7 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, no_type_check
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
 
@@ -35,6 +35,7 @@ _GENERATION_CONFIG_FIELDS = {
 }
 
 
+@no_type_check  # its fields check themselves, by name; run-time checkers would come first
 @dataclass(frozen=True)
 class SamplingParams:
     """What to sample, when to stop, and what to report, for one request.
