@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("jaxinfer", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy")
+import jaxinfer
+
+_PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -28,7 +30,7 @@ def describe_machine() -> dict[str, Any]:
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide speed; absent ones are left out."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "jaxinfer": jaxinfer.__version__}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxinfer.cli.model_shapes import shape_config
+from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.floors import (
     H200,
     Chip,

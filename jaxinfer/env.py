@@ -1,0 +1,125 @@
+"""`jaxinfer env`: versions, devices, and what an engine would use on this machine, and why."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.cli.parser import CommandParser
+from jaxinfer.cli.process import OK, end_process, run_command
+
+# The shape that backends are chosen for here; every published dense Qwen3 has head_dim 128.
+_HEAD_DIM, _GROUP_SIZE, _BLOCK_SIZE = 128, 2, 16
+
+
+def build_parser() -> CommandParser:
+    """The flags of `jaxinfer env`."""
+    parser = CommandParser("env", "Show versions, devices and what would be used on this machine.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run_command("env", lambda: _run(as_json=arguments.json))
+
+
+def _run(*, as_json: bool) -> int:
+    report = environment()
+    print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
+    return OK
+
+
+def environment() -> dict[str, Any]:
+    """What `jaxinfer env` reports, as JSON-like values."""
+    from jaxinfer.cli.platform import start_platform
+    from jaxinfer.measure.machine import describe_machine
+
+    start_platform()
+    return {
+        "machine": describe_machine(),
+        "attention_backend": attention_backends(),
+        "compilation_cache": compilation_cache(),
+        "bundled_model": bundled_model(),
+    }
+
+
+def attention_backends() -> dict[str, str]:
+    """What attention_backend="auto" takes for Qwen3 on this machine, and why not the others.
+
+    Maps "auto" to "NAME: REASON", and each backend to "available" or the reason it is not.
+    """
+    import jax
+
+    from jaxinfer.kernels.attention import choose_backend
+
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    where: Any = {
+        "head_dim": _HEAD_DIM,
+        "dtype": "float32" if device.platform == "cpu" else "bfloat16",
+        "block_size": _BLOCK_SIZE,
+        "group_size": _GROUP_SIZE,
+        "platform": device.platform,
+        "compute_capability": tuple(map(int, capability.split("."))) if capability else None,
+    }
+    name, reason = choose_backend("auto", **where)
+    report = {"auto": f"{name}: {reason}"}
+    for backend in ("mosaic", "triton", "xla"):
+        try:
+            choose_backend(backend, **where)
+            report[backend] = "available"
+        except ValueError as error:
+            report[backend] = str(error)
+    return report
+
+
+def compilation_cache() -> dict[str, Any]:
+    """Where compiled programs are kept, and how many are there."""
+    import jax
+
+    from jaxinfer.serving.compile_cache import default_directory
+
+    configured = jax.config.jax_compilation_cache_dir
+    directory = Path(configured) if configured else default_directory()
+    files = [path for path in directory.rglob("*") if path.is_file()] if directory.is_dir() else []
+    return {
+        "directory": str(directory),
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+    }
+
+
+def bundled_model() -> str | None:
+    """The bundled model's directory, or None where the installation lacks it."""
+    from jaxinfer.model.hub import BUNDLED_MODEL
+
+    return str(BUNDLED_MODEL) if any(BUNDLED_MODEL.glob("*.safetensors")) else None
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    machine, cache = report["machine"], report["compilation_cache"]
+    rows = [(name, version) for name, version in machine["versions"].items()]
+    rows.append(
+        ("device", f"{machine['num_devices']} x {machine['device']} ({machine['platform']})")
+    )
+    if machine["driver"]:
+        rows.append(("driver", machine["driver"]))
+    rows.append(("cpu", f"{machine['cpu']}, {machine['cpu_cores']} cores"))
+    for name, why in report["attention_backend"].items():
+        rows.append((f"attention {name}", why.partition("; supported here")[0]))
+    rows.append(
+        (
+            "compile cache",
+            f"{cache['directory']} ({cache['files']} files, {cache['bytes'] / 10**6:.1f} MB)",
+        )
+    )
+    rows.append(("bundled model", report["bundled_model"] or "missing from this installation"))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

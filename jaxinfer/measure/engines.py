@@ -1,0 +1,34 @@
+"""Builds the engine that a measurement runs on: a user's model, or random weights of a shape."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
+
+
+def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
+    """Start an engine for measuring.
+
+    Args:
+        model_shape: a name of `SHAPE_NAMES`, filled with random weights made on the device, or
+            None to load what `arguments` name.
+        arguments: engine arguments as `LLM` takes them.
+    """
+    from jaxinfer import LLM
+
+    if model_shape is None:
+        return LLM(**arguments)
+    import jax
+
+    from jaxinfer.config import EngineConfig
+    from jaxinfer.measure.model_shapes import shape_config
+    from jaxinfer.measure.random_model import random_params
+    from jaxinfer.model.sharding import make_mesh
+
+    settings = EngineConfig(**arguments)
+    config = shape_config(model_shape)
+    # Speed on a CPU is measured in the dtype that is served there, float32.
+    dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
+    mesh = make_mesh(settings.tensor_parallel_size)
+    params = random_params(config, dtype, mesh)
+    return LLM(params=params, config=config, mesh=mesh, **arguments)

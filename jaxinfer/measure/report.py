@@ -1,0 +1,123 @@
+"""Figures as records for JSON and as lines for people."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.measure.floors import decode_step_floor_s, find_chip, model_cost, prefill_floor_s
+from jaxinfer.measure.machine import describe_machine
+from jaxinfer.measure.timing import Speed
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
+
+
+def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
+    """Machine, model and settings that figures were taken with."""
+    settings = dataclasses.asdict(llm.engine_config)
+    return {
+        "machine": describe_machine(),
+        "model": f"Qwen3-{model_shape} shape" if model_shape else settings["model"] or "bundled",
+        "dtype": llm.dtype,
+        "attention_backend": llm.attention_backend,
+        "engine": settings,
+        "memory": memory_record(llm),
+    }
+
+
+def memory_record(llm: "LLM") -> dict[str, int | float | None]:
+    """Bytes on the fullest device: what it has, the engine's KV cache, and the peak so far."""
+    import jax
+
+    stats = [device.memory_stats() or {} for device in jax.devices()]
+    total = min((stat.get("bytes_limit", 0) for stat in stats), default=0)
+    kv_bytes = llm.kv_bytes
+    return {
+        "device_bytes": total or None,
+        "kv_bytes": kv_bytes,
+        "kv_share": kv_bytes / total if total else None,
+        "num_kv_blocks": llm.num_kv_blocks,
+        "peak_bytes": max((stat.get("peak_bytes_in_use", 0) for stat in stats), default=0) or None,
+    }
+
+
+def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:
+    """A row of `bench` with its floors, or None for them where the chip's are not known."""
+    import jax
+
+    record: dict[str, Any] = {
+        **dataclasses.asdict(speed),
+        "prefill_tokens_per_s": speed.prefill_tokens_per_s,
+        "decode_tokens_per_s": speed.decode_tokens_per_s,
+        "prefill_of_floor": None,
+        "decode_of_floor": None,
+    }
+    chip = find_chip(jax.devices()[0].device_kind)
+    if chip is not None:
+        cost = model_cost(llm.model_config)
+        context = speed.rows * (speed.prompt_tokens + speed.decode_steps // 2)
+        prefill = prefill_floor_s(cost, chip, [speed.prompt_tokens] * speed.rows)
+        decode = decode_step_floor_s(cost, chip, speed.rows, context)
+        record["prefill_of_floor"] = prefill / speed.prefill_s
+        record["decode_of_floor"] = decode / speed.decode_step_s
+    return record
+
+
+def report_lines(report: dict[str, Any]) -> list[str]:
+    """The report of `jaxinfer bench` for people."""
+    body = _workload_lines(report) if "workload" in report else _speed_lines(report)
+    return [*_heading(report), "", *body]
+
+
+def _heading(report: dict[str, Any]) -> list[str]:
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    device = f"{machine['num_devices']} x {machine['device']}"
+    if machine["platform"] == "cpu":
+        device = f"{machine['cpu']}, {machine['cpu_cores']} cores"
+    return [
+        f"{report['model']}, {report['dtype']}, {report['attention_backend']} attention",
+        f"{device}; {versions}",
+    ]
+
+
+def _speed_lines(report: dict[str, Any]) -> list[str]:
+    header = ("rows", "prompt", "prefill ms", "prompt tok/s", "decode ms/step", "output tok/s")
+    lines = ["".join(f"{title:>16}" for title in (*header, "of floor"))]
+    for row in report["speeds"]:
+        floors = (row["prefill_of_floor"], row["decode_of_floor"])
+        cells = (
+            str(row["rows"]),
+            str(row["prompt_tokens"]),
+            f"{row['prefill_s'] * 1e3:.2f}",
+            f"{row['prefill_tokens_per_s']:,.0f}",
+            f"{row['decode_step_s'] * 1e3:.3f}",
+            f"{row['decode_tokens_per_s']:,.0f}",
+            "-" if None in floors else " / ".join(f"{floor:.0%}" for floor in floors),
+        )
+        lines.append("".join(f"{cell:>16}" for cell in cells))
+    compiled = sum(row["num_compilations"] for row in report["speeds"])
+    repeats = f"medians of {report['repeats']} repeats"
+    lines += ["", f"{repeats}; compiled while measuring: {compiled}"]
+    return lines
+
+
+def _workload_lines(report: dict[str, Any]) -> list[str]:
+    lines = [f"{report['workload']}: {report['description']}"]
+    for kind, run in report["runs"].items():
+        median, floor = run["median"], run["floor"]
+        tpot = median["tpot_s"]
+        parts = [
+            f"{median['seconds']:.3f} s",
+            f"{median['output_tokens_per_s']:,.0f} output tok/s",
+            f"{median['prompt_tokens_per_s']:,.0f} prompt tok/s",
+            f"TTFT {median['ttft_s'] * 1e3:.1f} ms",
+            *([f"TPOT {tpot * 1e3:.3f} ms"] if tpot is not None else []),
+            *([f"{floor['total_s'] / median['seconds']:.0%} of the floor"] if floor else []),
+            f"spread {run['spread']:.3f}",
+        ]
+        lines.append(f"  {kind}: " + ", ".join(parts))
+    lines.append(
+        f"start to ready {report['start_up_s']:.1f} s, {report['compiled_at_start']} programs; "
+        f"compiled while measuring: {report['num_compilations']}"
+    )
+    return lines

@@ -1,0 +1,112 @@
+"""Measures a named workload: engine start, warm-up, repeats, medians, floors, memory."""
+
+import dataclasses
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.measure.engines import build_engine
+from jaxinfer.measure.floors import Floor, find_chip, workload_floor
+from jaxinfer.measure.report import describe_engine
+from jaxinfer.measure.timing import Timing, run_workload
+from jaxinfer.measure.workloads import Workload, make_workload
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
+
+_MAX_SEQS = 512
+_WARM_UP = -1  # the repeat whose ids warm the engine up; counted repeats start at 0
+
+
+def measure_workload(
+    name: str, *, model_shape: str | None, engine_arguments: dict[str, Any], repeats: int
+) -> dict[str, Any]:
+    """Measure a workload.
+
+    Args:
+        name: one of `WORKLOAD_NAMES`.
+        model_shape: random weights of this shape, or None for the model of `engine_arguments`.
+        engine_arguments: what the user set; the rest fits the workload.
+        repeats: counted runs; one that is not counted goes first.
+
+    Returns:
+        JSON-like values: engine and machine, start-up, every repeat, medians, floor, memory.
+        "num_compilations" counts what the repeats compiled: figures stand only when it is 0.
+    """
+    # Only lengths are needed before the model's vocabulary is known.
+    lengths = make_workload(name, _WARM_UP, vocab_size=2)
+    defaults = {
+        "max_model_len": lengths.max_model_len,
+        "max_num_seqs": min(lengths.num_sequences, _MAX_SEQS),
+    }
+    start = time.perf_counter()
+    with build_engine(model_shape, defaults | engine_arguments) as llm:
+        start_up_s = time.perf_counter() - start
+        compiled_at_start = llm.num_compilations
+        runs = _run_repeats(llm, name, repeats)
+        return {
+            "workload": name,
+            "description": lengths.description,
+            **describe_engine(llm, model_shape),
+            "start_up_s": start_up_s,
+            "compiled_at_start": compiled_at_start,
+            "num_compilations": sum(run.num_compilations for each in runs.values() for run in each),
+            "runs": {
+                kind: _summary(llm, lengths, each, warm=kind == "warm")
+                for kind, each in runs.items()
+            },
+        }
+
+
+def _run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]:
+    """Every repeat's timing; with a shared prefix each is run cold and then warm."""
+    runs: dict[str, list[Timing]] = {}
+    for repeat in range(_WARM_UP, repeats):
+        for warm in (False, True):
+            workload = make_workload(
+                name, repeat, vocab_size=llm.model_config.vocab_size, warm=warm
+            )
+            if warm and not workload.shared_tokens:
+                continue
+            timing = run_workload(llm, workload)
+            if repeat != _WARM_UP:
+                runs.setdefault("warm" if warm else "cold", []).append(timing)
+    return runs
+
+
+def _summary(
+    llm: "LLM", workload: Workload, timings: list[Timing], *, warm: bool
+) -> dict[str, Any]:
+    seconds = [timing.seconds for timing in timings]
+    middle = statistics.median(seconds)
+    tpots = [timing.tpot_s for timing in timings if timing.tpot_s is not None]
+    return {
+        "repeats": [dataclasses.asdict(timing) for timing in timings],
+        "median": {
+            "seconds": middle,
+            "output_tokens_per_s": workload.num_output_tokens / middle,
+            "prompt_tokens_per_s": workload.num_prompt_tokens / middle,
+            "ttft_s": statistics.median(timing.ttft_s for timing in timings),
+            "tpot_s": statistics.median(tpots) if tpots else None,
+        },
+        "spread": max(seconds) / min(seconds),
+        "floor": _floor_record(llm, workload, warm=warm),
+    }
+
+
+def _floor_record(llm: "LLM", workload: Workload, *, warm: bool) -> dict[str, Any] | None:
+    """The workload's least time on this chip, or None where its ceilings are not known."""
+    import jax
+
+    chip = find_chip(jax.devices()[0].device_kind)
+    if chip is None:
+        return None
+    floor: Floor = workload_floor(llm.model_config, chip, workload, warm=warm)
+    return {
+        **dataclasses.asdict(floor),
+        "total_s": floor.total_s,
+        "total_shared_s": floor.total_shared_s,
+        "bytes_per_s": chip.bytes_per_s,
+        "flops_per_s": chip.flops_per_s,
+        "devices": 1,
+    }

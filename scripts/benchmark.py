@@ -1,0 +1,110 @@
+"""Measures jaxinfer and keeps every run as JSON in benchmarks/results/.
+
+On a CPU: python scripts/benchmark.py --compare-transformers --host-cost --start-up
+On a GPU: python scripts/benchmark.py --workload W1 --model-shape 0.6b
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
+from jaxinfer.cli.parser import positive_integer
+from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+from jaxinfer.measure.model_shapes import SHAPE_NAMES
+from jaxinfer.measure.workloads import WORKLOAD_NAMES
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of this script."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", nargs="+", choices=WORKLOAD_NAMES, default=[])
+    parser.add_argument("--model-shape", choices=SHAPE_NAMES, help="random weights of this shape")
+    parser.add_argument("--compare-transformers", action="store_true")
+    parser.add_argument("--host-cost", action="store_true", help="scheduler and batch building")
+    parser.add_argument("--start-up", action="store_true", help="process start to first token")
+    parser.add_argument("--repeats", type=positive_integer, default=3)
+    parser.add_argument(
+        "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
+    )
+    add_engine_flags(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what was asked for; status 1 when a figure does not stand."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    asked = (arguments.compare_transformers, arguments.host_cost, arguments.start_up)
+    if not arguments.workload and not any(asked):
+        parser.error("nothing to measure; see --help")
+    return run_command("benchmark", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Measure one thing after another; each is kept before the next begins."""
+    status = OK
+    if arguments.start_up:
+        from scripts.figures.startup import start_up_lines, start_up_report
+
+        report = start_up_report(arguments.repeats)
+        _keep("start-up", report, start_up_lines(report), arguments)
+    if arguments.host_cost:
+        from scripts.figures.host_cost import host_cost_lines, host_cost_report
+
+        report = host_cost_report()
+        _keep("host-cost", report, host_cost_lines(report), arguments)
+    if arguments.compare_transformers:
+        from scripts.figures.transformers_ratio import transformers_lines, transformers_report
+
+        report = transformers_report(arguments.repeats)
+        _keep("compare-transformers", report, transformers_lines(report), arguments)
+        status = max(status, _status(report))
+    for name in arguments.workload:
+        status = max(status, _workload(name, arguments))
+    return status
+
+
+def _workload(name: str, arguments: argparse.Namespace) -> int:
+    from jaxinfer.measure.report import report_lines
+    from jaxinfer.measure.workload_runs import measure_workload
+
+    report = measure_workload(
+        name,
+        model_shape=arguments.model_shape,
+        engine_arguments=engine_arguments(arguments),
+        repeats=arguments.repeats,
+    )
+    kind = f"{name}-{arguments.model_shape or 'model'}"
+    _keep(kind, report, report_lines(report), arguments)
+    return _status(report)
+
+
+def _keep(
+    kind: str, report: dict[str, Any], lines: list[str], arguments: argparse.Namespace
+) -> None:
+    from scripts.figures.results import RESULTS, save_result
+
+    print("\n".join(lines))
+    path = save_result(kind, report, arguments.output_directory or RESULTS)
+    print(f"kept in {path}\n", flush=True)
+
+
+def _status(report: dict[str, Any]) -> int:
+    """Status 1 when something was compiled while it was measured: the figures do not stand."""
+    if report["num_compilations"]:
+        print(
+            f"benchmark: {report['num_compilations']} programs were compiled while measuring; "
+            "these figures are no steady state",
+            file=sys.stderr,
+        )
+        return FAILED
+    return OK
+
+
+if __name__ == "__main__":
+    end_process(main())

@@ -1,0 +1,43 @@
+"""`jaxinfer env` says what runs here, what would be used, and why."""
+
+import json
+
+from jaxinfer.env import main
+
+
+def test_it_names_versions_device_backend_cache_and_model(capsys):
+    assert main([]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert {"python", "jax", "jaxlib", "jaxinfer", "device", "cpu"} <= lines.keys()
+
+
+def test_json_gives_the_choice_of_backend_with_its_reason(capsys):
+    assert main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["machine"]["platform"] == "cpu"
+    assert report["attention_backend"]["auto"] == "xla: cpu"
+    assert report["attention_backend"]["xla"] == "available"
+    assert "supported here" in report["attention_backend"]["mosaic"]
+
+
+def test_the_cache_directory_is_the_one_an_engine_would_use(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = tmp_path / "jaxinfer" / "xla" / "program"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"12345")
+    main(["--json"])
+    cache = json.loads(capsys.readouterr().out)["compilation_cache"]
+    assert cache == {"directory": str(kept.parent), "files": 1, "bytes": 5}
+
+
+def test_a_missing_bundled_model_is_said(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("jaxinfer.model.hub.BUNDLED_MODEL", tmp_path)
+    main([])
+    assert "missing from this installation" in capsys.readouterr().out
+
+
+def test_the_bundled_model_is_found(capsys, monkeypatch, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr("jaxinfer.model.hub.BUNDLED_MODEL", tmp_path)
+    main(["--json"])
+    assert json.loads(capsys.readouterr().out)["bundled_model"] == str(tmp_path)
