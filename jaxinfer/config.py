@@ -142,7 +142,9 @@ class EngineConfig:
         _check_real("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0)
         if self.gpu_memory_utilization == 0:
             raise ValueError("gpu_memory_utilization must be above 0, got 0")
-        _check_real("swap_space", self.swap_space, 0.0, 1 << 20)
+        object.__setattr__(self, "gpu_memory_utilization", float(self.gpu_memory_utilization))
+        _check_real("swap_space", self.swap_space, 0.0, 1e6)
+        object.__setattr__(self, "swap_space", float(self.swap_space))
         if self.preemption_mode == "swap" and self.swap_space == 0:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"

@@ -83,6 +83,11 @@ def test_a_step_must_have_room_for_a_token_of_every_sequence():
     assert EngineConfig(max_num_batched_tokens=32, max_num_seqs=32).token_budget("gpu") == 32
 
 
+def test_whole_numbers_are_fine_where_numbers_are():
+    config = EngineConfig(gpu_memory_utilization=1, swap_space=4, preemption_mode="swap")
+    assert (config.gpu_memory_utilization, config.swap_space) == (1.0, 4.0)
+
+
 def test_swapping_needs_somewhere_to_swap_to():
     with pytest.raises(ValueError, match="swap_space"):
         EngineConfig(preemption_mode="swap")

@@ -1,0 +1,240 @@
+"""Turns whatever a caller calls prompts into checked token ids, before anything is enqueued."""
+
+import dataclasses
+import difflib
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.sampling_params import SamplingParams
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_MAX_SALT_CHARS = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """One checked prompt.
+
+    Attributes:
+        token_ids: at least one, each within the model's vocabulary.
+        text: the text they came from, if any.
+        cache_salt: shares cached blocks only with prompts of the same salt.
+    """
+
+    token_ids: list[int]
+    text: str | None = None
+    cache_salt: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptReader:
+    """Reads and checks prompts for one engine.
+
+    Attributes:
+        tokenizer: None if the engine takes and gives token ids only.
+        vocab_size: V, width of the logits; ids must be below it.
+        max_model_len: most tokens of prompt and output together.
+    """
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_model_len: int
+
+    def read(self, prompts: Any, *, num_outputs: int = 1) -> list[Prompt]:
+        """Check all prompts of a call.
+
+        Args:
+            prompts: a string, a list of token ids, a dictionary with "prompt" or
+                "prompt_token_ids" and perhaps "cache_salt", or a list of these.
+            num_outputs: tokens that each must leave room for.
+
+        Raises:
+            TypeError: not a prompt; names its index.
+            ValueError: an empty prompt, one that does not fit, or an id outside the vocabulary;
+                names its index.
+        """
+        given = _as_list(prompts)
+        count = len(given.items)
+        names = ["prompt"] if given.is_single else [f"prompts[{i}]" for i in range(count)]
+        parts = [_split(name, item) for name, item in zip(names, given.items, strict=True)]
+        encoded = iter(self._encode_texts(names, parts))
+        checked = []
+        for name, part in zip(names, parts, strict=True):
+            ids = part.token_ids if part.token_ids is not None else next(encoded)
+            token_ids = self.check_token_ids(name, ids, num_outputs=num_outputs)
+            checked.append(Prompt(token_ids, part.text, part.cache_salt))
+        return checked
+
+    def check_token_ids(self, name: str, token_ids: Any, *, num_outputs: int = 1) -> list[int]:
+        """The token ids as a list of Python integers, checked.
+
+        Raises:
+            TypeError: an entry is not an integer; names it.
+            ValueError: empty, too long, or an id outside the vocabulary.
+        """
+        ids = _integers(name, token_ids)
+        if not ids:
+            raise ValueError(f"{name} is empty; a prompt needs at least one token")
+        if len(ids) + num_outputs > self.max_model_len:
+            raise ValueError(
+                f"{name} has {len(ids)} tokens, which leaves no room for {num_outputs} more within "
+                f"max_model_len {self.max_model_len}; shorten it or raise max_model_len"
+                if num_outputs
+                else f"{name} has {len(ids)} tokens, but max_model_len is {self.max_model_len}"
+            )
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self.vocab_size)
+            raise ValueError(
+                f"{name}: token id {ids[i]} at position {i} is outside the model's vocabulary "
+                f"(0 to {self.vocab_size - 1})"
+            )
+        return ids
+
+    def check_params(self, params: SamplingParams) -> SamplingParams:
+        """Check sampling parameters against the model and its tokenizer.
+
+        Raises:
+            ValueError: a token id is outside the vocabulary, or text is needed but there is no
+                tokenizer; names the field.
+        """
+        params.validate_for_vocab(self.vocab_size)
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            field = "stop" if params.stop else "bad_words"
+            raise ValueError(f"{field} needs a tokenizer, and this engine has none")
+        return params
+
+    def _encode_texts(self, names: Sequence[str], parts: "Sequence[_Parts]") -> list[list[int]]:
+        texts = []
+        for name, part in zip(names, parts, strict=True):
+            if part.token_ids is not None or part.text is None:
+                continue
+            if self.tokenizer is None:
+                raise ValueError(
+                    f"{name} is text, and this engine has no tokenizer; give token ids"
+                )
+            try:
+                part.text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
+            texts.append(part.text)
+        if self.tokenizer is None or not texts:
+            return []
+        return self.tokenizer.encode_batch(texts)
+
+
+def match_params(params: Any, num_prompts: int, default: SamplingParams) -> list[SamplingParams]:
+    """One `SamplingParams` for each prompt.
+
+    Args:
+        params: None, one for all, or a sequence with one for each.
+        num_prompts: how many are needed.
+        default: used for None.
+
+    Raises:
+        TypeError: something is not a `SamplingParams`.
+        ValueError: the lengths differ; gives both.
+    """
+    if params is None:
+        return [default] * num_prompts
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+    for i, entry in enumerate(params):
+        if not isinstance(entry, SamplingParams):
+            kind = type(entry).__name__
+            raise TypeError(f"sampling_params[{i}] must be a SamplingParams, got {kind}")
+    if len(params) != num_prompts:
+        raise ValueError(
+            f"there are {num_prompts} prompts but {len(params)} sampling_params; give one for "
+            "each prompt, or one SamplingParams for all"
+        )
+    return list(params)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Given:
+    items: list[Any]
+    is_single: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Parts:
+    text: str | None
+    token_ids: Any
+    cache_salt: str | None
+
+
+def _as_list(prompts: Any) -> _Given:
+    if isinstance(prompts, (str, Mapping)) or getattr(prompts, "ndim", None) == 1:
+        return _Given([prompts], is_single=True)
+    if isinstance(prompts, Iterable) and not isinstance(prompts, (bytes, set, frozenset)):
+        items = list(prompts)
+        return (
+            _Given([items], is_single=True)
+            if items and _is_number(items[0])
+            else _Given(items, is_single=False)
+        )
+    raise TypeError(
+        "prompts must be a string, a list of token ids, a dict, or a list of these; "
+        f"got {type(prompts).__name__}"
+    )
+
+
+def _split(name: str, item: Any) -> _Parts:
+    if isinstance(item, str):
+        return _Parts(item, None, None)
+    if isinstance(item, Mapping):
+        return _split_mapping(name, item)
+    if isinstance(item, (bytes, set, frozenset)) or not isinstance(item, Iterable):
+        raise TypeError(
+            f"{name} must be a string, a list of token ids or a dict, got {type(item).__name__}"
+        )
+    return _Parts(None, item, None)
+
+
+def _split_mapping(name: str, item: Mapping[str, Any]) -> _Parts:
+    for key in item:
+        if key not in _PROMPT_KEYS:
+            near = difflib.get_close_matches(str(key), _PROMPT_KEYS, n=1)
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else f"; keys are {', '.join(_PROMPT_KEYS)}"
+            )
+            raise ValueError(f"{name} has an unknown key {key!r}{hint}")
+    text, token_ids, salt = (item.get(key) for key in _PROMPT_KEYS)
+    if text is None and token_ids is None:
+        raise ValueError(f'{name} needs "prompt" or "prompt_token_ids"')
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f'{name}: "prompt" must be a string, got {type(text).__name__}')
+    if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= _MAX_SALT_CHARS):
+        raise ValueError(
+            f"{name}: cache_salt must be a string of 1 to {_MAX_SALT_CHARS} characters"
+        )
+    return _Parts(text, token_ids, salt)
+
+
+def _integers(name: str, values: Any) -> list[int]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of token ids, got {type(values).__name__}")
+    # NumPy and JAX arrays: one transfer instead of one an element.
+    to_list = getattr(values, "tolist", None)
+    ids = to_list() if to_list is not None else list(values)
+    if all(type(token_id) is int for token_id in ids):
+        return ids
+    return [_integer(name, i, token_id) for i, token_id in enumerate(ids)]
+
+
+def _integer(name: str, index: int, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: token id {value!r} at position {index} is no integer") from None
+
+
+def _is_number(value: Any) -> bool:
+    # Wrong numbers (True, 0.5) too, so that the message speaks of token ids and their position.
+    return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
