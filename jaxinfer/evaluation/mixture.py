@@ -1,0 +1,43 @@
+"""Every kind of item by name, and the held-out sets that evaluation asks."""
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from jaxinfer.evaluation import chats, json_objects, stories, sums, tool_calls
+from jaxinfer.evaluation.item import Item, draw_from_split
+
+GENERATORS: Mapping[str, Callable[[Random], Item]] = {
+    "sum": sums.make_sum,
+    "small_sum": sums.make_small_sum,
+    "plain_sum": sums.make_plain_sum,
+    "chat": chats.make_chat,
+    "conversation": chats.make_conversation,
+    "json": json_objects.make_json,
+    "tool_call": tool_calls.make_tool_call,
+    "two_tool_calls": tool_calls.make_two_tool_calls,
+    "tool_reply": tool_calls.make_tool_reply,
+    "story": stories.make_story,
+    "story_request": stories.make_story_request,
+}
+
+
+def held_out_items(name: str, count: int, seed: int = 0) -> list[Item]:
+    """The first `count` different held-out items of the generator `name`.
+
+    The same name, count and seed always give the same items, and a larger count only appends.
+
+    Raises:
+      ValueError: no generator has that name, or it has fewer than `count` held-out items.
+    """
+    if name not in GENERATORS:
+        raise ValueError(f"unknown kind of item {name!r}; known: {', '.join(GENERATORS)}")
+    rng = Random(f"held out {name} {seed}")
+    found: dict[str, Item] = {}
+    for _ in range(100 * count + 1000):
+        if len(found) == count:
+            return list(found.values())
+        item = draw_from_split(GENERATORS[name], rng, held_out=True)
+        found.setdefault(item.key, item)
+    raise ValueError(
+        f"{name} has only {len(found)} different held-out items, {count} were asked for"
+    )

@@ -1,0 +1,104 @@
+"""`python -m scripts.bundled_model`: text, tokenizer, weights, evaluation, in one go."""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from tokenizers import Tokenizer
+
+from jaxinfer.evaluation.rates import below_bar, questions, rates
+from jaxinfer.model.config import ModelConfig
+from scripts.bundled_model.assets import write_model
+from scripts.bundled_model.config import SCHEDULES, Schedule, model_config
+from scripts.bundled_model.corpus import draw_training_items, encode, render
+from scripts.bundled_model.greedy import answer
+from scripts.bundled_model.rendering import TEMPLATE
+from scripts.bundled_model.tokenizer import END_OF_TEXT, TURN_END, known_id, train_tokenizer
+from scripts.bundled_model.training import cast, train
+
+MAX_REPLY_TOKENS = 96
+TOKENIZER_TEXTS = 30_000
+"""Texts the tokenizer learns from: the vocabulary is full long before."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.bundled_model", description=__doc__)
+    parser.add_argument("--out", type=Path, default=TEMPLATE.parent, help="model directory")
+    parser.add_argument("--schedule", choices=sorted(SCHEDULES), help="default: by the device")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="shorten the first phase to so many steps")
+    parser.add_argument("--items", type=int, help="training items drawn")
+    parser.add_argument("--max-seconds", type=float, default=3600.0, help="of training")
+    parser.add_argument("--questions", type=int, default=200, help="held-out items a kind")
+    return parser.parse_args()
+
+
+def choose_schedule(args: argparse.Namespace) -> Schedule:
+    """The named schedule, or the device's own, shortened as asked."""
+    name = args.schedule or ("cpu" if jax.default_backend() == "cpu" else "gpu")
+    schedule = SCHEDULES[name]
+    if args.items is not None:
+        schedule = dataclasses.replace(schedule, num_items=args.items)
+    if args.steps is not None:
+        first = dataclasses.replace(schedule.phases[0], steps=args.steps)
+        warmup = min(schedule.warmup, args.steps // 10)
+        schedule = dataclasses.replace(schedule, phases=(first,), warmup=warmup)
+    return schedule
+
+
+def evaluate(params: Any, config: ModelConfig, tokenizer: Tokenizer, count: int) -> dict[str, Any]:
+    """Held-out rates of the weights as given, by the plain forward."""
+    trials = answer(
+        params,
+        config,
+        tokenizer,
+        questions(count),
+        max_tokens=MAX_REPLY_TOKENS,
+        rows=min(count, 256),
+    )
+    found = rates(trials)
+    for trial in trials[:: max(1, count // 2)]:
+        print(f"  {trial.question.item.messages[-1]['content']!r} -> {trial.reply!r}")
+    report = {name: round(rate.share, 4) for name, rate in found.items()}
+    return {"rates": report, "below_bar": below_bar(found)}
+
+
+def main() -> None:
+    """Makes the model and prints how good it is."""
+    args = parse_arguments()
+    schedule = choose_schedule(args)
+    started = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {what}", flush=True)
+
+    texts = render(list(draw_training_items(schedule.num_items, args.seed)))
+    say(f"{len(texts):,} texts")
+    tokenizer = train_tokenizer(prompt + reply for prompt, reply in texts[:TOKENIZER_TEXTS])
+    examples = encode(tokenizer, texts)
+    say(f"{sum(len(example.token_ids) for example in examples):,} tokens")
+    end_of_text, turn_end = (known_id(tokenizer, token) for token in (END_OF_TEXT, TURN_END))
+    config = model_config(tokenizer.get_vocab_size(), (turn_end, end_of_text), end_of_text)
+    params = train(
+        config,
+        schedule,
+        examples,
+        pad_id=end_of_text,
+        seed=args.seed,
+        max_seconds=args.max_seconds,
+    )
+    say("trained")
+    stored = cast(params, config.dtype)
+    write_model(args.out, config, tokenizer, stored)
+    say(f"written to {args.out}")
+    report = evaluate(cast(stored, schedule.compute_dtype), config, tokenizer, args.questions)
+    say(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
