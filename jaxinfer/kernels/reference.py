@@ -7,6 +7,7 @@ are present, not batch x longest. Because chunk boundaries are absolute, a query
 same order whether it arrives by decoding, by a chunk of prefill or after a prefix hit.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -182,6 +183,12 @@ def _attend(
         first = jnp.maximum(rows.positions[:, 0] - window + 1, 0)
         start = jnp.min(jnp.where(present, first, _CHUNK * end)) // _CHUNK
 
+    # Float32 means float32: GPUs would otherwise multiply in TF32.
+    precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    product = functools.partial(
+        jnp.einsum, precision=precision, preferred_element_type=jnp.float32
+    )
+
     def step(chunk: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, acc = state
         k, v = _gather_chunk(pages, rows.block_tables, chunk)
@@ -190,15 +197,13 @@ def _attend(
         # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
         seen = (key < rows.context_lens[:, None])[:, :, None, None]
         v = jnp.where(seen, v, jnp.zeros_like(v))
-        scores = jnp.einsum("rkqd,rckd->rkqc", q, k, preferred_element_type=jnp.float32)
+        scores = product("rkqd,rckd->rkqc", q, k)
         visible = jnp.repeat(visible, H // K, axis=1)[:, None]
         scores = jnp.where(visible, scores * scale, -jnp.inf)
         new_highest = jnp.maximum(highest, scores.max(-1))
         weights = jnp.exp(scores - new_highest[..., None])
         shrink = jnp.exp(highest - new_highest)
-        values = jnp.einsum(
-            "rkqc,rckd->rkqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
-        )
+        values = product("rkqc,rckd->rkqd", weights.astype(v.dtype), v)
         return (
             new_highest,
             total * shrink + weights.sum(-1),
@@ -247,21 +252,30 @@ def _visible(rows: _Rows, key: Array, *, causal: bool, window: int | None) -> Bo
 
 
 def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """RMSNorm over the last axis, rounded where Hugging Face rounds: before the weight."""
-    x32 = x.astype(jnp.float32)
-    normed = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return weight * normed.astype(x.dtype)
+    """RMSNorm over the last axis, rounded where Hugging Face rounds: also before the weight."""
+    wide = x.astype(jnp.float32)
+    normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return _rounded(_rounded(normed, x.dtype) * weight.astype(jnp.float32), x.dtype).astype(x.dtype)
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding in x's dtype; the halves of a head form the pairs."""
-    first, second = jnp.split(x, 2, axis=-1)
+    """Rotary embedding; the halves of a head form the pairs; each operation rounds to x's dtype."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate((-second, first), axis=-1)
-    return x * cos[:, None] + turned * sin[:, None]
+    cos, sin = cos.astype(jnp.float32)[:, None], sin.astype(jnp.float32)[:, None]
+    direct = _rounded(x.astype(jnp.float32) * cos, x.dtype)
+    return _rounded(direct + _rounded(turned * sin, x.dtype), x.dtype).astype(x.dtype)
+
+
+def _rounded(x: Array, dtype: jnp.dtype) -> Array:
+    """Float32 x with the values that `dtype` holds; a plain cast is one that XLA may skip."""
+    info = jnp.finfo(dtype)
+    return x if info.bits >= 32 else lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def _write(pages: Array, rows: Array, slot_mapping: Array) -> Array:
     """Store one row per token; slots come from the host's block tables and lie in the pool."""
-    P, S, K, D = pages.shape
-    flat = pages.reshape(P * S, K, D)
-    return flat.at[slot_mapping].set(rows, mode="drop").reshape(P, S, K, D)
+    # Indexed by page and offset, because a reshaped pool can come back in another layout, which
+    # costs a copy of it (seen on CPU with one KV head).
+    S = pages.shape[1]
+    return pages.at[slot_mapping // S, slot_mapping % S].set(rows, mode="drop")

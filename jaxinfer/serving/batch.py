@@ -1,0 +1,216 @@
+"""A schedule becomes packed int32 arrays: everything that a step uploads, made with NumPy alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.serving.buckets import Buckets
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.request import IN_FLIGHT_TOKEN, Request
+from jaxinfer.serving.sampling.layout import MODES, Column, SamplingArrays
+from jaxinfer.serving.sampling_batch import (
+    BatchRow,
+    RowSampling,
+    history_needed,
+    pack,
+)
+from jaxinfer.serving.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.slot_mirror import SlotMirror
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step, ready to be uploaded.
+
+    Attributes:
+        shape: the bucket that the arrays fill.
+        packed: int32 ``[shape.size]``, laid out by `shape`.
+        mode: what the sampler must be able to do.
+        sampling: how each of the bucket's rows is sampled.
+        targets: int32 ``[T]``, the token after each packed one, or None if no row wants prompt
+            log-probabilities.
+    """
+
+    shape: PrefillShape | DecodeShape
+    packed: np.ndarray
+    mode: SamplingMode
+    sampling: SamplingArrays
+    targets: np.ndarray | None = None
+
+    @property
+    def history_width(self) -> int:
+        """Width of the sampler's token history; 0 unless the mode is "full"."""
+        return 0 if self.sampling.history is None else self.sampling.history.shape[1]
+
+
+class BatchBuilder:
+    """Builds a `Batch` from each `Schedule`, with one NumPy row per slot kept between steps.
+
+    Args:
+        buckets: the shapes there are.
+        max_num_seqs: slots; the slot of that number is nobody's and takes padding rows.
+        block_size: S.
+        vocab_size: V.
+        prepare: turns a request into what its sampling takes at each step (`prepare_row`).
+    """
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        *,
+        max_num_seqs: int,
+        block_size: int,
+        vocab_size: int,
+        prepare: Callable[[Request], RowSampling],
+    ) -> None:
+        self._buckets = buckets
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._nobody = max_num_seqs
+        self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
+
+    def clear(self) -> None:
+        """Forget all sequences, after the cache was rebuilt."""
+        self._mirror.clear()
+
+    def build(self, schedule: Schedule) -> Batch:
+        """Pack a step.
+
+        Args:
+            schedule: from the scheduler, nothing scheduled since.
+
+        Raises:
+            ValueError: the step fits no bucket, or mode "full" meets tokens in flight.
+        """
+        rows = schedule.rows
+        slots = np.array([self._mirror.update(row.request) for row in rows], np.int32)
+        context = np.array([row.start + row.num_scheduled_tokens for row in rows], np.int32)
+        if schedule.is_decode:
+            shape, packed = self._pack_decode(slots, context, schedule.num_steps)
+            sample_slots, targets = slots, None
+        else:
+            # Rows that do not sample are sampled like padding: greedily, for nobody.
+            samples = np.array([row.samples for row in rows])
+            sample_slots = np.where(samples, slots, np.int32(self._nobody))
+            shape, packed = self._pack_prefill(rows, slots, sample_slots, context)
+            targets = _targets(rows, shape.tokens)
+        mode = MODES[int(self._mirror.levels[sample_slots].max())]
+        if mode == "full":
+            arrays = self._pack_full(rows, sample_slots, context, shape.rows)
+        else:
+            arrays = self._pack_scalars(sample_slots, context, shape.rows)
+        return Batch(shape, packed, mode, arrays, targets)
+
+    def _pack_decode(
+        self, slots: np.ndarray, context: np.ndarray, num_steps: int
+    ) -> tuple[DecodeShape, np.ndarray]:
+        count = len(slots)
+        last = int(context.max()) + num_steps - 1
+        shape = self._buckets.decode_shape(count, -(-last // self._block_size))
+        packed = np.zeros(shape.size, np.int32)
+        fields = shape.split(packed)
+        fields.context_lens[:count] = context
+        fields.slots[:count] = slots
+        fields.slots[count:] = self._nobody
+        fields.block_tables[:count] = self._mirror.tables[slots, : shape.width]
+        return shape, packed
+
+    def _pack_prefill(
+        self,
+        rows: Sequence[ScheduledRow],
+        slots: np.ndarray,
+        sample_slots: np.ndarray,
+        context: np.ndarray,
+    ) -> tuple[PrefillShape, np.ndarray]:
+        S, count = self._block_size, len(rows)
+        lengths = np.array([row.num_scheduled_tokens for row in rows], np.int32)
+        ends = np.cumsum(lengths)
+        total = int(ends[-1])
+        shape = self._buckets.prefill_shape(total, count)
+        packed = np.zeros(shape.size, np.int32)
+        fields = shape.split(packed)
+        token_ids: list[int] = []
+        for row, slot in zip(rows, slots.tolist(), strict=True):
+            token_ids += _fed_tokens(row, slot)
+        fields.token_ids[:total] = token_ids
+        row_of_token = np.repeat(np.arange(count), lengths)
+        positions = np.arange(total) + (context - ends)[row_of_token]
+        blocks = self._mirror.tables[slots[row_of_token], positions // S]
+        fields.positions[:total] = positions
+        fields.slot_mapping[:total] = blocks * S + positions % S
+        fields.cu_seqlens[1 : count + 1] = ends
+        fields.cu_seqlens[count + 1 :] = total
+        fields.context_lens[:count] = context
+        fields.sample_slots[:count] = sample_slots
+        fields.sample_slots[count:] = self._nobody
+        fields.block_tables[:count] = self._mirror.tables[slots, : shape.width]
+        return shape, packed
+
+    def _pack_scalars(
+        self, sample_slots: np.ndarray, context: np.ndarray, num_rows: int
+    ) -> SamplingArrays:
+        padded = np.full(num_rows, self._nobody, np.int32)
+        padded[: len(sample_slots)] = sample_slots
+        scalars = self._mirror.scalars[padded]
+        scalars[: len(context), Column.POSITION] = context
+        return SamplingArrays(scalars)
+
+    def _pack_full(
+        self,
+        rows: Sequence[ScheduledRow],
+        sample_slots: np.ndarray,
+        context: np.ndarray,
+        num_rows: int,
+    ) -> SamplingArrays:
+        # The host must know every token that a penalty or a banned word can depend on.
+        for row in rows:
+            if row.samples and row.request.num_in_flight_tokens > row.num_new_tokens:
+                raise ValueError(
+                    f"request {row.request.request_id!r} needs the full sampler while a token is "
+                    "in flight: read the step before launching the next"
+                )
+        batch_rows = [
+            BatchRow(self._mirror.sampling[slot], position, row.request.output_token_ids)
+            for row, slot, position in zip(
+                rows, sample_slots.tolist(), context.tolist(), strict=True
+            )
+        ]
+        width = self._buckets.history_width(history_needed(batch_rows))
+        return pack(
+            batch_rows,
+            "full",
+            batch_size=num_rows,
+            vocab_size=self._vocab_size,
+            history_width=width,
+        )
+
+
+def _fed_tokens(row: ScheduledRow, slot: int) -> list[int]:
+    """The row's token ids; one that only the device knows becomes ``-1 - slot``."""
+    stop = row.start + row.num_scheduled_tokens
+    token_ids = row.request.tokens(row.start, stop)
+    if token_ids[-1] == IN_FLIGHT_TOKEN:
+        token_ids[-1] = -1 - slot
+    return token_ids
+
+
+def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray | None:
+    """The prompt token that follows each packed one, where some row wants them scored."""
+    if not any(_wants_prompt_scores(row) for row in rows):
+        return None
+    targets = np.zeros(num_tokens, np.int32)
+    first = 0
+    for row in rows:
+        if _wants_prompt_scores(row):
+            stop = row.start + row.num_scheduled_tokens
+            following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
+            targets[first : first + len(following)] = following
+        first += row.num_scheduled_tokens
+    return targets
+
+
+def _wants_prompt_scores(row: ScheduledRow) -> bool:
+    request = row.request
+    return request.params.prompt_logprobs is not None and row.start < request.num_prompt_tokens - 1

@@ -1,0 +1,112 @@
+"""The few shapes that steps are compiled for, and which of them a batch takes."""
+
+import bisect
+from dataclasses import dataclass
+
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+
+_SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that saves enough
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """All shapes of an engine.
+
+    Attributes:
+        prefill: (tokens, rows) pairs in the order in which they are tried; the last holds any
+            step.
+        rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
+            product with one row into something slow.
+        widths: blocks of a block table, ascending; the last holds a full-length sequence.
+        histories: lengths of the full sampler's token history, ascending from 0.
+    """
+
+    prefill: tuple[tuple[int, int], ...]
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    histories: tuple[int, ...]
+
+    def decode_shape(self, rows: int, width: int) -> DecodeShape:
+        """The smallest bucket for so many rows and blocks of the longest."""
+        return DecodeShape(_at_least(self.rows, rows), _at_least(self.widths, width))
+
+    def prefill_shape(self, tokens: int, rows: int) -> PrefillShape:
+        """The smallest bucket for so many tokens and rows; tables are always full width."""
+        for bucket_tokens, bucket_rows in self.prefill:
+            if tokens <= bucket_tokens and rows <= bucket_rows:
+                return PrefillShape(bucket_tokens, bucket_rows, self.widths[-1])
+        raise ValueError(
+            f"a step of {tokens} tokens in {rows} rows exceeds the largest, {self.prefill[-1]}"
+        )
+
+    def history_width(self, tokens: int) -> int:
+        """The shortest history for so many tokens."""
+        return _at_least(self.histories, tokens)
+
+    def prefill_shapes(self) -> list[PrefillShape]:
+        """Every prefill bucket, the largest last."""
+        return [PrefillShape(tokens, rows, self.widths[-1]) for tokens, rows in self.prefill]
+
+    def decode_shapes(self) -> list[DecodeShape]:
+        """Every decode bucket, the largest last."""
+        return [DecodeShape(rows, width) for width in self.widths for rows in self.rows]
+
+    def sampler_rows(self) -> list[int]:
+        """Every number of rows that a sampler meets."""
+        return sorted({*self.rows, *(rows for _, rows in self.prefill)})
+
+
+def choose_buckets(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    num_decode_steps: int,
+    platform: str,
+) -> Buckets:
+    """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
+
+    Args:
+        max_num_seqs: most rows of a step.
+        max_num_batched_tokens: most tokens of a step.
+        max_model_len: most tokens of a sequence.
+        block_size: S.
+        num_decode_steps: length of a burst, whose last tokens may lie beyond max_model_len.
+        platform: "cpu" or that of an accelerator.
+    """
+    most_rows = max(max_num_seqs, 2)
+    most_tokens = max(max_num_batched_tokens, most_rows)
+    full_width = -(-(max_model_len + num_decode_steps - 1) // block_size)
+    if platform == "cpu":
+        rows = _up_to(most_rows, [4 * 4**i for i in range(8)])
+        few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512])
+        # One short prompt takes the smallest of everything, so that it waits for least to compile.
+        prefill = [(tokens[0], rows[0])]
+        prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
+        widths = [full_width]
+    else:
+        sizes = [2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512]
+        rows = _up_to(most_rows, sizes + [1024 * 2**i for i in range(7)])
+        few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(64))
+        prefill = [(n, few) for n in tokens] + [(n, most_rows) for n in tokens]
+        short = -(-_SHORT_TABLE_TOKENS // block_size)
+        widths = [short, full_width] if 2 * short <= full_width else [full_width]
+    prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
+    return Buckets(tuple(prefill), tuple(rows), tuple(widths), (0, max_model_len))
+
+
+def _powers(first: int) -> list[int]:
+    return [first * 2**i for i in range(24)]
+
+
+def _up_to(most: int, sizes: list[int]) -> list[int]:
+    """The sizes below `most`, and `most`."""
+    return [size for size in sizes if size < most] + [most]
+
+
+def _at_least(sizes: tuple[int, ...] | list[int], needed: int) -> int:
+    index = bisect.bisect_left(sizes, needed)
+    if index == len(sizes):
+        raise ValueError(f"{needed} exceeds the largest bucket, {sizes[-1]}")
+    return sizes[index]

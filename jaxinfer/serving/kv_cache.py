@@ -1,0 +1,38 @@
+"""The KV pages on the devices: allocated zeroed, freed at once, counted in bytes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.serving.programs import Programs
+from jaxinfer.serving.steps import KVCache
+
+
+def block_bytes(programs: Programs) -> int:
+    """Bytes of one block on one device: keys and values of every layer."""
+    pages = programs.pages
+    shape = pages.sharding.shard_shape(pages.shape)
+    layers = programs.context.config.num_hidden_layers
+    return 2 * layers * math.prod(shape[1:]) * pages.dtype.itemsize
+
+
+def allocate(programs: Programs) -> tuple[KVCache, jax.Array]:
+    """Zeroed pages of every layer and zeroed last tokens, sharded as the steps want them."""
+    pages, last_tokens = programs.pages, programs.last_tokens
+    make_pages = jax.jit(lambda: jnp.zeros(pages.shape, pages.dtype), out_shardings=pages.sharding)
+    make_tokens = jax.jit(
+        lambda: jnp.zeros(last_tokens.shape, last_tokens.dtype),
+        out_shardings=last_tokens.sharding,
+    )
+    kv = tuple(
+        (make_pages(), make_pages()) for _ in range(programs.context.config.num_hidden_layers)
+    )
+    return kv, make_tokens()
+
+
+def free(*trees: object) -> None:
+    """Give back the memory of all arrays now, whoever still refers to them."""
+    for leaf in jax.tree.leaves(trees):
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            leaf.delete()

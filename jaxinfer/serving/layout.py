@@ -1,0 +1,98 @@
+"""Where each array of a batch lies in the one int32 vector that is uploaded for it.
+
+Host and device read the same layout: `split` returns views, so the host fills a NumPy vector
+through them, and the step takes its arrays out of the traced vector with the same call.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class PrefillFields(NamedTuple):
+    """Arrays of a packed ragged batch: T tokens of B rows.
+
+    Attributes:
+        token_ids: ``[T]`` ids, or ``-1 - slot`` where the id is in the device's last_tokens[slot].
+        positions: ``[T]`` absolute positions.
+        slot_mapping: ``[T]`` ``block * S + offset`` where keys and values go; 0 for padding.
+        cu_seqlens: ``[B + 1]`` offsets of the rows in the tokens.
+        context_lens: ``[B]`` tokens of each row's context, these included; 0 for padding rows.
+        sample_slots: ``[B]`` slot whose last token is sampled here; max_num_seqs for rows that do
+            not sample and for padding rows (a slot that nobody reads).
+        block_tables: ``[B, W]``.
+    """
+
+    token_ids: Any
+    positions: Any
+    slot_mapping: Any
+    cu_seqlens: Any
+    context_lens: Any
+    sample_slots: Any
+    block_tables: Any
+
+
+class DecodeFields(NamedTuple):
+    """Arrays of a decoding batch: one token of each of B rows.
+
+    Attributes:
+        context_lens: ``[B]`` tokens of the context, the one being fed included; 0 for padding.
+        slots: ``[B]`` where in last_tokens the token to feed is, and the sampled one goes;
+            max_num_seqs for padding rows.
+        block_tables: ``[B, W]``.
+    """
+
+    context_lens: Any
+    slots: Any
+    block_tables: Any
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """Bucket of a prefill step: T tokens, B rows, tables of W blocks."""
+
+    tokens: int
+    rows: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """Length of the packed vector."""
+        return sum(map(math.prod, self._shapes()))
+
+    def split(self, packed: Any) -> PrefillFields:
+        """The arrays inside a packed vector ``[size]`` (NumPy: writable views)."""
+        return PrefillFields(*_split(packed, self._shapes()))
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        T, B, W = self.tokens, self.rows, self.width
+        return [(T,), (T,), (T,), (B + 1,), (B,), (B,), (B, W)]
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """Bucket of a decode step: B rows, tables of W blocks."""
+
+    rows: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """Length of the packed vector."""
+        return sum(map(math.prod, self._shapes()))
+
+    def split(self, packed: Any) -> DecodeFields:
+        """The arrays inside a packed vector ``[size]`` (NumPy: writable views)."""
+        return DecodeFields(*_split(packed, self._shapes()))
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [(self.rows,), (self.rows,), (self.rows, self.width)]
+
+
+def _split(packed: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
+    parts, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        parts.append(packed[start:stop].reshape(shape))
+        start = stop
+    return parts

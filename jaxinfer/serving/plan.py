@@ -1,0 +1,184 @@
+"""Decides, before anything is allocated, how an engine runs: its kernels, shapes and KV blocks."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.kernels.attention import Backend, choose_backend
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.serving import kv_cache, memory
+from jaxinfer.serving.buckets import Buckets, choose_buckets
+from jaxinfer.serving.compilation import CompiledPrograms
+from jaxinfer.serving.program_set import largest_programs, options_of
+from jaxinfer.serving.programs import ProgramKey, Programs
+from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.steps import StepContext
+
+
+@dataclass(frozen=True)
+class StartupReport:
+    """What an engine says of itself before its first request.
+
+    Attributes:
+        num_kv_blocks: blocks, block 0 included, which nobody gets.
+        num_kv_tokens: tokens that fit the cache.
+        kv_bytes: bytes of the pages on each device.
+        max_model_len: most tokens of a sequence.
+        full_length_concurrency: sequences of that length that fit at once.
+        attention_backend: the implementation chosen.
+        attention_reason: why.
+        platform: of the devices.
+        num_devices: how many share the model.
+    """
+
+    num_kv_blocks: int
+    num_kv_tokens: int
+    kv_bytes: int
+    max_model_len: int
+    full_length_concurrency: float
+    attention_backend: Backend
+    attention_reason: str
+    platform: str
+    num_devices: int
+
+    def __str__(self) -> str:
+        devices = f"{self.num_devices} {self.platform} device" + "s" * (self.num_devices > 1)
+        return (
+            f"KV cache: {self.num_kv_blocks:,} blocks, {self.num_kv_tokens:,} tokens, "
+            f"{self.kv_bytes / 2**30:.2f} GiB on each of {devices}; "
+            f"{self.full_length_concurrency:.1f} sequences of {self.max_model_len:,} tokens at "
+            f"once. Attention: {self.attention_backend} ({self.attention_reason})"
+        )
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """How an engine runs.
+
+    Attributes:
+        platform: of the devices: "cpu", "gpu".
+        buckets: the shapes of its steps.
+        programs: lowers them.
+        compiled: compiles them; empty so far.
+        report: what to tell the user.
+    """
+
+    platform: str
+    buckets: Buckets
+    programs: Programs
+    compiled: CompiledPrograms[ProgramKey]
+    report: StartupReport
+
+
+def plan_engine(
+    params: Mapping[str, Any],
+    model_config: ModelConfig,
+    engine_config: EngineConfig,
+    mesh: Mesh,
+    rules: ShardingRules,
+    *,
+    logits_processor: LogitsProcessor | None = None,
+    sampler: CustomSampler | None = None,
+) -> EnginePlan:
+    """Choose kernels and shapes and count the KV blocks; on a GPU this compiles the largest steps.
+
+    Args:
+        params: what they are, from `describe_params`; they must be on the devices already, because
+            what they take there is measured.
+        model_config: the model's shape.
+        engine_config: sizes and wishes.
+        mesh: the devices.
+        rules: how they share the model.
+        logits_processor: compiled into the sampler.
+        sampler: likewise.
+
+    Raises:
+        CapacityError: the cache can't hold one full-length request; names the length that fits.
+        ValueError: the attention backend asked for is impossible here.
+    """
+    device = mesh.devices.flat[0]
+    backend, reason = choose_backend(
+        engine_config.attention_backend,
+        head_dim=model_config.head_dim,
+        dtype=params["model"]["embed_tokens"].dtype.name,
+        block_size=engine_config.block_size,
+        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
+        platform=device.platform,
+        compute_capability=_compute_capability(device),
+    )
+    max_model_len = engine_config.max_model_len or model_config.max_position_embeddings
+    buckets = choose_buckets(
+        max_num_seqs=engine_config.max_num_seqs,
+        max_num_batched_tokens=engine_config.token_budget(device.platform),
+        max_model_len=max_model_len,
+        block_size=engine_config.block_size,
+        num_decode_steps=engine_config.num_decode_steps,
+        platform=device.platform,
+    )
+    context = StepContext(
+        model_config, mesh, rules, backend, engine_config.block_size, logits_processor, sampler
+    )
+    # As few blocks as possible until their number is known: temporaries don't depend on it.
+    programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
+    blocks = _count_blocks(programs, buckets, engine_config)
+    memory.check_capacity(
+        num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
+    )
+    programs = replace(programs, num_blocks=blocks)
+    usable = (blocks - 1) * engine_config.block_size
+    report = StartupReport(
+        num_kv_blocks=blocks,
+        num_kv_tokens=usable,
+        kv_bytes=kv_cache.block_bytes(programs) * blocks,
+        max_model_len=max_model_len,
+        full_length_concurrency=usable / max_model_len,
+        attention_backend=backend,
+        attention_reason=reason,
+        platform=device.platform,
+        num_devices=mesh.devices.size,
+    )
+    compiled = _compiler(programs, engine_config, device.platform)
+    return EnginePlan(device.platform, buckets, programs, compiled, report)
+
+
+def _count_blocks(programs: Programs, buckets: Buckets, config: EngineConfig) -> int:
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    mesh = programs.context.mesh
+    platform = mesh.devices.flat[0].platform
+    block_bytes = kv_cache.block_bytes(programs)
+    if platform == "cpu":
+        return memory.blocks_on_cpu(
+            block_bytes=block_bytes * mesh.devices.size,
+            blocks_per_seq=buckets.widths[-1],
+            max_num_seqs=config.max_num_seqs,
+        )
+    probes = _compiler(programs, config, platform)
+    keys = largest_programs(buckets)
+    probes.compile(keys, show_progress=False)
+    return memory.blocks_on_devices(
+        mesh.local_devices,
+        block_bytes=block_bytes,
+        step_bytes=memory.step_bytes([probes[key] for key in keys]),
+        utilization=config.gpu_memory_utilization,
+    )
+
+
+def _compiler(
+    programs: Programs, config: EngineConfig, platform: str
+) -> CompiledPrograms[ProgramKey]:
+    options = functools.partial(options_of, platform=platform)
+    return CompiledPrograms(programs.lower, options, config.compilation_cache_dir)
+
+
+def _compute_capability(device: Any) -> tuple[int, int] | None:
+    capability = getattr(device, "compute_capability", None)
+    if capability is None:
+        return None
+    major, minor = str(capability).split(".")
+    return int(major), int(minor)

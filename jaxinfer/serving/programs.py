@@ -1,0 +1,221 @@
+"""Every device program of an engine: its name, its argument shapes, and how it is lowered.
+
+All run under ``shard_map`` over the mesh, also on one device, so that there is one code path. The
+pages are donated and have the same sharding going in and coming out, hence are updated in place.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxinfer.model.sharding import kv_pages_spec, num_page_heads
+from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.sample_steps import (
+    decode_burst,
+    head_params,
+    prompt_logprobs_step,
+    sample_step,
+)
+from jaxinfer.serving.sampling.layout import EDIT_WIDTH, Column, SamplingArrays
+from jaxinfer.serving.steps import StepContext, decode_step, prefill_step
+from jaxinfer.serving.swap_steps import gather_blocks, scatter_blocks
+
+WHOLE = PartitionSpec()
+
+
+@dataclass(frozen=True)
+class SamplerKey:
+    """A sampler for so many rows."""
+
+    rows: int
+    mode: SamplingMode
+    history_width: int = 0
+
+
+@dataclass(frozen=True)
+class BurstKey:
+    """Several decode steps in one program."""
+
+    shape: DecodeShape
+    mode: SamplingMode
+    num_steps: int
+
+
+@dataclass(frozen=True)
+class PromptLogprobsKey:
+    """Log-probabilities of a prefill step's tokens."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SwapKey:
+    """Copies of whole blocks between the pages and host memory."""
+
+    num_blocks: int
+    to_host: bool
+
+
+ProgramKey = PrefillShape | DecodeShape | SamplerKey | BurstKey | PromptLogprobsKey | SwapKey
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Lowers an engine's programs.
+
+    Attributes:
+        context: what is static in every step.
+        params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
+        num_blocks: P.
+        num_slots: length of last_tokens, max_num_seqs + 1.
+    """
+
+    context: StepContext
+    params: Mapping[str, Any]
+    num_blocks: int
+    num_slots: int
+
+    def lower(self, key: ProgramKey) -> jax.stages.Lowered:
+        """Trace and lower one program for the engine's mesh."""
+        match key:
+            case PrefillShape():
+                return self._lower_forward(prefill_step, key, num_outputs=3)
+            case DecodeShape():
+                return self._lower_forward(decode_step, key, num_outputs=2)
+            case SamplerKey():
+                return self._lower_sampler(key)
+            case BurstKey():
+                return self._lower_burst(key)
+            case PromptLogprobsKey():
+                return self._lower_prompt_logprobs(key)
+            case SwapKey():
+                return self._lower_swap(key)
+
+    @property
+    def pages(self) -> jax.ShapeDtypeStruct:
+        """One layer's key (or value) pages over all devices."""
+        config = self.context.config
+        heads = num_page_heads(config, self.context.num_devices)
+        shape = (self.num_blocks, self.context.block_size, heads, config.head_dim)
+        sharding = NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules))
+        return jax.ShapeDtypeStruct(shape, self._dtype, sharding=sharding)
+
+    @property
+    def kv(self) -> tuple[tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], ...]:
+        """The whole cache."""
+        return ((self.pages, self.pages),) * self.context.config.num_hidden_layers
+
+    @property
+    def last_tokens(self) -> jax.ShapeDtypeStruct:
+        """Newest token of each slot, and of the slot that nobody holds."""
+        return self._whole((self.num_slots,))
+
+    @property
+    def _dtype(self) -> jnp.dtype:
+        return self.params["model"]["embed_tokens"].dtype
+
+    def _whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
+
+    def _lower_forward(
+        self, step: Callable[..., Any], shape: PrefillShape | DecodeShape, *, num_outputs: int
+    ) -> jax.stages.Lowered:
+        run = functools.partial(step, context=self.context, shape=shape)
+        arguments = (self.params, self.kv, self._whole((shape.size,)), self.last_tokens)
+        outputs = (_specs(self.kv), *[WHOLE] * num_outputs)
+        return self._lower(step.__name__, run, arguments, outputs, donate=(1,))
+
+    def _lower_sampler(self, key: SamplerKey) -> jax.stages.Lowered:
+        run = functools.partial(sample_step, context=self.context, mode=key.mode)
+        hidden = self._whole((key.rows, self.context.config.hidden_size), self._dtype)
+        arrays = self._sampling(key.rows, key.mode, key.history_width)
+        rows = self._whole((2, key.rows))
+        arguments = (head_params(self.params), hidden, rows, arrays, self.last_tokens)
+        return self._lower(f"sample_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(4,))
+
+    def _lower_burst(self, key: BurstKey) -> jax.stages.Lowered:
+        run = functools.partial(
+            decode_burst,
+            context=self.context,
+            shape=key.shape,
+            mode=key.mode,
+            num_steps=key.num_steps,
+        )
+        arrays = self._sampling(key.shape.rows, key.mode, 0)
+        packed = self._whole((key.shape.size,))
+        arguments = (self.params, self.kv, packed, arrays, self.last_tokens)
+        outputs = (_specs(self.kv), WHOLE, WHOLE)
+        return self._lower("decode_burst", run, arguments, outputs, donate=(1, 4))
+
+    def _lower_prompt_logprobs(self, key: PromptLogprobsKey) -> jax.stages.Lowered:
+        run = functools.partial(prompt_logprobs_step, context=self.context)
+        residual = self._whole((key.tokens, self.context.config.hidden_size), self._dtype)
+        arguments = (head_params(self.params), residual, self._whole((key.tokens,)))
+        return self._lower("prompt_logprobs_step", run, arguments, WHOLE, donate=())
+
+    def _lower_swap(self, key: SwapKey) -> jax.stages.Lowered:
+        ids = self._whole((key.num_blocks,))
+        if key.to_host:
+            return self._lower(
+                "gather_blocks", gather_blocks, (self.kv, ids), _specs(self.kv), donate=()
+            )
+        arguments = (self.kv, ids, self.blocks(key.num_blocks))
+        return self._lower(
+            "scatter_blocks", scatter_blocks, arguments, _specs(self.kv), donate=(0,)
+        )
+
+    def blocks(self, count: int) -> tuple[tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], ...]:
+        """So many blocks of every layer, as they travel to and from the host."""
+        pages = self.pages
+        part = jax.ShapeDtypeStruct((count, *pages.shape[1:]), pages.dtype, sharding=pages.sharding)
+        return ((part, part),) * self.context.config.num_hidden_layers
+
+    def _sampling(self, rows: int, mode: SamplingMode, history_width: int) -> SamplingArrays:
+        scalars = self._whole((rows, len(Column)))
+        if mode != "full":
+            return SamplingArrays(scalars)
+        return SamplingArrays(
+            scalars,
+            self._whole((rows, history_width)),
+            self._whole((rows, EDIT_WIDTH)),
+            self._whole((rows, EDIT_WIDTH), jnp.float32),
+            self._whole((rows, -(-self.context.config.vocab_size // 32))),
+        )
+
+    def _lower(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        out_specs: Any,
+        *,
+        donate: tuple[int, ...],
+    ) -> jax.stages.Lowered:
+        mesh = self.context.mesh
+
+        def program(*args: Any) -> Any:
+            return run(*args)
+
+        program.__name__ = name  # the program's name in profiles and in the compilation cache
+        # Kernels can't say which mesh axes their results vary over.
+        sharded = jax.shard_map(
+            program, mesh=mesh, in_specs=_specs(arguments), out_specs=out_specs, check_vma=False
+        )
+        out_shardings = jax.tree.map(
+            lambda spec: NamedSharding(mesh, spec),
+            out_specs,
+            is_leaf=lambda node: isinstance(node, PartitionSpec),
+        )
+        jitted = jax.jit(sharded, donate_argnums=donate, out_shardings=out_shardings)
+        return jitted.lower(*arguments)
+
+
+def _specs(structs: Any) -> Any:
+    """The partition of every leaf of a tree of ``ShapeDtypeStruct``."""
+    return jax.tree.map(lambda leaf: leaf.sharding.spec, structs)

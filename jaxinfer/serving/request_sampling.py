@@ -1,0 +1,42 @@
+"""Prepares a request's sampling for the device, words included: the sampler knows only ids."""
+
+from collections.abc import Sequence
+
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.serving.request import Request
+from jaxinfer.serving.sampling_batch import RowSampling, prepare_row
+
+
+def request_sampling(
+    request: Request,
+    *,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    tokenizer: Tokenizer | None,
+) -> RowSampling:
+    """What `BatchBuilder` needs to know of a request's sampling.
+
+    Args:
+        request: its parameters, seed and prompt are read.
+        vocab_size: V.
+        eos_token_ids: tokens that min_tokens bans.
+        tokenizer: turns bad words into ids; a word is banned at the start of a text and after a
+            space, which are different tokens.
+
+    Raises:
+        ValueError: a token id is outside the vocabulary, or there are bad words and no tokenizer.
+    """
+    words = request.params.bad_words or ()
+    if words and tokenizer is None:
+        raise ValueError("bad_words needs a tokenizer; use logit_bias to ban token ids")
+    spellings = [text for word in words for text in (word, " " + word.lstrip())]
+    return prepare_row(
+        request.params,
+        seed=request.seed,
+        vocab_size=vocab_size,
+        prompt_token_ids=request.prompt_token_ids,
+        eos_token_ids=eos_token_ids,
+        bad_words_token_ids=[tokenizer.encode(text, add_special_tokens=False) for text in spellings]
+        if tokenizer
+        else [],
+    )

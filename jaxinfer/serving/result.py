@@ -1,0 +1,63 @@
+"""What the host reads of a step: NumPy arrays, taken out of the one array that was copied."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_TOKEN, _OK, _LOGPROB, _RANK, _TOP = range(5)
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Chosen tokens and what is known of them; leading dimensions ``...`` are the same in all.
+
+    Attributes:
+        tokens: int32 ``[...]``, each in [0, V).
+        ok: bool ``[...]``; False where the logits were not finite or nothing was allowed.
+        logprobs: float32 ``[...]``, or None in mode "greedy".
+        ranks: int32 ``[...]``, 1 for the likeliest; only in mode "full", else None.
+        top_ids: int32 ``[..., k]``, likeliest first; only in mode "full", else None.
+        top_logprobs: float32 ``[..., k]``; only in mode "full", else None.
+    """
+
+    tokens: np.ndarray
+    ok: np.ndarray
+    logprobs: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A finished step.
+
+    Attributes:
+        sampled: scores ``[rows, num_steps]`` in the order of the schedule's rows; entries of rows
+            that did not sample mean nothing.
+        prompt: scores ``[num_tokens]`` of the step's packed tokens as predictors of their
+            successors, if some row asked for prompt log-probabilities. Rows follow each other as
+            in the schedule; a row's entry i belongs to the token at position ``start + i + 1``.
+    """
+
+    sampled: TokenScores
+    prompt: TokenScores | None = None
+
+    @property
+    def num_ok(self) -> list[int]:
+        """For each row, how many of its tokens come before the first bad one."""
+        return np.cumprod(self.sampled.ok, axis=1, dtype=np.int64).sum(axis=1).tolist()
+
+
+def unpack_scores(packed: np.ndarray) -> TokenScores:
+    """Split int32 ``[..., columns]`` as a step packs it; views, nothing is copied."""
+    columns = packed.shape[-1]
+    scores = {"tokens": packed[..., _TOKEN], "ok": packed[..., _OK] != 0}
+    if columns > _LOGPROB:
+        scores["logprobs"] = packed[..., _LOGPROB].view(np.float32)
+    if columns > _RANK:
+        k = (columns - _TOP) // 2
+        scores["ranks"] = packed[..., _RANK]
+        scores["top_ids"] = packed[..., _TOP : _TOP + k]
+        scores["top_logprobs"] = packed[..., _TOP + k :].view(np.float32)
+    return TokenScores(**scores)

@@ -1,0 +1,259 @@
+"""Owns the device: its programs, pages and parameters; launches steps and reads them late."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.serving import kv_cache
+from jaxinfer.serving.batch import Batch, BatchBuilder
+from jaxinfer.serving.compilation import CompilationCounter
+from jaxinfer.serving.device_params import check_like, describe_params, place_params
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.plan import plan_engine
+from jaxinfer.serving.program_set import all_programs
+from jaxinfer.serving.programs import (
+    BurstKey,
+    PromptLogprobsKey,
+    SamplerKey,
+    SwapKey,
+)
+from jaxinfer.serving.request_sampling import request_sampling
+from jaxinfer.serving.result import StepResult, unpack_scores
+from jaxinfer.serving.sample_steps import head_params
+from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.schedule import Schedule
+from jaxinfer.serving.swap import HostBlocks
+
+
+class InFlightStep(NamedTuple):
+    """A step that was launched and not yet read.
+
+    Attributes:
+        sampled: int32 ``[B, columns]``, or ``[steps, B, columns]`` of a burst, on the device.
+        prompt: int32 ``[T, columns]`` on the device, or None.
+        num_rows: rows of the schedule.
+        num_tokens: packed tokens of the schedule.
+    """
+
+    sampled: jax.Array
+    prompt: jax.Array | None
+    num_rows: int
+    num_tokens: int
+
+
+class Runner:
+    """One model on its devices.
+
+    Steps run in the order of `launch`; a later launch does not wait for an earlier one. Not
+    thread-safe.
+
+    Args:
+        params: the parameter tree; arrays that are placed already are used without a copy.
+        model_config: the model's shape.
+        engine_config: sizes, backend, compilation.
+        mesh: devices with the axes that `rules` name.
+        rules: how they share the model.
+        eos_token_ids: tokens that min_tokens bans.
+        tokenizer: needed for bad words only.
+        logits_processor: a user's change of the logits, already checked.
+        sampler: a user's replacement of the draw, already checked.
+
+    Attributes:
+        report: what to tell the user at start-up.
+        num_kv_blocks: P, block 0 included.
+        num_host_blocks: blocks of host memory for swapping.
+        max_model_len: most tokens of a sequence.
+        max_num_batched_tokens: most tokens of a step.
+
+    Raises:
+        CapacityError: the cache can't hold one full-length request; names the length that fits.
+        ValueError: the parameters are not this model's, or the backend is impossible here.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        model_config: ModelConfig,
+        engine_config: EngineConfig,
+        mesh: Mesh,
+        rules: ShardingRules,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        sampler: CustomSampler | None = None,
+    ) -> None:
+        self._config = engine_config
+        self._mesh = mesh
+        self._counter = CompilationCounter()
+        self._wanted = describe_params(params, model_config, mesh, rules)
+        self._params: Any = place_params(params, self._wanted)
+        self._head: Any = head_params(self._params)
+        plan = plan_engine(
+            self._wanted,
+            model_config,
+            engine_config,
+            mesh,
+            rules,
+            logits_processor=logits_processor,
+            sampler=sampler,
+        )
+        self._programs, self._buckets = plan.programs, plan.buckets
+        self._compiled = plan.compiled
+        self.report = plan.report
+        self.num_kv_blocks = plan.report.num_kv_blocks
+        self.max_model_len = plan.report.max_model_len
+        self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
+        self._host_blocks = HostBlocks(plan.programs, engine_config.swap_space)
+        self.num_host_blocks = self._host_blocks.num_blocks
+        self._builder = BatchBuilder(
+            plan.buckets,
+            max_num_seqs=engine_config.max_num_seqs,
+            block_size=engine_config.block_size,
+            vocab_size=model_config.vocab_size,
+            prepare=functools.partial(
+                request_sampling,
+                vocab_size=model_config.vocab_size,
+                eos_token_ids=eos_token_ids,
+                tokenizer=tokenizer,
+            ),
+        )
+        # Collectives that wait for each other on few cores can deadlock, so emulated devices get
+        # one program at a time.
+        self._await_each = plan.platform == "cpu" and mesh.devices.size > 1
+        self._kv: Any = None
+        self._last_tokens: Any = None
+        self.reset_cache()
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs that XLA has built in this process since this runner was made."""
+        return self._counter.count
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time that went into them, summed over threads."""
+        return self._counter.seconds
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pages on each device."""
+        return self.report.kv_bytes
+
+    def compile_all(self) -> None:
+        """Compile every program there is, so that nothing compiles while requests run."""
+        keys = all_programs(
+            self._buckets,
+            num_decode_steps=self._config.num_decode_steps,
+            swaps=self.num_host_blocks > 0,
+        )
+        self._compiled.compile(keys, show_progress=self._config.show_progress)
+
+    def launch(self, schedule: Schedule) -> InFlightStep:
+        """Start a step and return at once; its tokens stay on the device for the next one.
+
+        Args:
+            schedule: from the scheduler; blocks are swapped first, out and then in.
+
+        Raises:
+            Exception: whatever the device raises. The pages may then be gone: call `reset_cache`.
+        """
+        self._swap(schedule)
+        batch = self._builder.build(schedule)
+        packed, sampling = jax.device_put((batch.packed, batch.sampling), self._whole)
+        if schedule.num_steps > 1:
+            return self._launch_burst(schedule, batch, packed, sampling)
+        forward = self._compiled[batch.shape]
+        self._kv, hidden, rows, *residual = forward(
+            self._params, self._kv, packed, self._last_tokens
+        )
+        self._settle(hidden)
+        sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode, batch.history_width)]
+        self._last_tokens, sampled = sample(self._head, hidden, rows, sampling, self._last_tokens)
+        prompt = None
+        if batch.targets is not None and isinstance(batch.shape, PrefillShape):
+            self._settle(sampled)
+            score = self._compiled[PromptLogprobsKey(batch.shape.tokens)]
+            prompt = score(self._head, *residual, jax.device_put(batch.targets, self._whole))
+        return self._in_flight(schedule, sampled, prompt)
+
+    def fetch(self, step: InFlightStep) -> StepResult:
+        """Wait for a launched step and read it.
+
+        Raises:
+            Exception: whatever the device raised in the step. The pages may then be gone.
+        """
+        sampled = np.asarray(step.sampled)
+        by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
+        scores = unpack_scores(by_row[: step.num_rows])
+        if step.prompt is None:
+            return StepResult(scores)
+        return StepResult(scores, unpack_scores(np.asarray(step.prompt)[: step.num_tokens]))
+
+    def reset_cache(self) -> None:
+        """Allocate the pages anew, after a step that raised has destroyed the donated ones."""
+        kv_cache.free(self._kv, self._last_tokens)
+        self._kv, self._last_tokens = kv_cache.allocate(self._programs)
+        self._builder.clear()
+
+    def update_params(self, params: Mapping[str, Any]) -> None:
+        """Take other weights from the next launch on; they are used without a copy.
+
+        Raises:
+            ValueError: names the first leaf whose path, shape, dtype or sharding differs.
+            TypeError: a leaf is no array.
+        """
+        check_like(params, self._wanted, placed=True)
+        self._params = params
+        self._head = head_params(params)
+
+    def close(self) -> None:
+        """Free the pages and forget the parameters; may be called again."""
+        kv_cache.free(self._kv, self._last_tokens)
+        self._params = self._head = self._kv = self._last_tokens = None
+        self._counter.close()
+
+    @property
+    def _whole(self) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec())
+
+    def _launch_burst(
+        self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any
+    ) -> InFlightStep:
+        if not isinstance(batch.shape, DecodeShape):
+            raise ValueError("a burst holds decoding rows only")
+        burst = self._compiled[BurstKey(batch.shape, batch.mode, schedule.num_steps)]
+        self._kv, self._last_tokens, sampled = burst(
+            self._params, self._kv, packed, sampling, self._last_tokens
+        )
+        return self._in_flight(schedule, sampled, None)
+
+    def _in_flight(
+        self, schedule: Schedule, sampled: jax.Array, prompt: jax.Array | None
+    ) -> InFlightStep:
+        for array in (sampled, prompt):
+            if array is not None:
+                self._settle(array)
+                array.copy_to_host_async()
+        return InFlightStep(sampled, prompt, len(schedule.rows), schedule.num_tokens)
+
+    def _settle(self, array: jax.Array) -> None:
+        if self._await_each:
+            array.block_until_ready()
+
+    def _swap(self, schedule: Schedule) -> None:
+        count = self._host_blocks.copy_size
+        if schedule.swap_out:
+            gather = self._compiled[SwapKey(count, to_host=True)]
+            self._host_blocks.copy_out(self._kv, schedule.swap_out, gather)
+        if schedule.swap_in:
+            scatter = self._compiled[SwapKey(count, to_host=False)]
+            self._kv = self._host_blocks.copy_in(self._kv, schedule.swap_in, scatter)

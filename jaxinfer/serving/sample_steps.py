@@ -1,0 +1,187 @@
+"""From hidden states to tokens on the devices: the head, the sampler, bursts, prompt scores.
+
+Pure functions for one device's shards, as in `steps.py`. Whatever the host reads of a step is one
+int32 array (`result.py` takes it apart): floats travel by their bits, so that one copy brings all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.model.qwen3 import final_hidden, lm_head
+from jaxinfer.sampling_params import MAX_LOGPROBS, SamplingMode
+from jaxinfer.serving.layout import DecodeShape
+from jaxinfer.serving.sampler import StepOutput, advance, sample
+from jaxinfer.serving.sampling.layout import SamplingArrays
+from jaxinfer.serving.sampling.logprobs import ranks, top_tokens
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.steps import KVCache, StepContext, feed_last_tokens
+
+_SCORED_ROWS = 128  # prompt tokens whose logits are in memory at once
+
+
+def head_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves that `final_hidden` and `lm_head` read, so that a sampler takes no others."""
+    head: dict[str, Any] = {"model": {"norm": params["model"]["norm"]}}
+    if "lm_head" in params:
+        return head | {"lm_head": params["lm_head"]}
+    head["model"]["embed_tokens"] = params["model"]["embed_tokens"]
+    return head
+
+
+def sample_step(
+    head: Mapping[str, Any],
+    hidden: Float[Array, "B E"],
+    rows: Int32[Array, "2 B"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    *,
+    context: StepContext,
+    mode: SamplingMode,
+) -> tuple[Int32[Array, " slots"], Int32[Array, "B columns"]]:
+    """Choose a token for each row and keep it on the device for the next step.
+
+    Args:
+        head: from `head_params`.
+        hidden: final hidden states of the rows.
+        rows: each row's slot and the token it was fed last, from the forward step.
+        arrays: how each row is sampled.
+        last_tokens: newest token of each slot; donated.
+        context: static.
+        mode: what the batch needs at most; static.
+
+    Returns:
+        The newest tokens, and what the host reads (see `result.py`).
+    """
+    slots, fed = rows[0], rows[1]
+    output = sample(
+        lm_head(head, hidden),
+        arrays,
+        mode=mode,
+        axis=context.axis,
+        max_logprobs=num_logprobs(context),
+        last_token_ids=fed,
+        logits_processor=context.logits_processor,
+        sampler=context.sampler,
+    )
+    return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
+
+
+def decode_burst(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    *,
+    context: StepContext,
+    shape: DecodeShape,
+    mode: SamplingMode,
+    num_steps: int,
+) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "steps B columns"]]:
+    """Several decode steps in one program; the tables must have room for all of them.
+
+    Args:
+        params: the parameter tree.
+        kv: the pages; donated.
+        packed: the first step's batch, laid out as `DecodeFields`.
+        arrays: how each row is sampled at the first step.
+        last_tokens: newest token of each slot; donated.
+        context: static.
+        shape: the bucket; static.
+        mode: any but "full", whose history is the host's; static.
+        num_steps: static.
+
+    Returns:
+        The pages, the newest tokens, and what the host reads, stacked over the steps.
+    """
+    batch = shape.split(packed)
+    head = head_params(params)
+    present = (batch.context_lens > 0).astype(jnp.int32)
+
+    def one_step(
+        carry: tuple[KVCache, jax.Array], step: jax.Array
+    ) -> tuple[tuple[KVCache, jax.Array], jax.Array]:
+        kv, last_tokens = carry
+        now = batch._replace(context_lens=batch.context_lens + step * present)
+        kv, hidden, fed = feed_last_tokens(params, kv, now, last_tokens, context=context)
+        last_tokens, output = sample_step(
+            head,
+            hidden,
+            jnp.stack([batch.slots, fed]),
+            advance(arrays, step),
+            last_tokens,
+            context=context,
+            mode=mode,
+        )
+        return (kv, last_tokens), output
+
+    steps = jnp.arange(num_steps, dtype=jnp.int32)
+    (kv, last_tokens), outputs = lax.scan(one_step, (kv, last_tokens), steps)
+    return kv, last_tokens, outputs
+
+
+def prompt_logprobs_step(
+    head: Mapping[str, Any],
+    residual: Float[Array, "T E"],
+    targets: Int32[Array, " T"],
+    *,
+    context: StepContext,
+) -> Int32[Array, "T columns"]:
+    """Log-probabilities of given next tokens, at temperature 1, a few rows of logits at a time.
+
+    Args:
+        head: from `head_params`.
+        residual: the residual stream from `prefill_step`.
+        targets: the token that follows each one; ids in [0, V), anything for padding.
+        context: static.
+
+    Returns:
+        The same columns as `sample_step` in mode "full", with the targets as chosen tokens.
+    """
+    axis = VocabAxis(context.axis)
+    T = targets.shape[0]
+    chunk = min(_SCORED_ROWS, T)
+    pad = -T % chunk
+
+    def score(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, chosen = block
+        logits = lm_head(head, final_hidden(head, x, context.config))
+        highest = axis.stack(logits.max(-1)).max(-1)
+        total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
+        top_ids, _ = top_tokens(logits, num_logprobs(context), axis)
+        values = axis.take(logits, jnp.concatenate([chosen[:, None], top_ids], axis=1))
+        logprobs = values - highest[:, None] - jnp.log(total)[:, None]
+        rank = ranks(logits, values[:, 0], axis)
+        ok = jnp.isfinite(highest) & jnp.isfinite(total)
+        return _pack(StepOutput(chosen, ok, logprobs[:, 0], top_ids, logprobs[:, 1:], rank))
+
+    blocks = (
+        jnp.pad(residual, ((0, pad), (0, 0))).reshape(-1, chunk, residual.shape[1]),
+        jnp.pad(targets, (0, pad)).reshape(-1, chunk),
+    )
+    packed = lax.map(score, blocks)
+    return packed.reshape(T + pad, -1)[:T]
+
+
+def num_logprobs(context: StepContext) -> int:
+    """How many likeliest tokens a step reports."""
+    return min(MAX_LOGPROBS, context.config.vocab_size)
+
+
+def _pack(output: StepOutput) -> jax.Array:
+    """All of a step's results in one int32 array ``[B, columns]``; `result.py` is its inverse."""
+
+    def bits(x: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(x, jnp.int32)
+
+    columns = [output.tokens[:, None], output.ok.astype(jnp.int32)[:, None]]
+    if output.logprobs is not None:
+        columns.append(bits(output.logprobs)[:, None])
+    if output.ranks is not None and output.top_logprobs is not None:
+        columns += [output.ranks[:, None], output.top_ids, bits(output.top_logprobs)]
+    return jnp.concatenate(columns, axis=1)
