@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from jaxinfer.config import EngineConfig
     from jaxinfer.errors import CapacityError, JaxinferError, ModelLoadError, StepError
     from jaxinfer.model.config import ModelConfig
+    from jaxinfer.model.modules import abstract_params, init_params
     from jaxinfer.model.qwen3 import forward
+    from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.tokenizer import Tokenizer
     from jaxinfer.model.weights import load_params, save_params
     from jaxinfer.outputs import (
@@ -39,11 +41,15 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ScoreOutput",
+    "ShardingRules",
     "StepError",
     "Tokenizer",
     "__version__",
+    "abstract_params",
     "forward",
+    "init_params",
     "load_params",
+    "make_mesh",
     "save_params",
 ]
 
@@ -60,10 +66,14 @@ _HOMES = {
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
+    "ShardingRules": "model.sharding",
     "StepError": "errors",
     "Tokenizer": "model.tokenizer",
+    "abstract_params": "model.modules",
     "forward": "model.qwen3",
+    "init_params": "model.modules",
     "load_params": "model.weights",
+    "make_mesh": "model.sharding",
     "save_params": "model.weights",
 }
 

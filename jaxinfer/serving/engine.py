@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from jaxinfer.errors import StepError
 from jaxinfer.model.tokenizer import Tokenizer
@@ -18,32 +18,12 @@ from jaxinfer.serving.request_group import OutputKind, OutputSink, RequestGroup
 from jaxinfer.serving.result import StepResult
 from jaxinfer.serving.schedule import RowUpdate, Schedule
 from jaxinfer.serving.scheduler import Scheduler
+from jaxinfer.serving.step_runner import StepRunner
 
 _MAX_FAILURES = 2
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
 
 logger = logging.getLogger("jaxinfer")
-
-
-@runtime_checkable
-class StepRunner(Protocol):
-    """What the engine needs of the device; `Runner` is the real one."""
-
-    def launch(self, schedule: Schedule) -> Any:
-        """Start a step; returns at once with a handle for `fetch`."""
-
-    def fetch(self, step: Any) -> StepResult:
-        """Wait for a launched step and read it."""
-        ...
-
-    def reset_cache(self) -> None:
-        """Allocate the KV cache anew after a step that raised."""
-
-    def update_params(self, params: Any) -> None:
-        """Take other weights from the next launch on."""
-
-    def close(self) -> None:
-        """Free the device memory."""
 
 
 class _Member(NamedTuple):
@@ -93,6 +73,7 @@ class Engine:
         self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
         self._outputs: list[RequestOutput] = []
         self._failure: StepError | None = None
+        self._is_closed = False
 
     @property
     def has_unfinished(self) -> bool:
@@ -196,6 +177,7 @@ class Engine:
         """Abort everything and free the device memory; safe to call again."""
         for request_id in list(self._groups):
             self.abort(request_id)
+        self._is_closed = True
         self._in_flight.clear()
         self._runner.close()
 
@@ -318,5 +300,7 @@ class Engine:
         return self._failure or StepError("the engine has not failed")
 
     def _check_alive(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the engine is closed")
         if self._failure is not None:
             raise StepError(f"the engine has failed: {self._failure}; make a new LLM")

@@ -1,0 +1,384 @@
+"""The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
+
+import itertools
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.outputs import RequestOutput, ScoreOutput
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.async_driver import AsyncDriver
+from jaxinfer.serving.chat_prompts import chat_prompts
+from jaxinfer.serving.engine import Engine
+from jaxinfer.serving.inputs import Prompt, match_params
+from jaxinfer.serving.loading import ModelSource, load_engine, say
+from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.scoring import read_score_inputs, score_output
+from jaxinfer.serving.sync_driver import SyncDriver
+
+_OWN_KEYWORDS = ("params", "config", "mesh", "rules", "logits_processor", "sampler")
+
+
+class LLM:
+    """A model that generates, chats and scores.
+
+    All methods may be called from several threads; requests of all of them share the batch.
+
+    >>> llm = LLM("Qwen/Qwen3-0.6B")                                        # doctest: +SKIP
+    >>> llm.generate("Once upon a time")[0].outputs[0].text                 # doctest: +SKIP
+
+    Args:
+        model: a directory or hub id; None is the bundled model, or `params`.
+        params: the caller's own parameters, Hugging Face's names in nested dictionaries; arrays
+            that are placed as the steps need them are used without a copy.
+        config: the model's shape, with `params`.
+        tokenizer: a `Tokenizer`, a directory or hub id; None takes the model's own. With `params`,
+            None means that only token ids go in and out.
+        mesh: devices to run on; None uses the mesh that `params` live on, or makes one of
+            `tensor_parallel_size` devices.
+        rules: which axis of the mesh splits what.
+        logits_processor: `(logits, state) -> logits`, compiled into the step; see
+            `jaxinfer.serving.sampler`.
+        sampler: `(logits, state, keys) -> token ids`, replaces the draw.
+        engine_args: fields of `EngineConfig`.
+
+    Raises:
+        TypeError: an unknown keyword; names its nearest valid neighbour.
+        ValueError: an argument out of range or in contradiction to another.
+        ModelLoadError: the model can't be read; one line that names the file.
+        CapacityError: the KV cache can't hold one full-length request.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        config: ModelConfig | None = None,
+        tokenizer: Tokenizer | str | Path | None = None,
+        mesh: Mesh | None = None,
+        rules: ShardingRules | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        sampler: CustomSampler | None = None,
+        **engine_args: Any,
+    ):
+        if params is not None and model is not None:
+            raise ValueError("give either model or params, not both")
+        if (params is None) != (config is None):
+            raise ValueError("params and config go together: give both or neither")
+        own = isinstance(tokenizer, Tokenizer)
+        keywords = {
+            "model": None if model is None else str(model),
+            "tokenizer": None if tokenizer is None or own else str(tokenizer),
+            **engine_args,
+        }
+        self.engine_config = EngineConfig.from_keywords(keywords, owner="LLM", also=_OWN_KEYWORDS)
+        loaded = load_engine(
+            self.engine_config,
+            ModelSource(
+                params=params,
+                model_config=config,
+                tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
+                mesh=mesh,
+                rules=rules or ShardingRules(),
+                logits_processor=logits_processor,
+                sampler=sampler,
+            ),
+        )
+        self._loaded = loaded
+        self._engine = loaded.engine
+        self._reader = loaded.reader
+        self._lock = threading.RLock()
+        self._driver = SyncDriver(loaded.engine, self._lock)
+        self._async_driver = AsyncDriver(loaded.engine, self._lock)
+        self._request_ids = itertools.count()
+        self._said_defaults = False
+        owned_tokenizer = None if own else loaded.tokenizer
+        # Runs once: at close(), when the object is collected, or when Python ends.
+        self._finalizer = weakref.finalize(
+            self, _release, self._async_driver, self._lock, loaded.engine, owned_tokenizer
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if only token ids go in and out."""
+        return self._loaded.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, by vLLM's name for it."""
+        return self.tokenizer
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._loaded.model_config
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self._reader.max_model_len
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of the KV cache, the reserved block 0 included."""
+        return self._loaded.runner.num_kv_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache on each device."""
+        return self._loaded.runner.kv_bytes
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs that were compiled since this engine was made."""
+        return self._loaded.runner.num_compilations
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used when a call gives no sampling parameters; from `generation_config.json`."""
+        return self._loaded.default_params
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts; returns when all are done.
+
+        Args:
+            prompts: a string, a list of token ids, a dictionary with "prompt" or
+                "prompt_token_ids" (and perhaps "cache_salt"), or a list of these.
+            sampling_params: one for all or one for each; None uses the model's defaults.
+            use_tqdm: show a progress bar on stderr.
+
+        Returns:
+            One output for each prompt, in the order of the prompts.
+
+        Raises:
+            TypeError: something is not a prompt; names its index. Nothing has been run.
+            ValueError: a prompt can't be run, or the numbers differ. Nothing has been run.
+            KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
+        """
+        self._check_open()
+        checked = self._reader.read(prompts)
+        params = self._match(sampling_params, len(checked))
+        ids = [self._new_id() for _ in checked]
+        return self._driver.run(ids, checked, params, show_progress=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, through the model's chat template.
+
+        Args:
+            messages: a conversation (dictionaries with `role` and `content`) or a list of them.
+            sampling_params: as in `generate`.
+            use_tqdm: as in `generate`.
+            add_generation_prompt: end the prompt with the opening of an answer.
+            continue_final_message: have the last message continued instead.
+            enable_thinking: whether the model may think first; None is the template's default.
+            tools: JSON schemas of functions that the model may call.
+            chat_template_kwargs: further names for the template.
+
+        Raises:
+            TypeError: messages or tools are not plain JSON data.
+            ValueError: the template refuses or fails, or as in `generate`.
+        """
+        self._check_open()
+        prompts = chat_prompts(
+            messages,
+            self._loaded.tokenizer,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            enable_thinking=enable_thinking,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Any, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt piece by piece.
+
+        Args:
+            prompt: as in `generate`, but one.
+            sampling_params: None uses the model's defaults.
+
+        Returns:
+            An iterator of outputs that hold what is new: texts and token ids add up to exactly
+            what `generate` returns. Closing it aborts the request.
+
+        Raises:
+            TypeError, ValueError: as in `generate`, at once.
+        """
+        self._check_open()
+        return self._driver.stream(self._new_id(), *self._one(prompt, sampling_params))
+
+    def astream(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """`stream` for `async for`, from any number of tasks at once.
+
+        The engine runs in a thread of its own from the first use on. Cancelling the task, or
+        leaving the iteration, aborts the request.
+
+        Args:
+            prompt: as in `stream`.
+            sampling_params: as in `stream`.
+            request_id: a name, unique among unfinished requests; None makes one.
+
+        Raises:
+            TypeError, ValueError: as in `generate`, at once; `ValueError` for a request id that
+                is in use and `RuntimeError` when the LLM is closed, in the iteration.
+        """
+        self._check_open()
+        checked, params = self._one(prompt, sampling_params)
+        return self._async_driver.stream(request_id or self._new_id(), checked, params)
+
+    def score(self, inputs: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
+        """Log-probabilities of given tokens, at temperature 1.
+
+        Args:
+            inputs: a prompt as in `generate` (every token but the first is scored), a tuple
+                (context, continuation) of strings or token ids (the continuation is scored), or a
+                list of these.
+            use_tqdm: show a progress bar on stderr.
+
+        Returns:
+            One output for each input, in order.
+
+        Raises:
+            TypeError, ValueError: as in `generate`.
+            StepError: the model's output for an input was not finite.
+        """
+        self._check_open()
+        prompts, starts = read_score_inputs(inputs, self._reader)
+        outputs = self._driver.run(
+            [self._new_id() for _ in prompts],
+            prompts,
+            [SamplingParams(prompt_logprobs=0)] * len(prompts),
+            show_progress=use_tqdm,
+            prefill_only=True,
+        )
+        return [score_output(o, start) for o, start in zip(outputs, starts, strict=True)]
+
+    def add_request(
+        self, request_id: str, prompt: Any, sampling_params: SamplingParams | None = None
+    ) -> None:
+        """Enqueue a request for those who call `step` themselves.
+
+        Raises:
+            TypeError, ValueError: as in `generate`, or the id is in use.
+        """
+        self._check_open()
+        if not isinstance(request_id, str) or not request_id:
+            raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
+        checked, params = self._one(prompt, sampling_params)
+        with self._lock:
+            self._engine.add(request_id, checked, params, kind="cumulative")
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End requests now; ids that are unknown or finished are ignored."""
+        self._check_open()
+        self._driver.abort([request_id] if isinstance(request_id, str) else request_id)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do or to return."""
+        self._check_open()
+        return self._engine.has_unfinished
+
+    def step(self) -> list[RequestOutput]:
+        """Advance all requests; outputs of those from `add_request`, all their text so far."""
+        self._check_open()
+        return self._driver.step()
+
+    def update_params(self, params: Mapping[str, Any]) -> None:
+        """Swap the weights between two steps; the arrays are used without a copy.
+
+        Running requests go on with the new weights and the keys and values they have. The prefix
+        cache forgets everything.
+
+        Raises:
+            ValueError: names the first leaf whose path, shape, dtype or sharding differs.
+            TypeError: a leaf is no array.
+        """
+        self._check_open()
+        with self._lock:
+            self._engine.update_params(params)
+
+    def close(self) -> None:
+        """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _one(self, prompt: Any, params: SamplingParams | None) -> tuple[Prompt, SamplingParams]:
+        checked = self._reader.read(prompt)
+        if len(checked) != 1:
+            raise ValueError(f"expected one prompt, got {len(checked)}; use generate() for several")
+        return checked[0], self._match(params, 1)[0]
+
+    def _match(self, params: Any, count: int) -> list[SamplingParams]:
+        if params is None and not self._said_defaults and self._loaded.generation.values:
+            self._said_defaults = True
+            say(
+                self.engine_config,
+                f"Sampling defaults from {self._loaded.generation.origin}: "
+                f"{_difference(self._loaded.default_params)}",
+            )
+        matched = match_params(params, count, self._loaded.default_params)
+        return [self._reader.check_params(entry) for entry in matched]
+
+    def _new_id(self) -> str:
+        return f"request-{next(self._request_ids)}"
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("this LLM is closed; make a new one")
+
+
+def _difference(params: SamplingParams) -> str:
+    """The fields of `params` that are not vLLM's defaults."""
+    plain, fields = SamplingParams(), vars(params)
+    changed = {name: value for name, value in fields.items() if value != getattr(plain, name)}
+    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "none"
+
+
+def _release(
+    driver: AsyncDriver, lock: threading.RLock, engine: Engine, tokenizer: Tokenizer | None
+) -> None:
+    driver.stop()
+    with lock:
+        engine.close()
+    if tokenizer is not None:
+        tokenizer.close()

@@ -1,0 +1,273 @@
+"""Start-up: from engine arguments to a model on its devices, ready for the first request."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from tqdm import tqdm
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.generation_config import GenerationConfig
+from jaxinfer.model.hub import resolve_model
+from jaxinfer.model.sharding import ShardingRules, check_divisible, make_mesh, tensor_parallel_size
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.model.weights import load_params
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.block_pool import BlockPool
+from jaxinfer.serving.engine import Engine
+from jaxinfer.serving.inputs import PromptReader
+from jaxinfer.serving.runner import Runner
+from jaxinfer.serving.sampler import (
+    CustomSampler,
+    LogitsProcessor,
+    check_logits_processor,
+    check_sampler,
+)
+from jaxinfer.serving.scheduler import Scheduler
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """What the caller brought along instead of, or beside, a model directory.
+
+    Attributes:
+        params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
+        model_config: goes with `params`.
+        tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
+        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices.
+        rules: how the devices share the model.
+        logits_processor: see `check_logits_processor`.
+        sampler: see `check_sampler`.
+    """
+
+    params: Mapping[str, Any] | None = None
+    model_config: ModelConfig | None = None
+    tokenizer: Tokenizer | None = None
+    mesh: Mesh | None = None
+    rules: ShardingRules = dataclasses.field(default_factory=ShardingRules)
+    logits_processor: LogitsProcessor | None = None
+    sampler: CustomSampler | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedEngine:
+    """A running engine and what its callers need beside it.
+
+    Attributes:
+        engine: the loop.
+        runner: its device side.
+        scheduler: its host side.
+        reader: checks prompts for it.
+        model_config: the model's shape.
+        tokenizer: None for token ids only.
+        generation: what the model's authors recommend for sampling.
+        default_params: for calls that give none.
+    """
+
+    engine: Engine
+    runner: Runner
+    scheduler: Scheduler
+    reader: PromptReader
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    generation: GenerationConfig
+    default_params: SamplingParams
+
+
+def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
+    """Load a model, allocate its cache, compile its steps.
+
+    Raises:
+        ModelLoadError: the model can't be read; one line that names the file.
+        CapacityError: the KV cache can't hold one full-length request.
+        ValueError: arguments contradict each other, or the devices can't do what is asked.
+    """
+    directory = None
+    if source.params is None:
+        directory = resolve_model(config.model, config.revision)
+    model_config = _model_config(directory, source)
+    if source.logits_processor is not None:
+        check_logits_processor(source.logits_processor, vocab_size=model_config.vocab_size)
+    if source.sampler is not None:
+        check_sampler(source.sampler, vocab_size=model_config.vocab_size)
+    tokenizer = source.tokenizer or _load_tokenizer(directory, config)
+    generation = tokenizer.generation if tokenizer is not None else GenerationConfig()
+    default_params = default_sampling_params(generation)
+    mesh = choose_mesh(config, source)
+    check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
+    say(config, _announce_devices(mesh))
+    params = source.params
+    if directory is not None:
+        params = _load_weights(directory, model_config, config, mesh, source.rules)
+    elif config.dtype != "auto":
+        _check_dtype(params, config.dtype)
+    eos_token_ids = _eos_token_ids(model_config, tokenizer)
+    runner = Runner(
+        params or {},
+        model_config,
+        config,
+        mesh,
+        source.rules,
+        eos_token_ids=eos_token_ids,
+        tokenizer=tokenizer,
+        logits_processor=source.logits_processor,
+        sampler=source.sampler,
+    )
+    try:
+        say(config, str(runner.report))
+        if config.compile_ahead:
+            runner.compile_all()
+    except BaseException:  # Ctrl-C while compiling: the device memory must not stay taken
+        runner.close()
+        raise
+    scheduler = Scheduler(
+        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=eos_token_ids,
+        preemption_mode=config.preemption_mode,
+        num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
+    )
+    engine = Engine(
+        runner,
+        scheduler,
+        tokenizer,
+        seed=config.seed,
+        num_decode_steps=config.num_decode_steps,
+    )
+    return LoadedEngine(
+        engine,
+        runner,
+        scheduler,
+        PromptReader(tokenizer, model_config.vocab_size, runner.max_model_len),
+        model_config,
+        tokenizer,
+        generation,
+        default_params,
+    )
+
+
+def default_sampling_params(generation: GenerationConfig) -> SamplingParams:
+    """`SamplingParams()` with what `generation_config.json` says in place of the defaults.
+
+    Raises:
+        ModelLoadError: the file holds a value that can't be sampled with; names file and field.
+    """
+    try:
+        return SamplingParams.from_generation_config(generation.values)
+    except (TypeError, ValueError) as error:
+        raise ModelLoadError(f"{generation.origin}: {error}") from None
+
+
+def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
+    """The caller's mesh, the one its parameters live on, or a new one.
+
+    Raises:
+        ValueError: it contradicts `tensor_parallel_size`, or there are too few devices.
+    """
+    mesh = source.mesh or _mesh_of(source.params)
+    if mesh is None:
+        return make_mesh(config.tensor_parallel_size, _devices_of(source.params))
+    size = tensor_parallel_size(mesh, source.rules)
+    if config.tensor_parallel_size not in (1, size):
+        raise ValueError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, but the mesh has {size} "
+            "devices to split the model over; leave tensor_parallel_size out"
+        )
+    return mesh
+
+
+def say(config: EngineConfig, text: str) -> None:
+    """Tell the user something about start-up, on stderr, unless they want silence."""
+    if config.show_progress:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _mesh_of(params: Any) -> Mesh | None:
+    """The mesh that a sharded tree lives on."""
+    for leaf in jax.tree.leaves(params):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return None
+
+
+def _devices_of(params: Any) -> list[Any] | None:
+    """The single device of an unsharded tree first, then its siblings."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            (first, *_) = leaf.devices()
+            others = [device for device in jax.devices(first.platform) if device != first]
+            return [first, *others]
+    return None
+
+
+def _model_config(directory: pathlib.Path | None, source: ModelSource) -> ModelConfig:
+    if directory is not None:
+        return ModelConfig.from_directory(directory)
+    if source.model_config is None:
+        raise ValueError("params need config=ModelConfig(...) beside them")
+    return source.model_config
+
+
+def _load_tokenizer(directory: pathlib.Path | None, config: EngineConfig) -> Tokenizer | None:
+    if config.tokenizer is not None:
+        return Tokenizer.from_directory(resolve_model(config.tokenizer, config.revision))
+    return None if directory is None else Tokenizer.from_directory(directory)
+
+
+def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Ids that end an answer, as far as the model can produce them."""
+    ids = tokenizer.eos_token_ids if tokenizer is not None else ()
+    known = dict.fromkeys([*(ids or model_config.eos_token_ids)])
+    return tuple(token_id for token_id in known if token_id < model_config.vocab_size)
+
+
+def _announce_devices(mesh: Mesh) -> str:
+    devices = list(mesh.devices.flat)
+    kind = f"{devices[0].platform} ({devices[0].device_kind})"
+    text = f"Devices: {len(devices)} x {kind}"
+    if devices[0].platform == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
+        return f"{text}. No GPU found: running on the CPU (for one, install jaxinfer[cuda13])"
+    return text
+
+
+def _load_weights(
+    directory: pathlib.Path,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    mesh: Mesh,
+    rules: ShardingRules,
+) -> dict[str, Any]:
+    dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
+    with _byte_bar("Loading weights", show=config.show_progress) as advance:
+        return load_params(directory, model_config, dtype, mesh, rules, advance)
+
+
+@contextlib.contextmanager
+def _byte_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that is told (bytes done, bytes in all)."""
+    with tqdm(desc=title, unit="B", unit_scale=True, disable=not show) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield advance
+
+
+def _check_dtype(params: Any, dtype: str) -> None:
+    for leaf in jax.tree.leaves(params):
+        if str(getattr(leaf, "dtype", dtype)) != dtype:
+            raise ValueError(
+                f"dtype is {dtype}, but params are {leaf.dtype}; cast them or leave dtype out"
+            )
