@@ -53,10 +53,10 @@ def embed(
     """
     table = params["model"]["embed_tokens"]
     if axis is None:
-        return table.at[token_ids].get(mode="clip")
+        return table.at[token_ids].get(mode="clip", wrap_negative_indices=False)
     local = token_ids - jax.lax.axis_index(axis) * table.shape[0]
     mine = (local >= 0) & (local < table.shape[0])
-    found = table.at[jnp.where(mine, local, 0)].get(mode="clip")
+    found = table.at[local].get(mode="clip", wrap_negative_indices=False)
     # Exactly one device adds something other than zero, so the sum rounds nothing.
     return jax.lax.psum(jnp.where(mine[..., None], found, 0), axis)
 
@@ -220,9 +220,9 @@ def _dense_mask(shape: tuple[int, ...], attention_mask: jax.Array | None) -> jax
     if attention_mask is None:
         return causal
     if attention_mask.shape == shape:
-        return causal & (attention_mask != 0)[..., None, :]
+        return causal & attention_mask.astype(bool)[..., None, :]
     if attention_mask.shape == (*shape, length):
-        return causal & (attention_mask != 0)
+        return causal & attention_mask.astype(bool)
     raise ValueError(
         f"attention_mask must have shape {shape} or {(*shape, length)}, got {attention_mask.shape}"
     )

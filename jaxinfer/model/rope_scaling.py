@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.model.field_checks import flag, positive, whole_number
+
 SUPPORTED_ROPE_TYPES = ("default", "yarn")
-_LARGEST_NUMBER = 1e9
+_ORIGINAL_LENGTH = "rope_scaling original_max_position_embeddings"
 _OPTIONAL_NUMBERS = ("attention_factor", "mscale", "mscale_all_dim")
 _YARN_KEYS = {
     "type",
@@ -60,14 +62,8 @@ class RopeScaling:
                 f"rope_scaling beta_fast ({self.beta_fast}) must exceed beta_slow "
                 f"({self.beta_slow})"
             )
-        length = self.original_max_position_embeddings
-        if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < 2**31:
-            raise ValueError(
-                "rope_scaling original_max_position_embeddings must be a whole number from 1 to "
-                f"2147483647, got {length!r}"
-            )
-        if not isinstance(self.truncate, bool):
-            raise ValueError(f"rope_scaling truncate must be true or false, got {self.truncate!r}")
+        whole_number(_ORIGINAL_LENGTH, self.original_max_position_embeddings, 1, 2**31 - 1)
+        flag("rope_scaling truncate", self.truncate)
 
     @classmethod
     def from_hf(cls, mapping: Mapping[str, Any], max_position_embeddings: int) -> "RopeScaling":
@@ -95,9 +91,11 @@ class RopeScaling:
         return cls(
             **numbers,
             original_max_position_embeddings=(
-                max_position_embeddings if original is None else original
+                max_position_embeddings
+                if original is None
+                else whole_number(_ORIGINAL_LENGTH, original, 1, 2**31 - 1)
             ),
-            truncate=True if truncate is None else truncate,
+            truncate=True if truncate is None else flag("rope_scaling truncate", truncate),
         )
 
     def to_hf(self) -> dict[str, Any]:
@@ -165,15 +163,3 @@ def _correction_range(head_dim: int, theta: float, scaling: RopeScaling) -> tupl
         low, high = float(math.floor(low)), float(math.ceil(high))
     low, high = max(low, 0.0), min(high, float(head_dim - 1))
     return low, high if high != low else high + 0.001  # an empty ramp would divide by zero
-
-
-def positive(name: str, value: Any) -> float:
-    """``value`` as a float.
-
-    Raises:
-        ValueError: it is no number, or not within (0, 1e9).
-    """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < _LARGEST_NUMBER:
-        raise ValueError(f"{name} must be a positive number below 1e9, got {value!r:.60}")
-    return float(value)

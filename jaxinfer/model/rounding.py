@@ -11,11 +11,18 @@ from jax.typing import DTypeLike
 
 
 def rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Float32 ``x`` with each value rounded to the nearest that ``dtype`` holds; still float32."""
+    """Float32 ``x`` with each value rounded to the nearest that ``dtype`` holds; still float32.
+
+    Values too small to be normal numbers of ``dtype`` are left as they are.
+    """
     info = jnp.finfo(dtype)
     if info.bits >= 32:
         return x
-    return jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    kept = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    if info.minexp == jnp.finfo(jnp.float32).minexp:
+        return kept
+    # reduce_precision flushes float16's subnormals to zero: those keep their float32 value.
+    return jnp.where(jnp.abs(x) < float(info.tiny), x, kept)
 
 
 def narrow(x: jax.Array, dtype: DTypeLike) -> jax.Array:

@@ -23,6 +23,7 @@ from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
 _MAX_SHARD_BYTES = 5 * 10**9
+_ALIGNMENT = 64
 
 
 def load_params(
@@ -166,18 +167,35 @@ def _match(
 def _to_devices(entry: TensorEntry, leaf: jax.ShapeDtypeStruct) -> jax.Array:
     """Send one tensor to its devices and wait, so that host copies don't pile up."""
     mapped = entry.mapped()
+    convert = _own_copy if mapped.dtype != leaf.dtype or _on_cpu(leaf) else np.ascontiguousarray
     if leaf.sharding is None:
-        return jax.block_until_ready(jax.device_put(_converted(mapped, leaf.dtype)))
+        return jax.block_until_ready(jax.device_put(convert(mapped, leaf.dtype)))
     array = jax.make_array_from_callback(
-        leaf.shape, leaf.sharding, lambda index: _converted(mapped[index], leaf.dtype)
+        leaf.shape, leaf.sharding, lambda index: convert(mapped[index], leaf.dtype)
     )
     return jax.block_until_ready(array)
 
 
-def _converted(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy in ``dtype``: on CPU, JAX may keep the host buffer, which must outlive the file."""
+def _on_cpu(leaf: jax.ShapeDtypeStruct) -> bool:
+    if leaf.sharding is None:
+        return jax.default_backend() == "cpu" or jax.config.jax_default_device is not None
+    return next(iter(leaf.sharding.device_set)).platform == "cpu"
+
+
+def _own_copy(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The values of ``view`` in ``dtype`` and in memory of our own.
+
+    On CPU, JAX keeps a host buffer that is aligned to 64 bytes instead of copying it. This one
+    always is, which saves the copy; and a mapped file, which must not become a parameter because
+    it can change or shrink later, never is handed over.
+    """
+    size = math.prod(view.shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copy = memory[start : start + size].view(dtype).reshape(view.shape)
     with np.errstate(over="ignore", invalid="ignore"):  # check_finite reports what overflowed
-        return np.array(view, dtype=dtype, order="C", copy=True)
+        np.copyto(copy, view, casting="unsafe")
+    return copy
 
 
 def _shards(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:

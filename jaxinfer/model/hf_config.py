@@ -1,0 +1,158 @@
+"""Reads Hugging Face's config.json into the fields of ModelConfig, checking every type."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.field_checks import flag, positive, shortened, whole_number
+from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, RopeScaling
+
+SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM",)
+DTYPES = ("float32", "bfloat16", "float16")
+
+# Generous next to the largest published model (hidden 5,120, 64 layers, vocabulary 151,936), and
+# small enough that no product of two of them overflows an int64.
+SIZE_LIMITS = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 4096,
+    "max_position_embeddings": 2**30,
+}
+_DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, for a file that names none
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+def read_config_file(file: Path) -> Mapping[str, Any]:
+    """Parse a config.json.
+
+    Raises:
+        ModelLoadError: the file is missing, too large, or holds no JSON object; one line.
+    """
+    try:
+        if file.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ModelLoadError(f"{file}: larger than 1 MiB, not a model configuration")
+        mapping = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{file}: no such file; not a model directory") from None
+    except OSError as error:
+        raise ModelLoadError(f"{file}: {error.strerror}") from None
+    except RecursionError:
+        raise ModelLoadError(f"{file}: nested too deeply") from None
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelLoadError(f"{file}: not JSON ({reason})") from None
+    if not isinstance(mapping, dict):
+        raise ModelLoadError(f"{file}: holds a JSON {type(mapping).__name__}, not an object")
+    return mapping
+
+
+def model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``ModelConfig`` from a config.json object of transformers 4 or 5.
+
+    Raises:
+        ValueError: a field is missing, of the wrong type, or asks for what is not supported.
+    """
+    _check_architecture(mapping)
+    _check_unsupported(mapping)
+    fields: dict[str, Any] = _sizes(mapping)
+    for name in ("tie_word_embeddings", "attention_bias"):
+        if mapping.get(name) is not None:
+            fields[name] = flag(name, mapping[name])
+    if mapping.get("rms_norm_eps") is not None:
+        fields["rms_norm_eps"] = positive("rms_norm_eps", mapping["rms_norm_eps"])
+    fields |= _rope(mapping, fields["max_position_embeddings"])
+    dtype = mapping.get("dtype") or mapping.get("torch_dtype") or "float32"
+    if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {shortened(dtype)}")
+    fields["dtype"] = dtype.removeprefix("torch.")
+    eos, bos = mapping.get("eos_token_id"), mapping.get("bos_token_id")
+    last = fields["vocab_size"] - 1
+    fields["eos_token_ids"] = tuple(
+        whole_number("eos_token_id", token_id, 0, last)
+        for token_id in (eos if isinstance(eos, list) else [eos])
+        if token_id is not None
+    )
+    fields["bos_token_id"] = None if bos is None else whole_number("bos_token_id", bos, 0, last)
+    return fields
+
+
+def _sizes(mapping: Mapping[str, Any]) -> dict[str, int]:
+    missing = [name for name in SIZE_LIMITS if name != "head_dim" and name not in mapping]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}")
+    sizes = {"head_dim": _DEFAULT_HEAD_DIM} | {
+        name: mapping[name] for name in SIZE_LIMITS if name in mapping
+    }
+    heads = whole_number(
+        "num_attention_heads", sizes["num_attention_heads"], 1, SIZE_LIMITS["num_attention_heads"]
+    )
+    if sizes["num_key_value_heads"] is None:
+        sizes["num_key_value_heads"] = heads
+    hidden = whole_number("hidden_size", sizes["hidden_size"], 1, SIZE_LIMITS["hidden_size"])
+    if sizes["head_dim"] is None:
+        sizes["head_dim"] = hidden // heads
+    return {name: whole_number(name, sizes[name], 1, SIZE_LIMITS[name]) for name in SIZE_LIMITS}
+
+
+def _rope(mapping: Mapping[str, Any], max_position_embeddings: int) -> dict[str, Any]:
+    """``rope_theta`` and ``rope_scaling`` from either transformers' spelling."""
+    rope = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"rope_scaling must be an object, got {shortened(rope)}")
+    theta = rope.get("rope_theta", mapping.get("rope_theta"))
+    if theta is None:
+        raise ValueError("missing rope_theta")
+    theta = positive("rope_theta", theta)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in SUPPORTED_ROPE_TYPES:
+        raise ValueError(
+            f"rope_scaling type {shortened(kind)} is not supported (supported: "
+            f"{', '.join(SUPPORTED_ROPE_TYPES)})"
+        )
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    # transformers gives a top-level original length priority over the one inside the object.
+    original = mapping.get("original_max_position_embeddings")
+    if original is not None:
+        rope = {**rope, "original_max_position_embeddings": original}
+    scaling = RopeScaling.from_hf(rope, max_position_embeddings)
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _check_architecture(mapping: Mapping[str, Any]) -> None:
+    supported = ", ".join(SUPPORTED_ARCHITECTURES)
+    model_type = mapping.get("model_type")
+    if model_type != "qwen3":
+        named = f"model_type is {shortened(model_type)}"
+        named = "has no model_type" if model_type is None else named
+        raise ValueError(f"{named}, not 'qwen3' (supported architectures: {supported})")
+    architectures = mapping.get("architectures")
+    if architectures is None:
+        return
+    if not isinstance(architectures, list) or not any(
+        name in SUPPORTED_ARCHITECTURES for name in architectures
+    ):
+        raise ValueError(f"architectures is {shortened(architectures)} (supported: {supported})")
+
+
+def _check_unsupported(mapping: Mapping[str, Any]) -> None:
+    """Refuse what would change the model's output if it were ignored."""
+    if mapping.get("quantization_config"):
+        raise ValueError("quantization_config: quantized checkpoints are not supported")
+    if mapping.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act must be 'silu', got {shortened(mapping['hidden_act'])}")
+    layer_types = mapping.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise ValueError(f"layer_types must be a list, got {shortened(layer_types)}")
+    if mapping.get("use_sliding_window") or any(kind != "full_attention" for kind in layer_types):
+        raise ValueError("sliding-window attention is not supported (use_sliding_window)")
+    rope = mapping.get("rope_parameters")
+    nested = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    if (nested or mapping.get("partial_rotary_factor") or 1) != 1:
+        raise ValueError("partial_rotary_factor must be 1")

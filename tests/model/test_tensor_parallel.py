@@ -1,0 +1,81 @@
+"""Inside shard_map, one device's shards of the layers add up to the whole model's logits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.qwen3 import (
+    decoder_layer,
+    dense_attention,
+    embed,
+    final_hidden,
+    forward,
+    lm_head,
+    qk_norm_rope,
+)
+from jaxinfer.model.rope import cos_sin
+from jaxinfer.model.sharding import ShardingRules, make_mesh, param_specs
+from tests.model import tiny
+
+MODELS = {
+    "kv-heads-divide": tiny.config(num_key_value_heads=8, tie_word_embeddings=False),
+    "fewer-kv-heads-than-devices": tiny.config(num_key_value_heads=2),
+    "one-kv-head": tiny.config(num_key_value_heads=1, num_hidden_layers=1),
+    "biases": tiny.config(num_key_value_heads=2, attention_bias=True, num_hidden_layers=1),
+}
+
+
+def local_forward(params, tokens, *, config):
+    """The layers as one device of the tensor axis runs them; logits of its part of V."""
+    x = embed(params, tokens, axis="tensor")
+    cos, sin = cos_sin(jnp.arange(len(tokens)), config, x.dtype)
+    mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
+
+    def attend(attention, q, k, v):
+        q, k = qk_norm_rope(attention, q, k, cos, sin, config.rms_norm_eps)
+        return dense_attention(q, k, v, mask)
+
+    for index in range(config.num_hidden_layers):
+        x = decoder_layer(params["model"]["layers"][str(index)], x, config, attend, axis="tensor")
+    return lm_head(params, final_hidden(params, x, config))
+
+
+@functools.cache
+def whole_forward(model):
+    config = MODELS[model]
+    params, tokens = tiny.params(config), tiny.token_ids(config, 10)
+    return params, tokens, jax.jit(forward, static_argnums=1)(params, config, tokens)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_devices"),
+    [
+        *(("kv-heads-divide", n) for n in (1, 2, 4, 8)),
+        *(("fewer-kv-heads-than-devices", n) for n in (1, 2, 4, 8)),
+        ("one-kv-head", 2),
+        ("biases", 4),
+    ],
+)
+def test_shards_give_the_logits_of_the_whole(model, num_devices):
+    config = MODELS[model]
+    params, tokens, expected = whole_forward(model)
+    mesh = make_mesh(num_devices)
+    sharded = jax.jit(
+        jax.shard_map(
+            functools.partial(local_forward, config=config),
+            mesh=mesh,
+            in_specs=(param_specs(config, ShardingRules(), num_devices), PartitionSpec()),
+            out_specs=PartitionSpec(None, "tensor"),
+            check_vma=False,
+        )
+    )
+    described = abstract_params(config, jnp.float32, mesh)
+    placed = jax.tree.map(lambda x, leaf: jax.device_put(x, leaf.sharding), params, described)
+    actual = jax.block_until_ready(sharded(placed, tokens))
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    np.testing.assert_array_equal(np.argmax(actual, -1), np.argmax(expected, -1))
