@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.answers import tokenizer_of
     from jaxinfer.cli.conversation import Conversation
     from jaxinfer.cli.platform import start_platform
     from jaxinfer.cli.terminal import prepare_line_editing
@@ -47,7 +48,7 @@ def _run(arguments: "argparse.Namespace") -> int:
     defaults = {"compile_ahead": False, "max_num_seqs": 1, "show_progress": not arguments.quiet}
     with LLM(**(defaults | engine_arguments(arguments))) as llm:
         # The first answer would find a missing template too, but after the user has typed.
-        llm.tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
+        tokenizer_of(llm).apply_chat_template([{"role": "user", "content": "hello"}])
         conversation = Conversation(
             system=arguments.system,
             sampling={"max_tokens": _default_max_tokens(llm)} | sampling_arguments(arguments),
@@ -98,7 +99,7 @@ def _answer(llm: "LLM", conversation: "Conversation", line: str, *, quiet: bool)
         ValueError: the conversation does not fit the model, or a setting is out of its range; the
             message is taken back.
     """
-    from jaxinfer.cli.answers import Answer, stream_answer
+    from jaxinfer.cli.answers import Answer, stream_answer, tokenizer_of
     from jaxinfer.cli.interrupt import InterruptWish
     from jaxinfer.cli.terminal import note, show
     from jaxinfer.cli.thinking import OPEN, ThinkingSplitter
@@ -107,10 +108,11 @@ def _answer(llm: "LLM", conversation: "Conversation", line: str, *, quiet: bool)
     answer, said = Answer(), ""
     try:
         params = llm.get_default_sampling_params().clone(**conversation.sampling)
-        prompt = llm.tokenizer.apply_chat_template(
+        tokenizer = tokenizer_of(llm)
+        prompt = tokenizer.apply_chat_template(
             conversation.messages(), enable_thinking=conversation.thinking
         )
-        token_ids = llm.tokenizer.encode(prompt, add_special_tokens=False)
+        token_ids = tokenizer.encode(prompt, add_special_tokens=False)
         splitter = ThinkingSplitter(inside=prompt.rstrip().endswith(OPEN))
         with (
             InterruptWish() as interrupt,

@@ -83,7 +83,9 @@ def _sampling_params(llm: "LLM", arguments: "argparse.Namespace") -> "SamplingPa
 
 
 def _encode(llm: "LLM", prompt: str, arguments: "argparse.Namespace") -> list[int]:
-    tokenizer = llm.tokenizer
+    from jaxinfer.cli.answers import tokenizer_of
+
+    tokenizer = tokenizer_of(llm)
     if not arguments.chat:
         return tokenizer.encode(prompt)
     messages = [{"role": "user", "content": prompt}]

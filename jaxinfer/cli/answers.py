@@ -1,14 +1,14 @@
 """Runs one prompt as a stream of text, with the statistics of the run."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.statistics import RunStatistics, Stopwatch, peak_memory_bytes
 
 if TYPE_CHECKING:
-    from jaxinfer import LLM, SamplingParams
+    from jaxinfer import LLM, SamplingParams, Tokenizer
 
 
 @dataclasses.dataclass
@@ -28,9 +28,20 @@ class Answer:
     statistics: RunStatistics | None = None
 
 
+def tokenizer_of(llm: "LLM") -> "Tokenizer":
+    """The engine's tokenizer.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if llm.tokenizer is None:
+        raise ValueError("the model has no tokenizer, and a command needs one: give --tokenizer")
+    return llm.tokenizer
+
+
 def stream_answer(
     llm: "LLM", prompt_token_ids: list[int], params: "SamplingParams", answer: Answer
-) -> Iterator[str]:
+) -> Generator[str]:
     """Yield the text of an answer piece by piece and fill `answer` meanwhile.
 
     Closing the iterator aborts the request.
@@ -39,10 +50,10 @@ def stream_answer(
         ValueError: the prompt does not fit the model, or the request failed.
     """
     watch, compiled = Stopwatch(), llm.num_compilations
-    prompt: Any = {"prompt_token_ids": prompt_token_ids}
+    outputs: Any = llm.stream({"prompt_token_ids": prompt_token_ids}, params)
     cached = 0
     try:
-        with closing(llm.stream(prompt, params)) as outputs:
+        with closing(outputs):
             for output in outputs:
                 if output.error is not None:
                     raise ValueError(f"the request failed: {output.error}")

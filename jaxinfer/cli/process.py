@@ -74,7 +74,7 @@ def user_message(error: Exception) -> str | None:
         return text or type(error).__name__
     if isinstance(error, OSError):
         return _shorten(text)
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError) and not (error.name or "").startswith("jaxinfer"):
         return f"{text}; install what is missing (the extras are listed in the README)"
     return None
 

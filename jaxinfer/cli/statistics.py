@@ -47,14 +47,14 @@ class RunStatistics:
 
     def line(self) -> str:
         """The statistics in one line."""
-        compiled = f", {self.num_compilations} compiled" if self.num_compilations else ""
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
         return " | ".join(
             (
-                f"prompt {self.prompt_tokens} tokens{cached}, {self.prompt_tokens_per_s:.1f} tok/s",
+                f"prompt {self.prompt_tokens} tokens{cached}, "
+                f"{self.prompt_tokens_per_s:.1f} tok/s{_compiled(self.num_compilations)}",
                 f"generation {self.generation_tokens} tokens, "
                 f"{self.generation_tokens_per_s:.1f} tok/s",
-                f"first token {self.first_token_s:.3f} s{compiled}",
+                f"first token {self.first_token_s:.3f} s",
                 f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
             )
         )
@@ -87,6 +87,11 @@ class Stopwatch:
     def first_token_s(self) -> float:
         """Seconds from the start to the first token, or to now when none has come."""
         return self.elapsed() if self._first is None else self._first
+
+
+def _compiled(count: int) -> str:
+    """Says that a time includes compiling; an empty string when it does not."""
+    return f" while compiling {count} program{'s' * (count > 1)}" if count else ""
 
 
 def peak_memory_bytes() -> int:
@@ -137,7 +142,6 @@ class BatchStatistics:
 
     def line(self) -> str:
         """The statistics in one line."""
-        compiled = f", {self.num_compilations} compiled" if self.num_compilations else ""
         rate = self.generation_tokens / self.total_s if self.total_s > 0 else 0.0
         return " | ".join(
             (
@@ -145,7 +149,7 @@ class BatchStatistics:
                 f"({self.cached_tokens} cached)",
                 f"generation {self.generation_tokens} tokens in {self.total_s:.2f} s, "
                 f"{rate:.1f} tok/s",
-                f"first token {self.first_token_s:.3f} s{compiled}",
+                f"first token {self.first_token_s:.3f} s{_compiled(self.num_compilations)}",
                 f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
             )
         )

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
     """Machine, model and settings that figures were taken with."""
+    machine = describe_machine()
     settings = dataclasses.asdict(llm.engine_config)
+    dtype = llm.engine_config.resolve_dtype(llm.model_config.dtype, machine["platform"])
     return {
-        "machine": describe_machine(),
+        "machine": machine,
         "model": f"Qwen3-{model_shape} shape" if model_shape else settings["model"] or "bundled",
-        "dtype": llm.dtype,
-        "attention_backend": llm.attention_backend,
+        "dtype": dtype,
+        "attention_backend": llm._loaded.runner.report.attention_backend,
         "engine": settings,
         "memory": memory_record(llm),
     }

@@ -51,9 +51,9 @@ def host_cost_report(steps: int = 400) -> dict[str, Any]:
     }
 
 
-def measure_host_cost(queue: Queue, steps: int) -> dict[str, float]:
-    """Medians over `steps` decode steps beside `queue`."""
-    bench = _Bench(queue, steps)
+def measure_host_cost(queue: Queue, steps: int, context: int = CONTEXT) -> dict[str, float]:
+    """Medians over `steps` decode steps of 64 sequences at `context` tokens beside `queue`."""
+    bench = _Bench(queue, steps, context)
     bench.prefill()
     parts = [bench.decode_step() for _ in range(steps)]
     schedule_us, batch_us, update_us = (
@@ -72,8 +72,8 @@ def measure_host_cost(queue: Queue, steps: int) -> dict[str, float]:
 class _Bench:
     """A scheduler and a batch builder with 64 long sequences that are about to decode."""
 
-    def __init__(self, queue: Queue, steps: int) -> None:
-        max_model_len = CONTEXT + steps + 64
+    def __init__(self, queue: Queue, steps: int, context: int) -> None:
+        max_model_len = context + steps + 64
         num_blocks = 1 + ROWS * -(-max_model_len // BLOCK_SIZE)
         self.scheduler = Scheduler(
             BlockPool(num_blocks, BLOCK_SIZE),
@@ -86,19 +86,22 @@ class _Bench:
             max_num_batched_tokens=8192,
             max_model_len=max_model_len,
             block_size=BLOCK_SIZE,
+            num_decode_steps=1,
             platform="gpu",
         )
         self.builder = BatchBuilder(
-            buckets, max_num_seqs=ROWS, block_size=BLOCK_SIZE, vocab_size=VOCAB_SIZE
+            buckets,
+            max_num_seqs=ROWS,
+            block_size=BLOCK_SIZE,
+            vocab_size=VOCAB_SIZE,
+            prepare=_prepare,
         )
-        self.sampling: dict[str, RowSampling] = {}
         self.in_flight: Schedule | None = None
         for i in range(queue.finished):
             request = self._add(f"finished {i}", [i % 1000 + 1] * 8, max_tokens=1)
             self.scheduler.abort(request.request_id)
-            del self.sampling[request.request_id]
         for i in range(ROWS):
-            prompt = [(i * 7919 + j) % VOCAB_SIZE for j in range(CONTEXT - 1)]
+            prompt = [(i * 7919 + j) % VOCAB_SIZE for j in range(context - 1)]
             self._add(f"running {i}", prompt, max_tokens=steps + 32)
         for i in range(queue.waiting):
             self._add(f"waiting {i}", [i % 1000 + 1] * 8, max_tokens=8)
@@ -106,9 +109,6 @@ class _Bench:
     def _add(self, name: str, prompt: list[int], *, max_tokens: int) -> Request:
         params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=max_tokens)
         request = Request(name, prompt, params)
-        self.sampling[name] = prepare_row(
-            params, seed=0, vocab_size=VOCAB_SIZE, prompt_token_ids=prompt
-        )
         self.scheduler.add(request)
         return request
 
@@ -118,7 +118,7 @@ class _Bench:
             schedule = self.scheduler.schedule()
             if schedule is None:
                 raise RuntimeError("the scheduler has nothing to run")
-            self.builder.build(schedule, self.sampling)
+            self.builder.build(schedule)
             self.scheduler.update(schedule, [[7]] * len(schedule.rows))
             if schedule.is_decode and len(schedule.rows) == ROWS:
                 gc.collect()
@@ -131,13 +131,22 @@ class _Bench:
         scheduled = time.perf_counter()
         if schedule is None:
             raise RuntimeError("the scheduler has nothing to run")
-        self.builder.build(schedule, self.sampling)
+        self.builder.build(schedule)
         built = time.perf_counter()
         if self.in_flight is not None:
             self.scheduler.update(self.in_flight, [[7]] * ROWS)
         end = time.perf_counter()
         self.in_flight = schedule
         return scheduled - start, built - scheduled, end - built
+
+
+def _prepare(request: Request) -> RowSampling:
+    return prepare_row(
+        request.params,
+        seed=request.seed,
+        vocab_size=VOCAB_SIZE,
+        prompt_token_ids=request.prompt_token_ids,
+    )
 
 
 def host_cost_lines(report: dict[str, Any]) -> list[str]:

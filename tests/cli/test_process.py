@@ -27,7 +27,7 @@ def test_a_finished_body_gives_its_own_status():
         ModelLoadError("/m/config.json: no such file"),
         CapacityError("the KV cache holds 3 tokens"),
         FileNotFoundError(2, "No such file", "prompts.txt"),
-        ModuleNotFoundError("No module named 'triton'"),
+        ModuleNotFoundError("No module named 'triton'", name="triton"),
     ],
 )
 def test_a_users_error_is_one_line_and_status_1(error, capsys):
@@ -53,9 +53,17 @@ def test_too_little_memory_says_which_flags_to_lower(error, capsys):
     assert message.count("\n") == 1
 
 
-def test_a_bug_keeps_its_traceback():
-    with pytest.raises(RuntimeError, match="lost a block"):
-        run_command("generate", _raises(RuntimeError("lost a block")))
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("lost a block"),
+        TypeError("unhashable"),
+        ModuleNotFoundError("No module named 'jaxinfer.lost'", name="jaxinfer.lost"),
+    ],
+)
+def test_a_bug_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        run_command("generate", _raises(error))
 
 
 def test_ctrl_c_is_status_130_without_a_word(capsys):

@@ -1,0 +1,85 @@
+"""docs/performance.md says what the kept records say, and nothing else."""
+
+import pytest
+
+from scripts.figures.results import RESULTS, load_results, save_result
+from scripts.performance_tables import PAGE, TABLES, fill_tables
+
+
+def _workload(workload: str, seconds: float, **changes):
+    machine = {"device": "NVIDIA H200", "cpu": "x"}
+    run = {
+        "median": {
+            "seconds": seconds,
+            "output_tokens_per_s": 100 / seconds,
+            "prompt_tokens_per_s": 200 / seconds,
+            "ttft_s": 0.01,
+            "tpot_s": None,
+        },
+        "spread": 1.01,
+        "floor": {"total_s": 1.0},
+    }
+    record = {
+        "kind": f"{workload}-0.6b",
+        "workload": workload,
+        "model": "Qwen3-0.6b shape",
+        "attention_backend": "mosaic",
+        "machine": machine,
+        "engine": {"tensor_parallel_size": 1},
+        "runs": {"cold": run},
+        "num_compilations": 0,
+        "commit": "0123456789abcdef+changes",
+        "start_up_s": 20.0,
+        "compiled_at_start": 30,
+        "memory": {"kv_bytes": 10**9, "kv_share": 0.5, "peak_bytes": None},
+    }
+    return record | changes
+
+
+EMPTY = "".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in TABLES)
+
+
+def test_the_page_is_up_to_date():
+    page = PAGE.read_text()
+    assert fill_tables(page, load_results()) == page
+
+
+def test_the_newest_record_of_a_kind_wins():
+    page = fill_tables(EMPTY, [_workload("W1", 4.0), _workload("W2", 3.0), _workload("W1", 2.0)])
+    assert "| 2.000 | 50 | 100 | 10.0 | - | 50% | 1.010 | 0 | 0123456+ |" in page
+    assert "| 4.000 |" not in page
+    assert page.index("| W1 |") < page.index("| W2 |")
+
+
+def test_another_mesh_is_another_row():
+    two = _workload("W1", 3.0, engine={"tensor_parallel_size": 2})
+    page = fill_tables(EMPTY, [_workload("W1", 4.0), two])
+    assert "1 x NVIDIA H200" in page
+    assert "2 x NVIDIA H200" in page
+
+
+def test_filling_twice_changes_nothing():
+    records = [_workload("W1", 4.0)]
+    once = fill_tables(EMPTY, records)
+    assert fill_tables(once, records) == once
+
+
+def test_tables_without_records_say_so():
+    assert fill_tables(EMPTY, []).count("Not measured yet.") == len(TABLES)
+
+
+def test_a_page_without_a_mark_is_an_error():
+    with pytest.raises(ValueError, match="has no table workloads"):
+        fill_tables("nothing here", [])
+
+
+def test_a_kept_record_names_machine_commit_and_command(tmp_path):
+    path = save_result("W1-0.6b", {"figure": 3}, tmp_path)
+    (record,) = load_results(tmp_path)
+    assert path.name.endswith("-w1-0.6b.json")
+    assert record["figure"] == 3
+    assert {"kind", "time", "commit", "command", "machine"} <= record.keys()
+
+
+def test_results_are_kept_in_the_repository():
+    assert RESULTS.relative_to(PAGE.parents[1]).as_posix() == "benchmarks/results"
