@@ -102,8 +102,8 @@ class RequestQueues:
         order = [request.sequence_number for request in running + waiting]
         if order != sorted(order):
             raise RuntimeError("a request was overtaken")
-        for request in running + waiting:
-            _check_request(request)
+        _check_counts(running + waiting)
+        _check_holdings(running + waiting)
 
     def _take_off(self, request: Request) -> None:
         del self.running[request.request_id]
@@ -117,20 +117,28 @@ class RequestQueues:
             request.slot = None
 
 
-def _check_request(request: Request) -> None:
-    name = f"request {request.request_id!r}"
-    num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
-    if request.num_tokens != num_known + request.num_in_flight_tokens:
-        raise RuntimeError(f"{name}: token counts disagree")
-    if not 0 <= request.num_cached_tokens <= min(request.num_tokens, request.max_cached_tokens):
-        raise RuntimeError(f"{name}: more tokens cached than it has")
-    if request.num_tokens > request.max_num_tokens:
-        raise RuntimeError(f"{name}: longer than allowed")
-    holds = (request.slot is not None, bool(request.block_table), bool(request.host_blocks))
+def _check_counts(requests: list[Request]) -> None:
+    for request in requests:
+        name = f"request {request.request_id!r}"
+        num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if request.num_tokens != num_known + request.num_in_flight_tokens:
+            raise RuntimeError(f"{name}: token counts disagree")
+        if not 0 <= request.num_cached_tokens <= min(request.num_tokens, request.max_cached_tokens):
+            raise RuntimeError(f"{name}: more tokens cached than it has")
+        if request.num_tokens > request.max_num_tokens:
+            raise RuntimeError(f"{name}: longer than allowed")
+
+
+def _check_holdings(requests: list[Request]) -> None:
     expected = {
         RequestStatus.WAITING: (False, False, False),
         RequestStatus.SWAPPED: (False, False, True),
         RequestStatus.RUNNING: (True, True, False),
     }
-    if holds != expected.get(request.status):
-        raise RuntimeError(f"{name}: {request.status} holds (slot, blocks, host blocks) {holds}")
+    for request in requests:
+        holds = (request.slot is not None, bool(request.block_table), bool(request.host_blocks))
+        if holds != expected.get(request.status):
+            raise RuntimeError(
+                f"request {request.request_id!r} is {request.status} "
+                f"and holds (slot, blocks, host blocks) {holds}"
+            )

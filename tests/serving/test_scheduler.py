@@ -1,0 +1,476 @@
+"""Tests of the scheduler's promises, one by one, on a device that notices every wrong page."""
+
+import pytest
+
+from jaxinfer.errors import CapacityError
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.block_pool import BlockPool
+from jaxinfer.serving.request import Request, RequestStatus
+from jaxinfer.serving.scheduler import Scheduler
+from tests.serving.fake_device import FakeDevice, run_to_end, solo_run
+
+NO_EOS = frozenset([-1])
+
+
+def make_scheduler(num_blocks=100, block_size=8, caching=True, **kwargs):
+    defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 200}
+    pool = BlockPool(num_blocks, block_size, caching)
+    scheduler = Scheduler(pool, **(defaults | kwargs))
+    return scheduler, FakeDevice(scheduler)
+
+
+def make_request(request_id, length, max_tokens=4, first=1, **kwargs):
+    prompt = [(first + i) % 20 for i in range(length)]
+    return Request(str(request_id), prompt, SamplingParams(max_tokens=max_tokens), **kwargs)
+
+
+def add(scheduler, *requests):
+    for request in requests:
+        scheduler.add(request)
+    return requests
+
+
+def step(scheduler, device, num_steps=1):
+    """Schedule, run and read one step."""
+    device.note_waiting()
+    schedule = scheduler.schedule(num_steps)
+    assert schedule is not None
+    scheduler.update(schedule, device.launch(schedule))
+    scheduler.check_invariants()
+    return schedule
+
+
+def shape(schedule):
+    return [(row.request.request_id, row.start, row.num_scheduled_tokens) for row in schedule.rows]
+
+
+def assert_solo(*requests, max_model_len=200):
+    for request in requests:
+        outputs, reason, stop_reason = solo_run(request, NO_EOS, max_model_len)
+        assert request.output_token_ids == outputs
+        assert (request.finish_reason, request.stop_reason) == (reason, stop_reason)
+
+
+def test_long_prompt_is_chunked_while_others_decode_first():
+    scheduler, device = make_scheduler(max_num_batched_tokens=10)
+    short, long = add(scheduler, make_request("s", 4, 20), make_request("l", 30, first=9))
+    assert shape(step(scheduler, device)) == [("s", 0, 4), ("l", 0, 6)]
+    assert shape(step(scheduler, device)) == [("s", 4, 1), ("l", 6, 9)]
+    assert shape(step(scheduler, device)) == [("s", 5, 1), ("l", 15, 9)]
+    last = step(scheduler, device)
+    assert shape(last) == [("s", 6, 1), ("l", 24, 6)]
+    assert [row.samples for row in last.rows] == [True, True]
+    assert not last.is_decode
+    assert step(scheduler, device).is_decode
+    run_to_end(scheduler, device)
+    assert_solo(short, long)
+
+
+def test_waiting_requests_share_what_is_left_of_the_budget_in_order():
+    scheduler, device = make_scheduler(max_num_batched_tokens=20)
+    add(scheduler, *(make_request(i, 8, first=i) for i in range(4)))
+    assert shape(step(scheduler, device)) == [("0", 0, 8), ("1", 0, 8), ("2", 0, 4)]
+    assert shape(step(scheduler, device)) == [
+        ("0", 8, 1),
+        ("1", 8, 1),
+        ("2", 4, 4),
+        ("3", 0, 8),
+    ]
+
+
+def test_max_num_seqs_caps_the_running_set_and_slots_are_reused():
+    scheduler, device = make_scheduler(max_num_seqs=2)
+    add(scheduler, *(make_request(i, 4, first=i) for i in range(5)))
+    schedules = run_to_end(scheduler, device)
+    assert max(len(schedule.rows) for schedule in schedules) == 2
+
+
+def test_small_request_does_not_jump_a_large_one_that_waits_for_blocks():
+    scheduler, device = make_scheduler(num_blocks=9, caching=False)
+    holder, large, small = add(
+        scheduler, make_request("h", 32, 6), make_request("l", 40, 2), make_request("s", 2, 2)
+    )
+    step(scheduler, device)
+    assert scheduler.num_waiting == 2
+    while not holder.is_finished:
+        assert small.status is RequestStatus.WAITING
+        step(scheduler, device)
+    step(scheduler, device)
+    assert large.status is RequestStatus.RUNNING
+    run_to_end(scheduler, device)
+    assert_solo(holder, large, small)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_reading_late_and_bursts_change_no_token(depth, num_steps):
+    scheduler, device = make_scheduler()
+    requests = add(scheduler, *(make_request(i, 5 + i, 9 + i, first=i) for i in range(4)))
+    schedules = run_to_end(scheduler, device, depth=depth, num_steps=num_steps)
+    assert any(schedule.num_steps == num_steps for schedule in schedules)
+    assert_solo(*requests)
+
+
+def test_tokens_after_a_stop_are_dropped_and_nothing_more_is_kept():
+    scheduler, device = make_scheduler()
+    request = make_request(0, 5, 30)
+    outputs, _, _ = solo_run(request, NO_EOS, 200)
+    stop = outputs[4]
+    request.params = SamplingParams(max_tokens=30, stop_token_ids=[stop])
+    add(scheduler, request)
+    run_to_end(scheduler, device, depth=3)
+    assert request.output_token_ids == outputs[: outputs.index(stop) + 1]
+    assert (request.finish_reason, request.stop_reason) == ("stop", stop)
+
+
+def test_end_of_sequence_given_to_the_scheduler_stops():
+    outputs, _, _ = solo_run(make_request(0, 5, 30), NO_EOS, 200)
+    scheduler, device = make_scheduler(eos_token_ids=[outputs[3]])
+    (request,) = add(scheduler, make_request(0, 5, 30))
+    run_to_end(scheduler, device, num_steps=4)
+    assert request.output_token_ids == outputs[: outputs.index(outputs[3]) + 1]
+    assert (request.finish_reason, request.stop_reason) == ("stop", None)
+
+
+def test_limits_are_known_ahead_and_never_overscheduled():
+    scheduler, device = make_scheduler(max_model_len=20)
+    by_max_tokens, by_length = add(scheduler, make_request(0, 5, 3), make_request(1, 17, None))
+    schedules = run_to_end(scheduler, device, depth=3)
+    for request, count in ((by_max_tokens, 3), (by_length, 3)):
+        rows = [row for s in schedules for row in s.rows if row.request is request]
+        assert sum(row.num_new_tokens for row in rows) == count
+        assert request.finish_reason == "length"
+        assert len(request.output_token_ids) == count
+
+
+def test_nothing_to_run_until_tokens_are_read_is_none():
+    scheduler, device = make_scheduler()
+    add(scheduler, make_request(0, 5, 1))
+    first = scheduler.schedule()
+    assert scheduler.schedule() is None
+    assert scheduler.has_unfinished
+    scheduler.update(first, device.launch(first))
+    assert not scheduler.has_unfinished
+    assert scheduler.schedule() is None
+
+
+def test_burst_only_when_nobody_waits_and_all_decode():
+    scheduler, device = make_scheduler(max_num_seqs=2)
+    add(scheduler, *(make_request(i, 4, 20, first=i) for i in range(3)))
+    assert step(scheduler, device, num_steps=4).num_steps == 1
+    assert step(scheduler, device, num_steps=4).num_steps == 1
+    scheduler.abort("2")
+    burst = step(scheduler, device, num_steps=4)
+    assert burst.num_steps == 4
+    assert [row.num_new_tokens for row in burst.rows] == [4, 4]
+
+
+def test_burst_never_preempts_nor_outgrows_the_block_table():
+    scheduler, device = make_scheduler(num_blocks=4, max_model_len=24)
+    (request,) = add(scheduler, make_request(0, 14, None))
+    schedules = run_to_end(scheduler, device, num_steps=6)
+    assert [schedule.num_steps for schedule in schedules] == [1, 6, 1, 1, 1]
+    assert_solo(request, max_model_len=24)
+    scheduler, device = make_scheduler(num_blocks=5, caching=False)
+    requests = add(scheduler, make_request(0, 8, 9), make_request(1, 8, 9, first=5))
+    schedules = run_to_end(scheduler, device, num_steps=12)
+    assert {schedule.num_steps for schedule in schedules} == {1}
+    assert_solo(*requests)
+
+
+def test_identical_prompts_arriving_together_share_in_the_same_step():
+    scheduler, device = make_scheduler()
+    requests = add(scheduler, *(make_request(i, 20, 3) for i in range(3)))
+    schedule = step(scheduler, device)
+    assert shape(schedule) == [("0", 0, 20), ("1", 16, 4), ("2", 16, 4)]
+    assert [r.num_prefix_cached_tokens for r in requests] == [0, 16, 16]
+    assert len({tuple(r.block_table[:2]) for r in requests}) == 1
+    run_to_end(scheduler, device)
+    assert_solo(*requests)
+
+
+def test_generated_text_is_found_by_the_next_turn():
+    scheduler, device = make_scheduler()
+    (first,) = add(scheduler, make_request(0, 10, 15))
+    run_to_end(scheduler, device, depth=2)
+    turn = Request("1", first.prompt_token_ids + first.output_token_ids, SamplingParams())
+    add(scheduler, turn)
+    run_to_end(scheduler, device)
+    # The last of the 25 tokens was never fed, so its keys and values are in no page.
+    assert turn.num_prefix_cached_tokens == 24
+    assert_solo(turn)
+
+
+def test_reported_prefix_hits_do_not_change_when_it_resumes():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_request(0, 20, 10))
+    step(scheduler, device)
+    scheduler.preempt()
+    step(scheduler, device)
+    assert request.num_cached_tokens > 16
+    assert request.num_prefix_cached_tokens == 0
+
+
+def test_switched_off_prefix_cache_shares_nothing():
+    scheduler, device = make_scheduler(caching=False)
+    requests = add(scheduler, make_request(0, 20), make_request(1, 20))
+    run_to_end(scheduler, device)
+    assert [r.num_prefix_cached_tokens for r in requests] == [0, 0]
+
+
+def test_salts_never_share_blocks():
+    scheduler, device = make_scheduler()
+    requests = add(
+        scheduler,
+        *(make_request(i, 20, cache_salt=salt) for i, salt in enumerate([None, "a", "b", "a"])),
+    )
+    run_to_end(scheduler, device)
+    assert [r.num_prefix_cached_tokens for r in requests] == [0, 0, 0, 16]
+
+
+def test_weight_update_ends_sharing_but_not_running_requests():
+    scheduler, device = make_scheduler()
+    (old,) = add(scheduler, make_request(0, 20, 30))
+    step(scheduler, device)
+    scheduler.invalidate_prefix_cache()
+    device.weights += 1
+    new, same = add(scheduler, make_request(1, 20), make_request(2, 20))
+    run_to_end(scheduler, device)
+    assert (new.num_prefix_cached_tokens, same.num_prefix_cached_tokens) == (0, 16)
+    later = Request("3", old.prompt_token_ids + old.output_token_ids, SamplingParams())
+    add(scheduler, later)
+    run_to_end(scheduler, device)
+    assert later.num_prefix_cached_tokens == 16
+    assert_solo(old, new, same, later)
+
+
+def tight_pair(**kwargs):
+    """Two requests that fit at first and outgrow the pool together."""
+    scheduler, device = make_scheduler(num_blocks=7, **kwargs)
+    older, newer = add(scheduler, make_request("o", 14, 20), make_request("n", 14, 20, first=7))
+    return scheduler, device, older, newer
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("num_host_blocks", [0, 2, 10])
+def test_newest_is_preempted_and_its_text_is_unchanged(caching, depth, num_host_blocks):
+    mode = "swap" if num_host_blocks else "recompute"
+    scheduler, device, older, newer = tight_pair(
+        caching=caching, preemption_mode=mode, num_host_blocks=num_host_blocks
+    )
+    schedules = run_to_end(scheduler, device, depth=depth)
+    assert [s.preempted for s in schedules if s.preempted] == [[newer]]
+    assert (older.num_preemptions, newer.num_preemptions) == (0, 1)
+    assert scheduler.num_preemptions == 1
+    swapped = [s for s in schedules if s.swap_out]
+    assert len(swapped) == (num_host_blocks == 10)
+    assert_solo(older, newer)
+
+
+def test_swap_moves_all_blocks_out_and_back_before_new_admissions():
+    scheduler, device, older, newer = tight_pair(preemption_mode="swap", num_host_blocks=8)
+    (late,) = add(scheduler, make_request("late", 4, 2, first=3))
+    while newer.status is not RequestStatus.SWAPPED:
+        out = step(scheduler, device)
+    assert len(out.swap_out) == 3
+    assert late.status is not RequestStatus.RUNNING
+    num_outputs = len(newer.output_token_ids)
+    assert num_outputs > 0
+    while newer.status is RequestStatus.SWAPPED:
+        assert late.num_admissions == 0 or late.is_finished
+        back = step(scheduler, device)
+    assert [host for _, host in back.swap_in] == [host for _, host in out.swap_out]
+    # Swapping costs no second prefill: it goes on with one token.
+    assert [row.num_scheduled_tokens for row in back.rows if row.request is newer] == [1]
+    assert not back.is_decode
+    run_to_end(scheduler, device)
+    assert_solo(older, newer, late)
+
+
+def test_request_that_cannot_preempt_anyone_newer_sits_out_and_keeps_its_blocks():
+    scheduler, device = make_scheduler(num_blocks=6, caching=False)
+    older, newer = add(scheduler, make_request("o", 15, 8), make_request("n", 12, 10, first=7))
+    sat_out = []
+    while not older.is_finished:
+        schedule = step(scheduler, device)
+        if newer not in [row.request for row in schedule.rows]:
+            sat_out.append(len(newer.block_table))
+    assert sat_out == [2, 2, 2]
+    assert newer.num_preemptions == 0
+    run_to_end(scheduler, device)
+    assert_solo(older, newer)
+
+
+def test_token_in_flight_of_a_preempted_request_is_kept_and_may_end_it():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_request(0, 5, 2))
+    step(scheduler, device)
+    late = scheduler.schedule()
+    tokens = device.launch(late)
+    scheduler.preempt()
+    assert scheduler.schedule() is None, "the token in flight must be known first"
+    (change,) = scheduler.update(late, tokens)
+    assert change.token_ids == tokens[0]
+    assert request.is_finished
+    assert request.num_admissions == 1
+    assert_solo(request)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_abort_frees_everything_in_every_state(mode):
+    host = 20 if mode == "swap" else 0
+    scheduler, device = make_scheduler(
+        max_num_seqs=2, preemption_mode=mode, num_host_blocks=host, max_num_batched_tokens=20
+    )
+    names = ["running", "partial", "waiting"]
+    requests = add(scheduler, *(make_request(n, 30, first=i) for i, n in enumerate(names)))
+    step(scheduler, device)
+    in_flight = scheduler.schedule()
+    tokens = device.launch(in_flight)
+    for request in requests:
+        assert scheduler.abort(request.request_id) is request
+        assert request.finish_reason == "abort"
+        scheduler.check_invariants()
+    assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
+    assert scheduler.update(in_flight, tokens) == []
+    (preempted,) = add(scheduler, make_request("preempted", 30))
+    step(scheduler, device)
+    scheduler.preempt()
+    assert scheduler.abort("preempted") is preempted
+    assert scheduler.swap_space.num_free_blocks == host
+    assert not scheduler.has_unfinished
+    assert scheduler.abort("preempted") is None
+
+
+def test_freed_blocks_may_be_reused_while_a_step_is_in_flight():
+    scheduler, device = make_scheduler(num_blocks=4)
+    add(scheduler, make_request("a", 16, 8))
+    step(scheduler, device)
+    in_flight = scheduler.schedule()
+    scheduler_tokens = device.launch(in_flight)
+    scheduler.abort("a")
+    (second,) = add(scheduler, make_request("b", 20, 3, first=5))
+    schedule = scheduler.schedule()
+    tokens = device.launch(schedule)
+    assert scheduler.update(in_flight, scheduler_tokens) == []
+    scheduler.update(schedule, tokens)
+    run_to_end(scheduler, device)
+    assert_solo(second)
+
+
+def test_stop_string_found_by_the_engine_ends_the_request():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_request(0, 5, 20))
+    step(scheduler, device)
+    late = scheduler.schedule()
+    tokens = device.launch(late)
+    scheduler.finish(request, "stop", "END")
+    assert (request.finish_reason, request.stop_reason) == ("stop", "END")
+    assert scheduler.update(late, tokens) == []
+    scheduler.finish(request, "length")
+    assert request.finish_reason == "stop"
+    assert len(request.output_token_ids) == 1
+
+
+def test_bad_row_ends_with_an_error_and_leaves_its_neighbours():
+    scheduler, device = make_scheduler()
+    requests = add(scheduler, *(make_request(i, 5, 9, first=i) for i in range(3)))
+    step(scheduler, device)
+    burst = scheduler.schedule(4)
+    changes = scheduler.update(burst, device.launch(burst), num_ok=[4, 2, 4])
+    assert [len(change.token_ids) for change in changes] == [4, 2, 4]
+    assert [r.finish_reason for r in requests] == [None, "error", None]
+    scheduler.check_invariants()
+    run_to_end(scheduler, device)
+    assert_solo(requests[0], requests[2])
+    full, _, _ = solo_run(requests[1], NO_EOS, 200)
+    assert requests[1].output_token_ids == full[:3]
+
+
+def test_destroyed_cache_requeues_all_in_order_and_forgets_tokens_in_flight():
+    scheduler, device = make_scheduler(preemption_mode="swap", num_host_blocks=20)
+    requests = add(scheduler, *(make_request(i, 9, 9, first=i) for i in range(3)))
+    step(scheduler, device)
+    scheduler.preempt(1)
+    first = scheduler.schedule()
+    tokens = device.launch(first)
+    failed = scheduler.schedule()
+    assert scheduler.requeue_all(failed) == list(requests)
+    device.reset_cache()
+    scheduler.check_invariants()
+    in_failed = [row.request for row in failed.rows]
+    assert [r.num_failures for r in requests] == [int(r in in_failed) for r in requests]
+    assert scheduler.update(first, tokens) == []
+    assert scheduler.unfinished() == list(requests)
+    assert {r.status for r in requests} == {RequestStatus.WAITING}
+    assert scheduler.swap_space.num_free_blocks == 20
+    assert all(len(r.output_token_ids) == 1 for r in requests)
+    run_to_end(scheduler, device)
+    assert_solo(*requests)
+
+
+def test_prefill_only_request_ends_when_its_prompt_has_run():
+    scheduler, device = make_scheduler(max_num_batched_tokens=8)
+    (request,) = add(scheduler, make_request(0, 20, prefill_only=True))
+    schedules = run_to_end(scheduler, device)
+    assert [shape(s) for s in schedules] == [[("0", 0, 8)], [("0", 8, 8)], [("0", 16, 4)]]
+    assert not any(row.samples for s in schedules for row in s.rows)
+    assert (request.finish_reason, request.output_token_ids) == ("length", [])
+
+
+def test_request_that_can_never_fit_is_refused_with_both_numbers():
+    scheduler, device = make_scheduler(num_blocks=4)
+    with pytest.raises(CapacityError, match=r"need 4 KV-cache blocks .* there are 3"):
+        scheduler.add(make_request(0, 20, 6))
+    assert not scheduler.has_unfinished
+    (request,) = add(scheduler, make_request(0, 20, 5))
+    run_to_end(scheduler, device)
+    assert_solo(request)
+
+
+def test_request_id_in_use_is_refused_and_free_again_after_the_end():
+    scheduler, device = make_scheduler()
+    add(scheduler, make_request(0, 5))
+    with pytest.raises(ValueError, match="'0' is in use"):
+        scheduler.add(make_request(0, 5))
+    run_to_end(scheduler, device)
+    add(scheduler, make_request(0, 5))
+
+
+def test_refused_request_leaves_the_others_alone():
+    scheduler, device = make_scheduler(max_model_len=30)
+    (good,) = add(scheduler, make_request(0, 5))
+    with pytest.raises(ValueError, match=r"30 tokens .*max_model_len is 30"):
+        scheduler.add(make_request(1, 30))
+    run_to_end(scheduler, device)
+    assert_solo(good)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_model_len": 0}, "max_model_len"),
+        ({"max_num_batched_tokens": 7}, r"max_num_batched_tokens \(7\)"),
+        ({"preemption_mode": "swap"}, "swap_space"),
+        ({"num_host_blocks": 3}, "swap_space"),
+        ({"num_host_blocks": -1}, "num_host_blocks"),
+    ],
+)
+def test_impossible_arguments_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        make_scheduler(**change)
+
+
+def test_planning_does_not_look_at_those_who_wait_behind():
+    scheduler, device = make_scheduler(num_blocks=6, caching=True)
+    add(scheduler, make_request("running", 16, 20))
+    step(scheduler, device)
+    add(scheduler, *(make_request(i, 30, 2, first=i) for i in range(50)))
+    lookups = []
+    find_prefix = scheduler.pool.find_prefix
+    scheduler.pool.find_prefix = lambda request: lookups.append(request) or find_prefix(request)
+    for _ in range(6):
+        step(scheduler, device)
+    assert len(lookups) == 1, "a blocked request is looked up again though nothing was freed"

@@ -1,0 +1,190 @@
+"""Thousands of random operations on a scheduler with a device that notices every wrong page."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.block_pool import BlockPool
+from jaxinfer.serving.request import Request, RequestStatus
+from jaxinfer.serving.schedule import Schedule
+from jaxinfer.serving.scheduler import Scheduler
+from tests.serving.fake_device import EOS, FakeDevice, solo_run
+
+BLOCK_SIZE = 8
+MAX_MODEL_LEN = 44
+EOS_IDS = frozenset([EOS])
+BASES = [[(i * i + family * 5) % 19 + 1 for i in range(MAX_MODEL_LEN)] for family in range(2)]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.sampled_from([7, 8, 9, 10, 14, 20]),
+        max_num_seqs=st.sampled_from([1, 2, 3, 5, 6]),
+        budget=st.sampled_from([1, 17, 44, 100, 0]),
+        caching=st.sampled_from([True, True, False]),
+        num_host_blocks=st.sampled_from([0, 12, 3]),
+    )
+    def build(self, num_blocks, max_num_seqs, budget, caching, num_host_blocks):
+        self.scheduler = Scheduler(
+            BlockPool(num_blocks, BLOCK_SIZE, caching),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + budget,
+            max_model_len=MAX_MODEL_LEN,
+            eos_token_ids=EOS_IDS,
+            preemption_mode="swap" if num_host_blocks else "recompute",
+            num_host_blocks=num_host_blocks,
+        )
+        self.device = FakeDevice(self.scheduler)
+        self.requests: list[Request] = []
+        self.solo_runs: dict[str, tuple] = {}
+        self.in_flight: list[tuple[Schedule, list[list[int]]]] = []
+
+    @rule(
+        count=st.sampled_from([4, 2, 1]),
+        family=st.integers(0, 1),
+        length=st.sampled_from([24, 16, 8, 4, 1, 23, 33, 40]),
+        tail=st.lists(st.integers(1, 3), max_size=2),
+        max_tokens=st.sampled_from([None, 30, 9, 2, 1]),
+        min_tokens=st.sampled_from([0, 0, 1]),
+        ignore_eos=st.sampled_from([True, True, False]),
+        stop_token_ids=st.sampled_from([[], [], [], [5], [EOS, 7]]),
+        salt=st.sampled_from([None, None, "a"]),
+        prefill_only=st.sampled_from([False] * 5 + [True]),
+        prompt_logprobs=st.sampled_from([None] * 4 + [0]),
+    )
+    def add(self, count, family, length, tail, salt, prefill_only, **params):
+        for _ in range(count):
+            request = Request(
+                str(len(self.requests)),
+                (BASES[family][:length] + tail)[: MAX_MODEL_LEN - 1],
+                SamplingParams(**params),
+                cache_salt=salt,
+                prefill_only=prefill_only,
+            )
+            self.scheduler.add(request)
+            self.requests.append(request)
+            self.solo_runs[request.request_id] = solo_run(request, EOS_IDS, MAX_MODEL_LEN)
+
+    @precondition(lambda self: len(self.in_flight) < 3)
+    @rule(num_steps=st.sampled_from([1, 1, 1, 3]))
+    def schedule(self, num_steps):
+        schedule = self.scheduler.schedule(num_steps)
+        if schedule is not None:
+            self.in_flight.append((schedule, self.device.launch(schedule)))
+        elif not self.in_flight:
+            assert not self.scheduler.has_unfinished, "requests are stuck"
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def update(self):
+        schedule, tokens = self.in_flight.pop(0)
+        for change in self.scheduler.update(schedule, tokens):
+            row = schedule.rows[change.row]
+            assert row.request is change.request
+            assert change.token_ids == tokens[change.row][: len(change.token_ids)]
+            assert change.request.is_finished or len(change.token_ids) == row.num_new_tokens
+
+    @precondition(lambda self: self.scheduler.has_unfinished)
+    @rule(count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]))
+    def run(self, count, num_steps):
+        for _ in range(count):
+            self.schedule(num_steps)
+            self.everything_is_accounted_for()
+            if self.in_flight:
+                self.update()
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def update_with_bad_row(self, data):
+        schedule, tokens = self.in_flight.pop(0)
+        num_ok = [row.num_new_tokens for row in schedule.rows]
+        bad = data.draw(st.integers(0, len(num_ok) - 1))
+        num_ok[bad] = max(0, num_ok[bad] - 1)
+        stale = schedule.epoch < max((s.epoch for s, _ in self.in_flight), default=0)
+        bad_request = schedule.rows[bad].request
+        was_finished = bad_request.is_finished
+        self.scheduler.update(schedule, tokens, num_ok)
+        if schedule.rows[bad].samples and not stale and not was_finished:
+            assert bad_request.is_finished or self.scheduler.num_waiting
+
+    @precondition(lambda self: self.scheduler.has_unfinished)
+    @rule(data=st.data(), reason=st.sampled_from(["abort", "stop"]))
+    def end_from_outside(self, data, reason):
+        request = data.draw(st.sampled_from(self.scheduler.unfinished()))
+        if reason == "abort":
+            assert self.scheduler.abort(request.request_id) is request
+        else:
+            self.scheduler.finish(request, "stop", "a stop string")
+        assert request.is_finished
+        assert request.finish_reason == reason
+        assert self.scheduler.get(request.request_id) is None
+
+    @rule(count=st.sampled_from([1, 2, None]))
+    def preempt(self, count):
+        self.scheduler.preempt(count)
+
+    @rule(blame=st.sampled_from([None, None, None, False, True]))
+    def destroy_cache(self, blame):
+        if blame is None:
+            return
+        failed = self.in_flight[-1][0] if blame and self.in_flight else None
+        before = [request.num_failures for request in self.requests]
+        self.scheduler.requeue_all(failed)
+        self.device.reset_cache()
+        blamed = {id(row.request) for row in failed.rows} if failed else set()
+        for request, count in zip(self.requests, before, strict=True):
+            assert request.num_failures == count + (id(request) in blamed)
+        assert self.scheduler.num_running == 0
+        assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks
+
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def update_weights(self, really):
+        if not really:
+            return
+        self.scheduler.invalidate_prefix_cache()
+        self.device.weights += 1
+
+    @invariant()
+    def everything_is_accounted_for(self):
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_invariants()
+        self.device.note_waiting()
+        unfinished = [r.status for r in self.requests if r.status is not RequestStatus.FINISHED]
+        running = [status is RequestStatus.RUNNING for status in unfinished]
+        assert running == sorted(running, reverse=True), "a request was overtaken"
+
+    @invariant()
+    def outputs_are_those_of_the_solo_run(self):
+        for request in getattr(self, "requests", ()):
+            outputs, reason, stop_reason = self.solo_runs[request.request_id]
+            assert request.output_token_ids == outputs[: len(request.output_token_ids)]
+            ended_itself = request.stop_reason != "a stop string" and request.finish_reason in (
+                "stop",
+                "length",
+            )
+            if ended_itself:
+                assert request.output_token_ids == outputs
+                assert (request.finish_reason, request.stop_reason) == (reason, stop_reason)
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(5000):
+            if not self.scheduler.has_unfinished:
+                break
+            self.schedule(1)
+            if self.in_flight:
+                self.update()
+            self.everything_is_accounted_for()
+        assert not self.scheduler.has_unfinished, "a request starves"
+        self.outputs_are_those_of_the_solo_run()
+        assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks
+        assert self.scheduler.swap_space.num_free_blocks == self.scheduler.swap_space.num_blocks
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=50, deadline=None
+)
+TestScheduler = SchedulerMachine.TestCase
