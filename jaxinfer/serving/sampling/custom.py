@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.serving.sampling.layout import SamplingArrays
-from jaxinfer.serving.sampling.rows import RowParameters
+from jaxinfer.serving.sampling.layout import Column, SamplingArrays
+from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 
 
+@no_type_check  # as a pytree it is also rebuilt around tracers, shapes and sentinels
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerState:
@@ -64,7 +65,7 @@ def sampler_state(
     )
 
 
-def check_logits_processor(processor: LogitsProcessor, *, vocab_size: int, batch: int = 2) -> None:
+def check_logits_processor(processor: object, *, vocab_size: int, batch: int = 2) -> None:
     """Trace a logits processor on abstract arrays, without computing anything.
 
     The processor sees float32 logits `[B, V]` after masks, biases and penalties and before
@@ -74,12 +75,11 @@ def check_logits_processor(processor: LogitsProcessor, *, vocab_size: int, batch
         TypeError: It is not callable, or returns something else than one array, or another dtype.
         ValueError: It returns another shape, or fails while it is traced.
     """
-    logits = jax.ShapeDtypeStruct((batch, vocab_size), jnp.float32)
-    result = _trace("logits_processor", processor, logits, _abstract_state(batch))
-    _expect("logits_processor", result, logits)
+    result = _trace("logits_processor", processor, lambda: _abstract_inputs(batch, vocab_size)[:2])
+    _expect("logits_processor", result, (batch, vocab_size), "float32")
 
 
-def check_sampler(sampler: CustomSampler, *, vocab_size: int, batch: int = 2) -> None:
+def check_sampler(sampler: object, *, vocab_size: int, batch: int = 2) -> None:
     """Trace a custom sampler on abstract arrays, without computing anything.
 
     The sampler sees what a logits processor returns (no temperature, nothing truncated) and one
@@ -90,40 +90,34 @@ def check_sampler(sampler: CustomSampler, *, vocab_size: int, batch: int = 2) ->
         TypeError: It is not callable, or returns something else than one array, or another dtype.
         ValueError: It returns another shape, or fails while it is traced.
     """
-    logits = jax.ShapeDtypeStruct((batch, vocab_size), jnp.float32)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl="threefry2x32"), batch))
-    result = _trace("sampler", sampler, logits, _abstract_state(batch), keys)
-    _expect("sampler", result, jax.ShapeDtypeStruct((batch,), jnp.int32))
+    result = _trace("sampler", sampler, lambda: _abstract_inputs(batch, vocab_size))
+    _expect("sampler", result, (batch,), "int32")
 
 
-def _abstract_state(batch: int) -> SamplerState:
-    ints = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return SamplerState(  # pyright: ignore[reportArgumentType]
-        positions=ints,  # pyright: ignore[reportArgumentType]
-        temperature=jax.ShapeDtypeStruct((batch,), jnp.float32),  # pyright: ignore[reportArgumentType]
-        seeds=jax.ShapeDtypeStruct((batch, 2), jnp.uint32),  # pyright: ignore[reportArgumentType]
-        last_token_ids=ints,  # pyright: ignore[reportArgumentType]
-    )
+def _abstract_inputs(batch: int, vocab_size: int) -> tuple[jax.Array, SamplerState, jax.Array]:
+    """Return logits, state and keys; called while tracing, so that nothing is allocated."""
+    scalars = jnp.zeros((batch, len(Column)), jnp.int32)
+    rows = unpack_rows(scalars)
+    state = sampler_state(rows, SamplingArrays(scalars), jnp.zeros(batch, jnp.int32))
+    return jnp.zeros((batch, vocab_size), jnp.float32), state, row_keys(rows)
 
 
-def _trace(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _trace(name: str, function: object, inputs: Callable[[], tuple[Any, ...]]) -> Any:
     if not callable(function):
         raise TypeError(f"{name} must be callable, got {type(function).__name__}")
     try:
-        return jax.eval_shape(function, *arguments)
+        return jax.eval_shape(lambda: function(*inputs()))
     except Exception as error:
-        shape = arguments[0].shape
         raise ValueError(
-            f"{name} failed when traced on float32 logits of shape {shape}: "
-            f"{type(error).__name__}: {error}"
+            f"{name} failed when it was traced: {type(error).__name__}: {error}"
         ) from error
 
 
-def _expect(name: str, result: Any, wanted: jax.ShapeDtypeStruct) -> None:
-    expected = f"{wanted.dtype.name} of shape {wanted.shape}"
+def _expect(name: str, result: Any, shape: tuple[int, ...], dtype: str) -> None:
+    expected = f"{dtype} of shape {shape}"
     if not isinstance(result, jax.ShapeDtypeStruct):
         raise TypeError(f"{name} must return one array, {expected}, got {type(result).__name__}")
-    if result.dtype != wanted.dtype:
+    if result.dtype != jnp.dtype(dtype):
         raise TypeError(f"{name} must return {expected}, got dtype {result.dtype.name}")
-    if result.shape != wanted.shape:
+    if result.shape != shape:
         raise ValueError(f"{name} must return {expected}, got shape {result.shape}")

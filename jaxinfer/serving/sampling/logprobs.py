@@ -22,7 +22,8 @@ def largest_logit(
     sane = (blocks < jnp.inf).all(-1).all(1)
     block = _first_equal(block_maxima, value)
     column = _first_equal(blocks[jnp.arange(logits.shape[0]), block], value)
-    token = ids[block, column]
+    # A row of NaN could end in the padding of the last block.
+    token = jnp.minimum(ids[block, column], ids[0, 0] + logits.shape[1] - 1)
     if axis.name is not None:
         # One exchange: the float travels by its bits.
         bits = lax.bitcast_convert_type(jnp.where(sane, value, jnp.nan), jnp.int32)
