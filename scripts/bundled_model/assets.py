@@ -2,16 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.weights import save_params
 from scripts.bundled_model.config import MAX_POSITIONS
 from scripts.bundled_model.rendering import TEMPLATE
 from scripts.bundled_model.tokenizer import END_OF_TEXT, TURN_END
@@ -34,23 +32,15 @@ def write_model(
     Raises:
       ValueError: the files are larger than `MAX_BYTES` together.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "config.json", config.to_hf())
+    save_params(params, config, directory)
     _write_json(directory / "generation_config.json", _generation_config(config))
     _write_json(directory / "tokenizer_config.json", _tokenizer_config())
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     if directory.resolve() != TEMPLATE.parent.resolve():
         shutil.copyfile(TEMPLATE, directory / TEMPLATE.name)
-    tensors = {f"{path}.weight": np.asarray(leaf) for path, leaf in _named(params)}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     size = sum(file.stat().st_size for file in directory.iterdir())
     if size > MAX_BYTES:
         raise ValueError(f"{directory} holds {size:,} bytes, {MAX_BYTES:,} are allowed")
-
-
-def _named(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree.leaves_with_path(params):
-        yield ".".join(str(key.key) for key in path), leaf
 
 
 def _generation_config(config: ModelConfig) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""`jaxinfer evaluate`: how often a model is right on held-out questions, through the engine."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
+from jaxinfer.cli.parser import CommandParser, positive_integer
+from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+
+if TYPE_CHECKING:
+    import argparse
+
+_MAX_NUM_SEQS = 64
+
+_EXAMPLES = """examples:
+  jaxinfer evaluate
+  jaxinfer evaluate --questions 200 --check
+  jaxinfer evaluate --dtype bfloat16 --block-size 64 --json"""
+
+
+def build_parser() -> CommandParser:
+    """The flags of `jaxinfer evaluate`."""
+    description = (
+        "Ask held-out questions (sums, chats, JSON, tool calls) by greedy decoding and report the "
+        "rates of right answers. The bars are those that the bundled model must reach."
+    )
+    parser = CommandParser("evaluate", description, _EXAMPLES)
+    parser.add_argument(
+        "--questions", type=positive_integer, default=50, help="of each of nine kinds (50)"
+    )
+    parser.add_argument("--question-seed", type=int, default=0, help="draws other questions (0)")
+    parser.add_argument("--check", action="store_true", help="exit status 1 below a bar")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    add_engine_flags(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run_command("evaluate", lambda: _run(arguments))
+
+
+def _run(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.platform import start_platform
+
+    start_platform()
+    report = evaluation_report(arguments)
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        from jaxinfer.evaluation.report import report_lines
+
+        print("\n".join(report_lines(report)))
+    return FAILED if arguments.check and report["below_bar"] else OK
+
+
+def evaluation_report(arguments: "argparse.Namespace") -> dict[str, Any]:
+    """Rates, story loss, and what they were measured on, as JSON-like values."""
+    from jaxinfer import LLM
+    from jaxinfer.evaluation.engine_trials import run_trials, story_loss
+    from jaxinfer.evaluation.rates import below_bar, questions, rates
+    from jaxinfer.evaluation.report import rate_records
+    from jaxinfer.measure.report import describe_engine
+
+    count, seed = arguments.questions, arguments.question_seed
+    asked = questions(count, seed)
+    defaults = {
+        "compile_ahead": False,
+        "max_num_seqs": _MAX_NUM_SEQS,
+        "show_progress": not arguments.quiet,
+    }
+    with LLM(**(defaults | engine_arguments(arguments))) as llm:
+        found = rates(run_trials(llm, asked, use_tqdm=not arguments.quiet))
+        return {
+            **describe_engine(llm, None),
+            "questions_per_kind": count,
+            "question_seed": seed,
+            "rates": rate_records(found),
+            "below_bar": below_bar(found),
+            "story_loss": story_loss(llm, count, seed),
+        }
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))
