@@ -2,7 +2,6 @@
 
 import pytest
 
-from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.floors import (
     H200,
     Chip,
@@ -13,6 +12,7 @@ from jaxinfer.measure.floors import (
     prefill_floor_s,
     workload_floor,
 )
+from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.workloads import Workload, make_workload
 
 COST = ModelCost(

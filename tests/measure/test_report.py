@@ -1,0 +1,71 @@
+"""Reports for people name what the figures stand on."""
+
+from jaxinfer.measure.report import report_lines
+
+HEADING = {
+    "model": "Qwen3-0.6b shape",
+    "dtype": "bfloat16",
+    "attention_backend": "mosaic",
+    "machine": {
+        "platform": "gpu",
+        "device": "NVIDIA H200",
+        "num_devices": 1,
+        "versions": {"jax": "0.11.2"},
+    },
+}
+SPEED = {
+    "rows": 64,
+    "prompt_tokens": 512,
+    "prefill_s": 0.1,
+    "prefill_tokens_per_s": 327_680.0,
+    "decode_step_s": 0.003,
+    "decode_tokens_per_s": 21_333.0,
+    "prefill_of_floor": 0.5,
+    "decode_of_floor": 0.25,
+    "num_compilations": 0,
+}
+
+
+def test_the_table_names_model_dtype_backend_device_and_versions():
+    lines = report_lines({**HEADING, "repeats": 3, "speeds": [SPEED]})
+    assert lines[0] == "Qwen3-0.6b shape, bfloat16, mosaic attention"
+    assert lines[1] == "1 x NVIDIA H200; jax 0.11.2"
+    assert "decode ms/step" in lines[3]
+    assert lines[4].split() == [
+        *("64", "512", "100.00", "327,680", "3.000", "21,333"),
+        *("50%", "/", "25%"),
+    ]
+    assert "compiled while measuring: 0" in lines[-1]
+
+
+def test_a_chip_without_known_ceilings_has_a_dash():
+    speed = SPEED | {"prefill_of_floor": None, "decode_of_floor": None}
+    assert report_lines({**HEADING, "repeats": 3, "speeds": [speed]})[4].split()[-1] == "-"
+
+
+def test_a_workload_gives_its_medians_and_its_share_of_the_floor():
+    run = {
+        "median": {
+            "seconds": 2.0,
+            "output_tokens_per_s": 1000.0,
+            "prompt_tokens_per_s": 500.0,
+            "ttft_s": 0.01,
+            "tpot_s": 0.002,
+        },
+        "spread": 1.02,
+        "floor": {"total_s": 1.0},
+    }
+    report = {
+        **HEADING,
+        "workload": "W2",
+        "description": "one sequence",
+        "runs": {"cold": run},
+        "start_up_s": 12.0,
+        "compiled_at_start": 30,
+        "num_compilations": 0,
+    }
+    text = "\n".join(report_lines(report))
+    for words in ("W2: one sequence", "1,000 output tok/s", "TTFT 10.0 ms", "TPOT 2.000 ms"):
+        assert words in text
+    assert "50% of the floor" in text
+    assert "compiled while measuring: 0" in text

@@ -1,0 +1,114 @@
+"""The commands as a user runs them: real processes, the bundled model, signals and mistakes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxinfer.__main__ import dispatch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _environment() -> dict[str, str]:
+    # As on a user's machine: the tests' own settings would emulate eight devices.
+    ours = ("XLA_FLAGS", "JAX_PLATFORMS")
+    environment = {key: value for key, value in os.environ.items() if key not in ours}
+    path = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    return {**environment, "PYTHONPATH": path}
+
+
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(),
+    )
+
+
+@pytest.mark.slow
+def test_without_a_model_the_bundled_one_writes_text():
+    process = _start("jaxinfer", "generate", "-p", "Once upon a time", "-m", "12", "--temp", "0")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    assert len(out.decode().split()) > 4
+    statistics = err.decode().splitlines()[-1]
+    for figure in ("prompt", "generation 12 tokens", "tok/s", "first token", "peak memory"):
+        assert figure in statistics
+    if "gpu" not in err.decode():
+        assert err.decode().count("No GPU found: running on the CPU") == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_of_the_text_leaves_quietly():
+    process = _start("jaxinfer.generate", "-p", "Once", "-m", "4000", "--ignore-eos", "-q")
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_model_starts_leaves_quietly():
+    process = _start("jaxinfer.generate", "-p", "Once", "--compile-ahead")
+    assert process.stderr is not None
+    first = process.stderr.readline()  # the devices; weights and compiling come next
+    assert b"Devices" in first
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "no such directory"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "Qwen3ForCausalLM"),
+        ("{", "config.json"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat", "bench"])
+def test_what_is_no_qwen3_is_one_line_that_names_it(tmp_path, capsys, config, message, command):
+    directory = tmp_path / "model"
+    if config is not None:
+        directory.mkdir()
+        text = config if isinstance(config, str) else json.dumps(config)
+        (directory / "config.json").write_text(text)
+    prompt = ["-p", "x"] if command == "generate" else []
+    assert dispatch([command, "--model", str(directory), *prompt, "-q"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"jaxinfer {command}: error: ")
+    assert str(directory) in output.err
+    assert message in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_a_cache_too_small_for_the_model_length_says_what_would_fit(capsys):
+    assert dispatch(["generate", "-p", "x", "-q", "--num-kv-blocks", "3"]) == 1
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert "max_model_len" in output.err
+
+
+def test_a_prompt_that_is_too_long_is_one_line_with_both_numbers(capsys):
+    command = ["generate", "-p", "word " * 100, "-q", "--max-model-len", "32"]
+    assert dispatch(command) == 1
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert "32" in output.err
+
+
+def test_an_impossible_backend_is_one_line_with_the_possible_ones(capsys):
+    assert dispatch(["generate", "-p", "x", "-q", "--attention-backend", "mosaic"]) == 1
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert "supported here" in output.err
