@@ -36,6 +36,8 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
     if model is None:
         return BUNDLED_MODEL
     name = str(model)
+    if not name:
+        raise ModelLoadError("model: an empty name; give a directory or a hub id, or leave it out")
     path = Path(name).expanduser()
     if path.is_dir():
         return path

@@ -87,32 +87,35 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
     Args:
         params: the tree; its leaves' dtype is kept.
         config: written as config.json with that dtype.
-        directory: created if needed; files of the same names are replaced.
+        directory: created if needed; weights saved there before are replaced.
+
+    Raises:
+        TypeError: a leaf's dtype is not float32, bfloat16 or float16.
+        ValueError: the directory holds an Orbax checkpoint, which loading would prefer.
     """
     directory = Path(directory)
+    if checkpoint.is_checkpoint(directory):
+        raise ValueError(f"{directory}: holds an Orbax checkpoint; save to another directory")
     directory.mkdir(parents=True, exist_ok=True)
     leaves = {tensor_name(path): leaf for path, leaf in flatten(params)}
-    dtype = str(next(iter(leaves.values())).dtype)
-    (directory / "config.json").write_text(
-        json.dumps({**config.to_hf(), "torch_dtype": dtype}, indent=2) + "\n", encoding="utf-8"
-    )
     shards = _shards(leaves)
     files = [SINGLE_FILE]
     if len(shards) > 1:
-        count = len(shards)
-        files = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-        weight_map = {
-            name: file for file, shard in zip(files, shards, strict=True) for name in shard
-        }
+        files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for file, shard in zip(files, shards, strict=True):
+        on_host = ((name, jax.device_get(leaf)) for name, leaf in shard.items())
+        write_file(directory / file, on_host, shard)
+    (directory / (INDEX_FILE if len(shards) == 1 else SINGLE_FILE)).unlink(missing_ok=True)
+    if len(shards) > 1:
         index = {
             "metadata": {"total_size": sum(map(_num_bytes, leaves.values()))},
-            "weight_map": weight_map,
+            "weight_map": {
+                name: file for file, shard in zip(files, shards, strict=True) for name in shard
+            },
         }
-        (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    for file, shard in zip(files, shards, strict=True):
-        write_file(
-            directory / file, ((name, jax.device_get(x)) for name, x in shard.items()), shard
-        )
+        _write_json(directory / INDEX_FILE, index)
+    dtype = str(next(iter(leaves.values())).dtype)
+    _write_json(directory / "config.json", {**config.to_hf(), "torch_dtype": dtype})
 
 
 @jax.jit
@@ -214,3 +217,7 @@ def _shards(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _num_bytes(leaf: Any) -> int:
     return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+
+
+def _write_json(file: Path, value: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

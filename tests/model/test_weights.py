@@ -123,6 +123,15 @@ def test_large_models_are_saved_in_shards_with_an_index(tmp_path, monkeypatch):
     assert_trees_equal(load_params(tmp_path, tiny.CONFIG, "float32"), params)
 
 
+def test_a_later_save_of_another_layout_replaces_the_earlier(tmp_path, monkeypatch):
+    params = tiny.params(tiny.CONFIG)
+    other = jax.tree.map(lambda leaf: leaf + 1, params)
+    for limit, tree in ((10**9, params), (10_000, other), (10**9, params)):
+        monkeypatch.setattr(weights, "_MAX_SHARD_BYTES", limit)
+        save_params(tree, tiny.CONFIG, tmp_path)
+        assert_trees_equal(load_params(tmp_path, tiny.CONFIG, "float32"), tree)
+
+
 def test_written_files_are_valid_for_the_reference_reader(tmp_path):
     params = tiny.params(tiny.CONFIG, "bfloat16")
     save_params(params, tiny.CONFIG, tmp_path)
@@ -144,6 +153,7 @@ def test_unsupported_dtype_is_refused_before_anything_is_written(tmp_path):
     params = jax.tree.map(lambda x: x.astype(jnp.int8), tiny.params(tiny.CONFIG))
     with pytest.raises(TypeError, match=r"can't save dtype int8"):
         save_params(params, tiny.CONFIG, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_progress_counts_bytes_up_to_the_whole(tmp_path):

@@ -1,0 +1,88 @@
+"""`jaxinfer convert`: a directory stays loadable in either format, and mistakes give one line."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer.convert import main
+from jaxinfer.model.checkpoint import is_checkpoint
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.weights import load_params
+from tests.model import small_models
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A directory as transformers writes it, with a tokenizer and Python files beside."""
+    directory = tmp_path_factory.mktemp("source")
+    small_models.save(directory, dtype="bfloat16", num_hidden_layers=1)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"auto_map": {"AutoModel": "evil.Model"}, "kept": "yes"}
+    (directory / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (directory / name).write_text(f"{name} content")
+    (directory / "evil.py").write_text("raise SystemExit")
+    return directory
+
+
+def load(directory, dtype=None):
+    config = ModelConfig.from_directory(directory)
+    return load_params(directory, config, dtype or config.dtype)
+
+
+def test_to_orbax_and_back_keeps_every_value_and_companion(source, tmp_path, capfd):
+    orbax, again = tmp_path / "orbax-model", tmp_path / "again"
+    assert main([str(source), str(orbax)]) == 0
+    assert is_checkpoint(orbax)
+    assert main([str(orbax), str(again), "--quiet"]) == 0
+    assert (again / "model.safetensors").exists()
+    assert "(orbax)" in capfd.readouterr().err
+    original = load(source)
+    for directory in (orbax, again):
+        jax.tree.map(np.testing.assert_array_equal, load(directory), original)
+        config = json.loads((directory / "config.json").read_text())
+        assert config["kept"] == "yes"
+        assert "auto_map" not in config
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            assert (directory / name).read_text() == f"{name} content"
+        assert not (directory / "evil.py").exists()
+
+
+def test_dtype_is_converted_and_recorded(source, tmp_path):
+    arguments = [str(source), str(tmp_path / "wide"), "--to", "safetensors", "--dtype", "float32"]
+    assert main([*arguments, "--quiet"]) == 0
+    assert ModelConfig.from_directory(tmp_path / "wide").dtype == "float32"
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "wide"), load(source, "float32"))
+
+
+def test_mistakes_give_one_line_and_write_nothing(source, tmp_path, capfd):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("precious")
+    (tmp_path / "not-a-model").mkdir()
+    for arguments, cause in (
+        ([str(tmp_path / "nowhere"), str(tmp_path / "new")], "no such directory"),
+        ([str(tmp_path / "not-a-model"), str(tmp_path / "new")], "config.json: no such file"),
+        ([str(source), str(tmp_path / "full")], "exists and is not an empty directory"),
+        ([str(source), str(tmp_path / "full" / "file")], "exists and is not an empty directory"),
+    ):
+        assert main([*arguments, "--quiet"]) == 1
+        error = capfd.readouterr().err
+        assert error.startswith("jaxinfer convert: error: ")
+        assert error.count("\n") == 1
+        assert cause in error
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "full" / "file").read_text() == "precious"
+
+
+def test_a_companion_that_links_outside_is_not_copied(source, tmp_path, capfd):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_bytes((source / name).read_bytes())
+    (tmp_path / "secret").write_text("secret")
+    (model / "tokenizer.json").symlink_to(tmp_path / "secret")
+    assert main([str(model), str(tmp_path / "out"), "--quiet"]) == 1
+    assert "a link out of the model directory" in capfd.readouterr().err
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
