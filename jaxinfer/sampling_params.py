@@ -1,11 +1,19 @@
 """How one request wants its tokens chosen: the fields of vLLM's SamplingParams, checked at once."""
 
 import dataclasses
-import math
-import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, no_type_check
+
+from jaxinfer.sampling_fields import (
+    MAX_INT32,
+    check_bias,
+    check_integer,
+    check_real,
+    check_strings,
+    check_token_ids,
+    show,
+)
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
 
@@ -23,7 +31,6 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
 MAX_LOGPROBS = 20
-MAX_INT32 = 2**31 - 1
 
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -115,7 +122,7 @@ class SamplingParams:
             "detokenize",
         ):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {_show(getattr(self, name))}")
+                raise TypeError(f"{name} must be True or False, got {show(getattr(self, name))}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
@@ -125,20 +132,20 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         put = self._put
-        put("n", _integer("n", self.n, 1, MAX_N))
-        put("temperature", _real("temperature", self.temperature, 0.0, MAX_TEMPERATURE))
-        put("top_k", _integer("top_k", self.top_k, -1, MAX_INT32))
-        put("top_p", _real("top_p", self.top_p, 0.0, 1.0))
+        put("n", check_integer("n", self.n, 1, MAX_N))
+        put("temperature", check_real("temperature", self.temperature, 0.0, MAX_TEMPERATURE))
+        put("top_k", check_integer("top_k", self.top_k, -1, MAX_INT32))
+        put("top_p", check_real("top_p", self.top_p, 0.0, 1.0))
         if self.top_p == 0.0:
             raise ValueError("top_p must be above 0 and at most 1, got 0")
-        put("min_p", _real("min_p", self.min_p, 0.0, 1.0))
+        put("min_p", check_real("min_p", self.min_p, 0.0, 1.0))
         put(
             "repetition_penalty",
-            _real("repetition_penalty", self.repetition_penalty, 0.01, MAX_REPETITION_PENALTY),
+            check_real("repetition_penalty", self.repetition_penalty, 0.01, MAX_REPETITION_PENALTY),
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            put(name, _real(name, getattr(self, name), -2.0, 2.0))
-        put("min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_INT32))
+            put(name, check_real(name, getattr(self, name), -2.0, 2.0))
+        put("min_tokens", check_integer("min_tokens", self.min_tokens, 0, MAX_INT32))
         for name, low, high in (
             ("seed", -(2**63), 2**63 - 1),
             ("max_tokens", 1, MAX_INT32),
@@ -146,25 +153,28 @@ class SamplingParams:
             ("prompt_logprobs", 0, MAX_LOGPROBS),
         ):
             value = getattr(self, name)
-            put(name, None if value is None else _integer(name, value, low, high))
+            put(name, None if value is None else check_integer(name, value, low, high))
         if self.seed == -1:
             put("seed", None)
 
     def _check_collections(self) -> None:
         put = self._put
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        put("stop", _strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH))
-        put("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH))
-        put("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
+        put("stop", check_strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH))
+        put(
+            "bad_words",
+            check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH),
+        )
+        put("stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids or ()))
         if len(self.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
             raise ValueError(f"stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} entries")
         if self.allowed_token_ids is not None:
-            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            allowed = check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
                 raise ValueError("allowed_token_ids must not be empty; use None to allow all")
             put("allowed_token_ids", allowed)
         if self.logit_bias is not None:
-            put("logit_bias", _bias(self.logit_bias))
+            put("logit_bias", check_bias(self.logit_bias, MAX_LOGIT_BIAS, MAX_BIAS))
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -247,66 +257,3 @@ class SamplingParams:
         if config.get("do_sample") is False:
             values["temperature"] = 0.0
         return cls(**(values | given))
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _integer(name: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be an integer, got {_show(value)}")
-    if not low <= int(value) <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, got {_show(value)}")
-    return int(value)
-
-
-def _real(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {_show(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not low <= number <= high:  # False for NaN too
-        raise ValueError(f"{name} must be from {low:g} to {high:g}, got {_show(value)}")
-    return number
-
-
-def _strings(name: str, values: object, most: int, longest: int) -> tuple[str, ...]:
-    if values is None:
-        return ()
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of strings, got {_show(values)}")
-    strings = tuple(values)
-    for value in strings:
-        if not isinstance(value, str):
-            raise TypeError(f"{name} must hold strings, got {_show(value)}")
-        if not 1 <= len(value) <= longest:
-            raise ValueError(
-                f"{name} strings must have 1 to {longest} characters, got {_show(value)}"
-            )
-    if len(strings) > most:
-        raise ValueError(f"{name} must have at most {most} entries, got {len(strings)}")
-    return strings
-
-
-def _token_ids(name: str, values: object) -> tuple[int, ...]:
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list of token ids, got {_show(values)}")
-    return tuple(_integer(f"{name} entry", value, 0, MAX_INT32) for value in values)
-
-
-def _bias(values: object) -> dict[int, float]:
-    if not isinstance(values, Mapping):
-        raise TypeError(f"logit_bias must map token ids to numbers, got {_show(values)}")
-    if len(values) > MAX_LOGIT_BIAS:
-        raise ValueError(f"logit_bias must have at most {MAX_LOGIT_BIAS} entries")
-    bias: dict[int, float] = {}
-    for key, value in values.items():
-        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
-            key = int(key)
-        token = _integer("logit_bias key", key, 0, MAX_INT32)
-        bias[token] = _real(f"logit_bias[{token}]", value, -MAX_BIAS, MAX_BIAS)
-    return bias

@@ -25,6 +25,8 @@ class RowSampling:
 
     Attributes:
         params: The request's parameters.
+        first_mode: The sampler's mode until `min_tokens` are out.
+        settled_mode: The mode from then on.
         scalars: int32 `[len(Column)]`, all but the position and the history's length.
         bias_ids: int32, the tokens of `logit_bias`.
         bias_values: float32, their values.
@@ -38,6 +40,8 @@ class RowSampling:
     """
 
     params: SamplingParams
+    first_mode: SamplingMode
+    settled_mode: SamplingMode
     scalars: np.ndarray
     bias_ids: np.ndarray
     bias_values: np.ndarray
@@ -52,10 +56,8 @@ class RowSampling:
 
         A request that is "full" for its `min_tokens` alone gets cheaper once they are out.
         """
-        params = self.params
-        if 0 < params.min_tokens <= num_output_tokens:
-            params = params.clone(min_tokens=0)
-        return params.sampling_mode
+        reached = num_output_tokens >= self.params.min_tokens
+        return self.settled_mode if reached else self.first_mode
 
 
 class BatchRow(NamedTuple):
@@ -114,6 +116,8 @@ def prepare_row(
         )
     row = RowSampling(
         params=params,
+        first_mode=params.sampling_mode,
+        settled_mode=params.clone(min_tokens=0).sampling_mode,
         scalars=_scalars(params, seed, len(prompt_token_ids)),
         bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
         bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
