@@ -103,6 +103,9 @@ class PromptReader:
         if self.tokenizer is None and (params.stop or params.bad_words):
             field = "stop" if params.stop else "bad_words"
             raise ValueError(f"{field} needs a tokenizer, and this engine has none")
+        for word in params.bad_words or ():
+            if self.tokenizer and max(self.tokenizer.encode(word), default=0) >= self.vocab_size:
+                raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
         return params
 
     def _encode_texts(self, names: Sequence[str], parts: "Sequence[_Parts]") -> list[list[int]]:

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -336,7 +336,7 @@ class LLM:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""
         self._finalizer()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,83 @@
+"""A tiny random Qwen3 with a real tokenizer, for tests of the API around it."""
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer import LLM, ModelConfig, forward
+from jaxinfer.model.modules import init_params
+
+CONFIG = ModelConfig(
+    vocab_size=512,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rope_theta=10_000.0,
+    max_position_embeddings=256,
+)
+MAX_MODEL_LEN = 64
+
+
+@functools.cache
+def small_params() -> Any:
+    return init_params(CONFIG, jax.random.key(1), jnp.float32)
+
+
+@functools.cache
+def _compilation_cache() -> str:
+    """Engines of one run of the tests share what they compile."""
+    directory = tempfile.mkdtemp(prefix="jaxinfer-tests-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def small_llm(**options: Any) -> LLM:
+    """An engine that compiles few shapes; `options` go to `LLM`."""
+    defaults = {
+        "params": small_params(),
+        "config": CONFIG,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "num_kv_blocks": 65,
+        "compile_ahead": False,
+        "show_progress": False,
+        "compilation_cache_dir": _compilation_cache(),
+    }
+    return LLM(**(defaults | options))
+
+
+@functools.cache
+def _padded_forward() -> Any:
+    return jax.jit(lambda params, tokens: forward(params, CONFIG, tokens))
+
+
+def reference_logits(tokens: Sequence[int], params: Any = None) -> np.ndarray:
+    """Logits `[T, V]` of the plain forward; padded, so that one program serves all lengths."""
+    padded = np.zeros(MAX_MODEL_LEN, np.int32)
+    padded[: len(tokens)] = tokens
+    logits = _padded_forward()(small_params() if params is None else params, padded)
+    return np.asarray(logits)[: len(tokens)]
+
+
+def reference_logprobs(tokens: Sequence[int]) -> np.ndarray:
+    """Log-softmax of `reference_logits`."""
+    return np.asarray(jax.nn.log_softmax(reference_logits(tokens)))
+
+
+def greedy_reference(prompt: Sequence[int], count: int) -> list[int]:
+    """Greedy tokens of a plain loop over the forward."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(reference_logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]

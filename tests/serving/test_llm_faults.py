@@ -1,0 +1,281 @@
+"""The offline API when things go wrong or change: Ctrl-C, failing steps, NaN, weights, close."""
+
+import gc
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer import LLM, SamplingParams
+from jaxinfer.errors import CapacityError, ModelLoadError, StepError
+from jaxinfer.model.sharding import make_mesh
+from jaxinfer.model.tokenizer import Tokenizer
+from tests.model.small_tokenizer import write_tokenizer
+from tests.serving.small_llm import greedy_reference, reference_logits, small_llm, small_params
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path_factory.mktemp("llm")))
+    yield tokenizer
+    tokenizer.close()
+
+
+@pytest.fixture(scope="module")
+def llm(tokenizer):
+    with small_llm(tokenizer=tokenizer) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def no_blocks_are_lost(request):
+    yield
+    if "llm" in request.fixturenames:
+        llm = request.getfixturevalue("llm")
+        assert not llm.has_unfinished_requests()
+        scheduler = llm._loaded.scheduler
+        scheduler.check_invariants()
+        assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
+
+
+def ids(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm):
+    expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    engine = llm._engine
+    steps = 0
+    original = engine.step
+
+    def step():
+        nonlocal steps
+        steps += 1
+        original()
+        if steps == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    engine.step = step
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY.clone(max_tokens=40), use_tqdm=False)
+    finally:
+        del engine.step
+    assert steps == 3
+    assert not llm.has_unfinished_requests()
+    assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
+def test_threads_may_generate_at_once(llm):
+    expected = [greedy_reference(prompt, 6) for prompt in PROMPTS]
+    results = {}
+
+    def run(i):
+        results[i] = ids(llm.generate([PROMPTS[i]], GREEDY, use_tqdm=False))[0]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[i] for i in range(3)] == expected
+
+
+def test_a_step_that_raises_is_survived(llm, monkeypatch):
+    expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    runner = llm._loaded.runner
+    launch, calls = runner.launch, []
+
+    def break_once(schedule):
+        calls.append(schedule)
+        step = launch(schedule)
+        if len(calls) == 3:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return step
+
+    monkeypatch.setattr(runner, "launch", break_once)
+    assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+    monkeypatch.undo()
+    assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
+def test_nan_weights_end_the_requests_and_good_weights_serve_the_next(llm):
+    expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    bad = jax.tree.map(lambda leaf: leaf * jnp.nan, small_params())
+    llm.update_params(bad)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 3
+    assert all("not finite" in output.error for output in outputs)
+    with pytest.raises(StepError, match="not finite"):
+        llm.score([[1, 2, 3]])
+    llm.update_params(small_params())
+    assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
+def test_new_weights_give_their_own_answers_and_no_cached_prefix(llm):
+    prompt = list(range(1, 40))
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    (cached,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert cached.num_cached_tokens == 32
+    other = jax.tree.map(lambda leaf: leaf * 1.5, small_params())
+    llm.update_params(other)
+    (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert output.num_cached_tokens == 0
+    assert output.outputs[0].token_ids[0] == int(reference_logits(prompt, other)[-1].argmax())
+    llm.update_params(small_params())
+
+
+def test_weights_that_do_not_fit_are_named(llm):
+    wrong = jax.tree.map(lambda leaf: leaf, small_params())
+    wrong["model"] = wrong["model"] | {"norm": jnp.ones(31)}
+    with pytest.raises(ValueError, match=r"model\.norm"):
+        llm.update_params(wrong)
+    assert ids(llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False))
+
+
+def test_cache_salts_do_not_share_blocks(llm):
+    prompt = list(range(100, 140))
+    for salt, expected in ((None, 0), (None, 32), ("a", 0), ("b", 0), ("a", 32)):
+        item = {"prompt_token_ids": prompt, "cache_salt": salt}
+        (output,) = llm.generate(item, GREEDY, use_tqdm=False)
+        assert output.num_cached_tokens == expected
+
+
+def test_defaults_come_from_the_generation_config_and_that_is_said_once(tokenizer, capsys):
+    with small_llm(tokenizer=tokenizer, show_progress=True) as llm:
+        assert llm.get_default_sampling_params().temperature == 0.6
+        for _ in range(2):
+            llm.generate([[1]], use_tqdm=False)
+    said = capsys.readouterr().err
+    assert said.count("Sampling defaults from") == 1
+    assert "temperature=0.6" in said
+    assert "KV cache: 65 blocks, 1,024 tokens" in said
+
+
+def test_a_bad_generation_config_is_named(tmp_path):
+    write_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"temperature": -3}')
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json: temperature"):
+        small_llm(tokenizer=tmp_path)
+
+
+def test_without_a_tokenizer_only_ids_go_in_and_out():
+    with small_llm() as llm:
+        assert llm.tokenizer is None
+        (output,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+        assert output.outputs[0].text == ""
+        with pytest.raises(ValueError, match="no tokenizer"):
+            llm.generate("hi", GREEDY)
+        with pytest.raises(ValueError, match="chat needs a tokenizer"):
+            llm.chat([{"role": "user", "content": "hi"}], GREEDY)
+
+
+def test_the_callers_arrays_are_used_without_a_copy():
+    with small_llm() as llm:
+        given = jax.tree.leaves(small_params())
+        used = jax.tree.leaves(llm._loaded.runner._params)
+        pointers = [leaf.unsafe_buffer_pointer() for leaf in used]
+        assert pointers == [leaf.unsafe_buffer_pointer() for leaf in given]
+    assert all(not leaf.is_deleted() for leaf in given)
+
+
+def test_a_mesh_is_taken_from_sharded_parameters():
+    mesh = make_mesh(2)
+    with small_llm(mesh=mesh) as llm:
+        sharded = llm._loaded.runner._params
+        with small_llm(params=sharded) as again:
+            assert again._loaded.runner._mesh == mesh
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"max_num_seq": 3}, TypeError, "did you mean 'max_num_seqs'"),
+        ({"logit_processor": 3}, TypeError, "did you mean 'logits_processor'"),
+        ({"block_size": 12}, ValueError, "block_size must be a power of two"),
+        ({"model": "x"}, ValueError, "either model or params"),
+        ({"config": None}, ValueError, "params and config go together"),
+        ({"dtype": "bfloat16"}, ValueError, "dtype is bfloat16, but params are float32"),
+        ({"num_kv_blocks": 3}, CapacityError, "max_model_len to at most 32"),
+        ({"mesh": make_mesh(2), "tensor_parallel_size": 4}, ValueError, "the mesh has 2 devices"),
+        ({"tensor_parallel_size": 3}, ValueError, "does not divide"),
+        ({"logits_processor": lambda logits, state: logits[:1]}, ValueError, "logits_processor"),
+        ({"sampler": lambda logits, state, keys: logits[:, 0]}, TypeError, "sampler"),
+    ],
+)
+def test_bad_arguments_are_named_at_construction(options, kind, text):
+    with pytest.raises(kind, match=text):
+        small_llm(**options)
+
+
+def test_a_missing_model_is_one_line(tmp_path):
+    with pytest.raises(ModelLoadError, match="no such directory") as caught:
+        LLM(tmp_path / "nowhere", show_progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_logits_processor_is_compiled_into_the_step_and_a_bad_row_ends_alone():
+    def processor(logits, state):
+        # Token 9 makes its own row NaN; elsewhere token 7 always wins.
+        poisoned = (state.last_token_ids == 9)[:, None]
+        wins = jnp.arange(logits.shape[1]) == 7
+        return jnp.where(poisoned, jnp.nan, jnp.where(wins, 1e4, logits))
+
+    with small_llm(logits_processor=processor) as llm:
+        good, bad = llm.generate([[1, 2], [3, 9]], GREEDY, use_tqdm=False)
+        assert good.outputs[0].token_ids == [7] * 6
+        assert bad.outputs[0].finish_reason == "error"
+        assert bad.outputs[0].token_ids == []
+        assert llm.generate([[5]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == [7] * 6
+
+
+def test_a_custom_sampler_replaces_the_draw():
+    def sampler(logits, state, keys):
+        return ((state.positions * 3) % logits.shape[1]).astype(jnp.int32)
+
+    with small_llm(sampler=sampler) as llm:
+        (output,) = llm.generate([[1, 2]], GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == [6, 9, 12, 15, 18, 21]
+
+
+def test_a_closed_llm_says_so_and_may_be_closed_again():
+    llm = small_llm()
+    stream = llm.stream([1], GREEDY.clone(max_tokens=50))
+    next(stream)
+    llm.close()
+    llm.close()
+    assert llm.is_closed
+    assert list(stream)[-1].outputs[0].finish_reason == "abort"
+    for call in (
+        lambda: llm.generate([[1]]),
+        lambda: llm.stream([1]),
+        lambda: llm.score([[1]]),
+        lambda: llm.chat([]),
+        lambda: llm.add_request("a", [1]),
+        lambda: llm.abort_request("a"),
+        lambda: llm.update_params(small_params()),
+        llm.step,
+        llm.has_unfinished_requests,
+    ):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
+def test_an_llm_that_is_dropped_frees_its_cache():
+    llm = small_llm()
+    pages = llm._loaded.runner._kv[0][0]
+    del llm
+    gc.collect()
+    assert pages.is_deleted()
+
+
+def test_after_the_first_time_nothing_compiles(llm):
+    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    before = llm.num_compilations
+    llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert llm.num_compilations == before
