@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import torch
 
 from jaxinfer.convert import main
 from jaxinfer.model.checkpoint import is_checkpoint
@@ -17,7 +18,7 @@ from tests.model import small_models
 def source(tmp_path_factory):
     """A directory as transformers writes it, with a tokenizer and Python files beside."""
     directory = tmp_path_factory.mktemp("source")
-    small_models.save(directory, dtype="bfloat16", num_hidden_layers=1)
+    small_models.save(directory, dtype=torch.bfloat16, num_hidden_layers=1)
     config = json.loads((directory / "config.json").read_text())
     config |= {"auto_map": {"AutoModel": "evil.Model"}, "kept": "yes"}
     (directory / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,6 @@
 """Orbax checkpoints of the parameter tree: written whole, restored directly into shardings."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.parameter_names import flatten
 
 SUBDIRECTORY = "orbax"
+_METADATA_FILE = "_METADATA"
+_STORE_MANIFEST = "manifest.ocdbt"
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -39,18 +42,18 @@ def restore(directory: str | Path, expected: Mapping[str, Any]) -> dict[str, Any
     """
     path = (Path(directory) / SUBDIRECTORY).absolute()
     _check_links(path)
-    with _checkpointer() as checkpointer:
-        try:
+    try:
+        _check_storage(path)
+        with _checkpointer() as checkpointer:
             stored = checkpointer.metadata(path).item_metadata
             leaves = {} if stored is None else dict(flatten(stored.tree))
             _check_fits(leaves, dict(flatten(expected)), path)
-            params = checkpointer.restore(path, jax.tree.map(_placed, dict(expected)))
-        except ModelLoadError:
-            raise
-        except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise ModelLoadError(f"{path}: damaged Orbax checkpoint ({lines[0]:.200})") from None
-    return params
+            return checkpointer.restore(path, jax.tree.map(_placed, dict(expected)))
+    except ModelLoadError:
+        raise
+    except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelLoadError(f"{path}: damaged Orbax checkpoint ({lines[0]:.200})") from None
 
 
 def _checkpointer() -> Any:
@@ -70,6 +73,27 @@ def _check_links(path: Path) -> None:
     for file in [path, *path.rglob("*")]:
         if file.is_symlink():
             raise ModelLoadError(f"{file}: a link inside an Orbax checkpoint")
+
+
+def _check_storage(path: Path) -> None:
+    """Find missing and truncated files before Orbax reads: it would fail in many tasks at once.
+
+    Reads the index of Orbax's key-value store (OCDBT) and the last byte of every value in it.
+    """
+    import tensorstore
+
+    metadata = json.loads((path / _METADATA_FILE).read_text(encoding="utf-8"))
+    if not isinstance(metadata, dict):
+        raise ModelLoadError(f"{path / _METADATA_FILE}: holds no JSON object")
+    if not metadata.get("use_ocdbt", True):
+        return  # one directory for each array, which Orbax checks by itself
+    if not (path / _STORE_MANIFEST).exists():
+        raise ModelLoadError(f"{path / _STORE_MANIFEST}: missing; damaged Orbax checkpoint")
+    store = tensorstore.KvStore.open(
+        {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
+    ).result()
+    for key in store.list().result():
+        store.read(key, byte_range=slice(-1, None)).result()
 
 
 def _check_fits(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path) -> None:

@@ -1,7 +1,5 @@
 """Orbax checkpoints: written, restored into shardings, and refused when they don't fit."""
 
-import shutil
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,17 +82,21 @@ def test_values_that_are_not_finite_are_named(value, params, tmp_path):
     assert "model.norm.weight holds NaN or infinity" in refusal(tmp_path)
 
 
-def test_damaged_checkpoints_are_named(directory):
-    for name in ("manifest.ocdbt", "_METADATA"):
-        content = (directory / "orbax" / name).read_bytes()
-        (directory / "orbax" / name).write_bytes(content[: len(content) // 2])
-        refusal(directory)
-        (directory / "orbax" / name).write_bytes(content)
-    shutil.rmtree(directory / "orbax" / "d")
-    refusal(directory)
-    shutil.rmtree(directory / "orbax")
-    (directory / "orbax").mkdir()
-    refusal(directory)
+@pytest.mark.parametrize("place", ["_METADATA", "manifest.ocdbt", "d", "ocdbt.process_0/d"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_checkpoint_is_named(place, damage, directory):
+    path = directory / "orbax" / place
+    for file in [path] if path.is_file() else list(path.iterdir()):
+        content = file.read_bytes()
+        file.unlink()
+        if damage == "cut":
+            file.write_bytes(content[: len(content) // 2])
+    assert "damaged Orbax checkpoint" in refusal(directory)
+
+
+def test_an_empty_checkpoint_is_named(tmp_path):
+    (tmp_path / "orbax").mkdir()
+    assert "damaged Orbax checkpoint" in refusal(tmp_path)
 
 
 def test_links_in_a_checkpoint_are_refused(directory):
