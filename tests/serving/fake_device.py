@@ -110,8 +110,12 @@ class FakeDevice:
         assert schedule.num_tokens <= scheduler.max_num_batched_tokens
         arrivals = [row.request.sequence_number for row in rows]
         assert arrivals == sorted(arrivals)
+        host_blocks = [host_block for _, host_block in schedule.swap_out]
+        assert len(set(host_blocks)) == len(host_blocks)
+        max_table_len = scheduler.pool.blocks_for(scheduler.max_model_len)
         for row in rows:
             assert row.num_scheduled_tokens >= 1
+            assert len(row.request.block_table) <= max_table_len
             assert 0 not in row.request.block_table
             assert (row.num_new_tokens > 0) == row.samples
             if schedule.num_steps > 1:

@@ -52,6 +52,16 @@ def test_weight_version_ends_all_hits_for_old_and_new_lookups():
     index.check_invariants()
 
 
+def test_request_seen_before_a_weight_update_is_shared_after_it():
+    index = PrefixIndex(BLOCK_SIZE)
+    seen_before = make_request(range(8), [5])
+    index.find(seen_before, 1)
+    index.invalidate()
+    index.find(seen_before, 1)
+    index.register(seen_before, 1)
+    assert index.find(make_request(range(8)), 1) == [5]
+
+
 def test_blocks_begun_under_older_weights_are_not_offered():
     index = PrefixIndex(BLOCK_SIZE)
     old = make_request(range(16), [5, 6])

@@ -165,17 +165,41 @@ def test_burst_only_when_nobody_waits_and_all_decode():
     assert [row.num_new_tokens for row in burst.rows] == [4, 4]
 
 
-def test_burst_never_preempts_nor_outgrows_the_block_table():
-    scheduler, device = make_scheduler(num_blocks=4, max_model_len=24)
+def test_burst_never_outgrows_the_block_table():
+    scheduler, device = make_scheduler(max_model_len=24)
     (request,) = add(scheduler, make_request(0, 14, None))
     schedules = run_to_end(scheduler, device, num_steps=6)
     assert [schedule.num_steps for schedule in schedules] == [1, 6, 1, 1, 1]
     assert_solo(request, max_model_len=24)
-    scheduler, device = make_scheduler(num_blocks=5, caching=False)
-    requests = add(scheduler, make_request(0, 8, 9), make_request(1, 8, 9, first=5))
+    scheduler, device = make_scheduler(max_model_len=23)
+    (request,) = add(scheduler, make_request(0, 8, None))
+    schedules = run_to_end(scheduler, device, num_steps=9)
+    assert [schedule.num_steps for schedule in schedules] == [1, 9, 1, 1, 1, 1, 1]
+    scheduler, device = make_scheduler(max_model_len=24)
+    requests = add(scheduler, make_request(0, 15, None), make_request(1, 5, 19, first=9))
     schedules = run_to_end(scheduler, device, num_steps=12)
     assert {schedule.num_steps for schedule in schedules} == {1}
+    assert_solo(*requests, max_model_len=24)
+
+
+def test_burst_never_preempts():
+    scheduler, device = make_scheduler(num_blocks=4, caching=False)
+    requests = add(scheduler, make_request(0, 8, 9), make_request(1, 8, 9, first=5))
+    assert [step(scheduler, device, num_steps=8).num_steps for _ in range(2)] == [1, 1]
+    run_to_end(scheduler, device, num_steps=8)
     assert_solo(*requests)
+
+
+def test_last_token_of_a_prompt_left_over_by_chunking_is_no_decode():
+    scheduler, device = make_scheduler(max_num_batched_tokens=8)
+    (request,) = add(scheduler, make_request(0, 9, 9))
+    step(scheduler, device)
+    last_chunk = step(scheduler, device, num_steps=4)
+    assert shape(last_chunk) == [("0", 8, 1)]
+    assert not last_chunk.is_decode
+    assert step(scheduler, device, num_steps=4).num_steps == 4
+    run_to_end(scheduler, device)
+    assert_solo(request)
 
 
 def test_identical_prompts_arriving_together_share_in_the_same_step():
@@ -300,6 +324,45 @@ def test_request_that_cannot_preempt_anyone_newer_sits_out_and_keeps_its_blocks(
     assert newer.num_preemptions == 0
     run_to_end(scheduler, device)
     assert_solo(older, newer)
+
+
+def test_nobody_overtakes_a_partial_prompt_that_sits_out():
+    scheduler, device = make_scheduler(num_blocks=8, caching=False, max_num_batched_tokens=17)
+    older, partial, small = add(
+        scheduler, make_request("o", 15, 9), make_request("p", 40, 2), make_request("s", 2, 2)
+    )
+    shapes = [shape(step(scheduler, device)) for _ in range(3)]
+    assert shapes == [[("o", 0, 15), ("p", 0, 2)], [("o", 15, 1), ("p", 2, 16)], [("o", 16, 1)]]
+    assert scheduler.pool.num_free_blocks == 1
+    assert small.status is RequestStatus.WAITING
+    run_to_end(scheduler, device)
+    assert_solo(older, partial, small)
+
+
+def test_what_only_waits_to_be_read_is_not_swapped():
+    scheduler, device = make_scheduler(preemption_mode="swap", num_host_blocks=20)
+    requests = add(scheduler, make_request(0, 9, 1), make_request(1, 9, prefill_only=True))
+    schedule = scheduler.schedule()
+    tokens = device.launch(schedule)
+    scheduler.preempt()
+    assert [request.status for request in requests] == [RequestStatus.WAITING] * 2
+    scheduler.update(schedule, tokens)
+    assert [request.finish_reason for request in requests] == ["length", "length"]
+    assert scheduler.schedule() is None
+
+
+def test_blocks_swapped_back_in_are_found_by_others():
+    scheduler, device = make_scheduler(num_blocks=9, preemption_mode="swap", num_host_blocks=9)
+    (request,) = add(scheduler, make_request(0, 20, 9))
+    step(scheduler, device)
+    scheduler.preempt()
+    scheduler.pool.free(scheduler.pool.allocate(8))  # evicts all that was cached
+    schedule = step(scheduler, device)
+    assert len(schedule.swap_in) == 3
+    (same,) = add(scheduler, make_request(1, 20, 2))
+    run_to_end(scheduler, device)
+    assert same.num_prefix_cached_tokens == 16
+    assert_solo(request, same)
 
 
 def test_token_in_flight_of_a_preempted_request_is_kept_and_may_end_it():
