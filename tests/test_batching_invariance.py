@@ -1,0 +1,101 @@
+"""Greedy tokens never depend on how the engine batches: every combination of engine settings
+gives exactly the tokens of a plain loop over `forward`."""
+
+import itertools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer import LLM, ModelConfig, SamplingParams, forward
+from jaxinfer.model.modules import init_params
+from jaxinfer.model.sharding import make_mesh
+
+MAX_MODEL_LEN = 128
+NUM_OUTPUTS = 12
+
+CONFIG = ModelConfig(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope_theta=10_000.0,
+    rope_scaling=None,
+    max_position_embeddings=MAX_MODEL_LEN,
+    tie_word_embeddings=False,
+    attention_bias=False,
+    dtype="float32",
+)
+
+
+def ragged_prompts() -> list[list[int]]:
+    """Prompts of many lengths, several of which share a prefix longer than a block."""
+    rng = random.Random(7)
+    shared = [rng.randrange(256) for _ in range(70)]
+    lengths = [1, 2, 7, 8, 9, 31, 33, 64, 100]
+    prompts = [[rng.randrange(256) for _ in range(length)] for length in lengths]
+    prompts += [shared[:n] + [rng.randrange(256) for _ in range(3)] for n in (16, 64, 64, 70)]
+    return [*prompts, prompts[-1]]
+
+
+@pytest.fixture(scope="module")
+def params() -> dict:
+    return init_params(CONFIG, jax.random.key(0), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def expected(params) -> list[list[int]]:
+    """The plain loop: the whole sequence through `forward` for every token."""
+    step = jax.jit(lambda tokens: forward(params, CONFIG, tokens))
+    sequences = []
+    for prompt in ragged_prompts():
+        tokens = list(prompt)
+        for _ in range(NUM_OUTPUTS):
+            # Causal attention: the padding behind the last token cannot change its logits.
+            padded = np.zeros(MAX_MODEL_LEN, np.int32)
+            padded[: len(tokens)] = tokens
+            tokens.append(int(np.argmax(step(padded)[len(tokens) - 1])))
+        sequences.append(tokens[len(prompt) :])
+    return sequences
+
+
+MATRIX = list(
+    itertools.product(
+        (8, 16, 64),  # block size
+        (32, None),  # token budget of a step
+        (True, False),  # prefix cache
+        (True, False),  # so few blocks that requests are preempted
+        (1, 8),  # devices
+    )
+)
+
+
+@pytest.mark.parametrize(("block_size", "budget", "prefix_caching", "tight", "devices"), MATRIX)
+def test_greedy_tokens_equal_a_plain_loop_over_forward(
+    params, expected, block_size, budget, prefix_caching, tight, devices
+):
+    # Room for one full-length sequence and a little more, or for all of them.
+    blocks = 1 + (MAX_MODEL_LEN // block_size + 1 if tight else 14 * MAX_MODEL_LEN // block_size)
+    with LLM(
+        params=params,
+        config=CONFIG,
+        mesh=make_mesh(devices),
+        dtype="float32",
+        block_size=block_size,
+        num_kv_blocks=blocks,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=prefix_caching,
+        compile_ahead=False,
+        show_progress=False,
+    ) as llm:
+        greedy = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUTS, ignore_eos=True)
+        outputs = llm.generate(ragged_prompts(), greedy, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
