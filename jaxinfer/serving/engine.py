@@ -111,10 +111,7 @@ class Engine:
             prefill_only=prefill_only,
         )
         for completion in group.completions:
-            self._scheduler.add(completion.request)
-            self._members[completion.request.request_id] = _Member(group, completion)
-            if params.sampling_mode == "full":
-                self._synchronous.add(completion.request.request_id)
+            self._enqueue(group, completion)
         self._groups[request_id] = group
 
     def abort(self, request_id: str) -> bool:
@@ -181,6 +178,20 @@ class Engine:
         self._in_flight.clear()
         self._runner.close()
 
+    def _enqueue(self, group: RequestGroup, completion: Completion) -> None:
+        request = completion.request
+        try:
+            self._scheduler.add(request)
+        except ValueError:
+            # What the scheduler refuses it refuses for all n, but nothing may be left behind.
+            for earlier in group.completions[: completion.index]:
+                self._end(earlier.request, "abort")
+                self._forget(earlier.request)
+            raise
+        self._members[request.request_id] = _Member(group, completion)
+        if request.params.sampling_mode == "full":
+            self._synchronous.add(request.request_id)
+
     def _schedule(self) -> Schedule | None:
         num_steps = 1 if self._synchronous else self._num_decode_steps
         schedule = self._scheduler.schedule(num_steps)
@@ -222,9 +233,10 @@ class Engine:
         group, completion = self._members[update.request.request_id]
         completion.extend(update.token_ids, result.sampled, update.row)
         group.note_tokens(len(update.token_ids), now)
-        self._changed[group.request_id] = group
         if completion.finish_reason == "error":
             group.error = group.error or _NOT_FINITE
+        if completion.finish_reason is not None or group.kind != "final":
+            self._changed[group.request_id] = group
         if completion.finish_reason is not None:
             # A stop string ends a request that the scheduler would go on with.
             self._scheduler.finish(update.request, "stop", completion.stop_reason)

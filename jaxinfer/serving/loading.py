@@ -94,6 +94,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
     if source.params is None:
         directory = resolve_model(config.model, config.revision)
     model_config = _model_config(directory, source)
+    _check_max_model_len(config, model_config)
     if source.logits_processor is not None:
         check_logits_processor(source.logits_processor, vocab_size=model_config.vocab_size)
     if source.sampler is not None:
@@ -219,6 +220,16 @@ def _model_config(directory: pathlib.Path | None, source: ModelSource) -> ModelC
     return source.model_config
 
 
+def _check_max_model_len(config: EngineConfig, model_config: ModelConfig) -> None:
+    longest = model_config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ValueError(
+            f"max_model_len {config.max_model_len} is more than the model's "
+            f"max_position_embeddings {longest}; lower it, or extend the model by YaRN "
+            "(rope_scaling in its config.json)"
+        )
+
+
 def _load_tokenizer(directory: pathlib.Path | None, config: EngineConfig) -> Tokenizer | None:
     if config.tokenizer is not None:
         return Tokenizer.from_directory(resolve_model(config.tokenizer, config.revision))
@@ -234,8 +245,8 @@ def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tu
 
 def _announce_devices(mesh: Mesh) -> str:
     devices = list(mesh.devices.flat)
-    kind = f"{devices[0].platform} ({devices[0].device_kind})"
-    text = f"Devices: {len(devices)} x {kind}"
+    platform, kind = devices[0].platform, devices[0].device_kind
+    text = f"Devices: {len(devices)} x {platform}" + (f" ({kind})" if kind != platform else "")
     if devices[0].platform == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
         return f"{text}. No GPU found: running on the CPU (for one, install jaxinfer[cuda13])"
     return text

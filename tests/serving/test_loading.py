@@ -1,0 +1,131 @@
+"""Start-up from a directory, and what it says and refuses."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from jaxinfer import LLM, SamplingParams
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.sharding import make_mesh
+from jaxinfer.model.weights import save_params
+from jaxinfer.serving.loading import ModelSource, choose_mesh
+from tests.model.small_tokenizer import write_tokenizer
+from tests.serving.small_llm import (
+    CONFIG,
+    MAX_MODEL_LEN,
+    greedy_reference,
+    small_llm,
+    small_params,
+)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+OPTIONS = {
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "num_kv_blocks": 65,
+    "compile_ahead": False,
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = write_tokenizer(tmp_path_factory.mktemp("model"))
+    save_params(small_params(), CONFIG, directory)
+    return directory
+
+
+def open_llm(directory, **options):
+    return LLM(directory, **(OPTIONS | {"show_progress": False} | options))
+
+
+def test_a_directory_is_loaded_whole(directory):
+    with open_llm(directory) as llm:
+        (output,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == greedy_reference([1, 2, 3], 4)
+        assert llm.tokenizer.decode(output.outputs[0].token_ids) == output.outputs[0].text
+        assert dataclasses.replace(llm.model_config, eos_token_ids=()) == dataclasses.replace(
+            CONFIG, eos_token_ids=()
+        )
+
+
+def test_start_up_says_what_runs_where_and_how_much_fits(directory, capsys):
+    open_llm(directory, show_progress=True).close()
+    said = capsys.readouterr().err
+    assert "Devices: 1 x cpu" in said
+    assert "Loading weights" in said
+    assert "65 blocks, 1,024 tokens" in said
+    assert "16.0 sequences of 64 tokens" in said
+
+
+def test_a_cpu_that_nobody_asked_for_is_mentioned(directory, capsys, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    open_llm(directory, show_progress=True).close()
+    assert "No GPU found: running on the CPU" in capsys.readouterr().err
+
+
+def test_silence_is_possible(directory, capsys):
+    open_llm(directory).close()
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_another_tokenizer_may_be_named(directory, tmp_path):
+    other = write_tokenizer(tmp_path, chat_template="other: {{ messages[0].content }}")
+    with open_llm(directory, tokenizer=other) as llm:
+        assert llm.tokenizer.apply_chat_template([{"role": "user", "content": "x"}]) == "other: x"
+
+
+def test_a_model_without_tokenizer_json_is_named_before_weights_are_read(directory, tmp_path):
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: no such file"):
+        open_llm(tmp_path)
+
+
+def test_something_that_is_no_qwen3_is_named(directory, tmp_path):
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        open_llm(tmp_path)
+
+
+def test_a_length_beyond_the_models_positions_is_refused():
+    with pytest.raises(ValueError, match=r"max_model_len 257 .* max_position_embeddings 256"):
+        small_llm(max_model_len=257)
+
+
+@pytest.mark.slow
+def test_compiling_ahead_leaves_nothing_to_compile(directory, capsys):
+    with open_llm(directory, compile_ahead=True, max_num_seqs=2, show_progress=True) as llm:
+        assert "Compiling" in capsys.readouterr().err
+        before = llm.num_compilations
+        llm.generate([[1, 2, 3], [4]], GREEDY, use_tqdm=False)
+        llm.generate([[5]], SamplingParams(temperature=0.7, logprobs=2), use_tqdm=False)
+        assert llm.num_compilations == before
+
+
+def test_an_interrupt_while_compiling_frees_the_cache(directory, monkeypatch):
+    seen = []
+
+    def interrupt(runner):
+        seen.append(runner._kv[0][0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxinfer.serving.runner.Runner.compile_all", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        open_llm(directory, compile_ahead=True)
+    assert seen[0].is_deleted()
+
+
+def test_the_mesh_is_the_callers_or_its_parameters_or_a_new_one():
+    config = EngineConfig()
+    mesh = make_mesh(2)
+    assert choose_mesh(config, ModelSource(mesh=mesh)) == mesh
+    assert choose_mesh(EngineConfig(tensor_parallel_size=4), ModelSource()).size == 4
+    device = jax.devices()[3]
+    moved = jax.device_put(small_params(), device)
+    assert list(choose_mesh(config, ModelSource(params=moved)).devices.flat) == [device]
