@@ -4,7 +4,7 @@ import asyncio
 import collections
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ class AsyncDriver:
 
     async def stream(
         self, request_id: str, prompt: Prompt, params: SamplingParams
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Run a request; yields what is new after each step that brought something.
 
         Leaving the iteration early, or cancelling its task, aborts the request.

@@ -1,9 +1,10 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
+import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,14 +236,15 @@ class LLM:
             TypeError, ValueError: as in `generate`, at once.
         """
         self._check_open()
-        return self._driver.stream(self._new_id(), *self._one(prompt, sampling_params))
+        checked, params = self._one(prompt, sampling_params)
+        return self._keeping_open(self._driver.stream(self._new_id(), checked, params))
 
     def astream(
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """`stream` for `async for`, from any number of tasks at once.
 
         The engine runs in a thread of its own from the first use on. Cancelling the task, or
@@ -259,7 +261,8 @@ class LLM:
         """
         self._check_open()
         checked, params = self._one(prompt, sampling_params)
-        return self._async_driver.stream(request_id or self._new_id(), checked, params)
+        name = request_id or self._new_id()
+        return self._keeping_open_async(self._async_driver.stream(name, checked, params))
 
     def score(self, inputs: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
         """Log-probabilities of given tokens, at temperature 1.
@@ -358,6 +361,17 @@ class LLM:
             )
         matched = match_params(params, count, self._loaded.default_params)
         return [self._reader.check_params(entry) for entry in matched]
+
+    def _keeping_open(self, outputs: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
+        """The same; holds on to this object, whose end would close the engine."""
+        yield from outputs
+
+    async def _keeping_open_async(
+        self, outputs: AsyncGenerator[RequestOutput]
+    ) -> AsyncGenerator[RequestOutput]:
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
 
     def _new_id(self) -> str:
         return f"request-{next(self._request_ids)}"

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from tqdm import tqdm
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import ModelLoadError
+from jaxinfer.errors import CapacityError, ModelLoadError
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hub import resolve_model
@@ -105,23 +105,24 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
     mesh = choose_mesh(config, source)
     check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
     say(config, _announce_devices(mesh))
-    params = source.params
-    if directory is not None:
-        params = _load_weights(directory, model_config, config, mesh, source.rules)
-    elif config.dtype != "auto":
-        _check_dtype(params, config.dtype)
+    if source.params is not None and config.dtype != "auto":
+        _check_dtype(source.params, config.dtype)
     eos_token_ids = _eos_token_ids(model_config, tokenizer)
-    runner = Runner(
-        params or {},
-        model_config,
-        config,
-        mesh,
-        source.rules,
-        eos_token_ids=eos_token_ids,
-        tokenizer=tokenizer,
-        logits_processor=source.logits_processor,
-        sampler=source.sampler,
-    )
+    with _memory_errors_explained():
+        params = source.params
+        if directory is not None:
+            params = _load_weights(directory, model_config, config, mesh, source.rules)
+        runner = Runner(
+            params or {},
+            model_config,
+            config,
+            mesh,
+            source.rules,
+            eos_token_ids=eos_token_ids,
+            tokenizer=tokenizer,
+            logits_processor=source.logits_processor,
+            sampler=source.sampler,
+        )
     try:
         say(config, str(runner.report))
         if config.compile_ahead:
@@ -262,6 +263,22 @@ def _load_weights(
     dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
     with _byte_bar("Loading weights", show=config.show_progress) as advance:
         return load_params(directory, model_config, dtype, mesh, rules, advance)
+
+
+@contextlib.contextmanager
+def _memory_errors_explained() -> Iterator[None]:
+    """XLA's out-of-memory errors as one line that says what helps."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        first = str(error).splitlines()[0]
+        raise CapacityError(
+            "the device has too little memory for the weights and the KV cache; lower "
+            "gpu_memory_utilization or num_kv_blocks, raise tensor_parallel_size, or end other "
+            f"programs that use it ({first})"
+        ) from None
 
 
 @contextlib.contextmanager

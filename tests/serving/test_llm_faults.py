@@ -1,5 +1,6 @@
 """The offline API when things go wrong or change: Ctrl-C, failing steps, NaN, weights, close."""
 
+import asyncio
 import gc
 import signal
 import threading
@@ -264,6 +265,16 @@ def test_a_closed_llm_says_so_and_may_be_closed_again():
     ):
         with pytest.raises(RuntimeError, match="closed"):
             call()
+
+
+def test_a_stream_keeps_its_llm_open():
+    deltas = list(small_llm().stream([1, 2], GREEDY))
+    assert sum(len(d.outputs[0].token_ids) for d in deltas) == 6
+
+    async def collect():
+        return [delta async for delta in small_llm().astream([1, 2], GREEDY)]
+
+    assert asyncio.run(collect())[-1].outputs[0].finish_reason == "length"
 
 
 def test_an_llm_that_is_dropped_frees_its_cache():

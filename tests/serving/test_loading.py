@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import ModelLoadError
+from jaxinfer.errors import CapacityError, ModelLoadError
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.model.weights import save_params
 from jaxinfer.serving.loading import ModelSource, choose_mesh
@@ -106,6 +106,16 @@ def test_compiling_ahead_leaves_nothing_to_compile(directory, capsys):
         llm.generate([[1, 2, 3], [4]], GREEDY, use_tqdm=False)
         llm.generate([[5]], SamplingParams(temperature=0.7, logprobs=2), use_tqdm=False)
         assert llm.num_compilations == before
+
+
+def test_too_little_memory_is_one_line_that_says_what_helps(monkeypatch):
+    def allocate(programs):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+
+    monkeypatch.setattr("jaxinfer.serving.kv_cache.allocate", allocate)
+    with pytest.raises(CapacityError, match="lower gpu_memory_utilization") as caught:
+        small_llm()
+    assert "\n" not in str(caught.value)
 
 
 def test_an_interrupt_while_compiling_frees_the_cache(directory, monkeypatch):
