@@ -70,6 +70,12 @@ class CompiledPrograms[Key: Hashable]:
             compiled = self._compiled[key]
         return compiled
 
+    def both(self, first: Key, second: Key) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+        """Two executables that run after each other; those missing are compiled side by side."""
+        if first not in self._compiled or second not in self._compiled:
+            self.compile([first, second], show_progress=False)
+        return self._compiled[first], self._compiled[second]
+
     def compile(self, keys: Sequence[Key], *, show_progress: bool) -> None:
         """Compile what is missing: tracing in order on this thread, XLA on all cores.
 

@@ -14,8 +14,8 @@ _DEFAULT_ALLOCATOR_SHARE = 0.75
 _ALLOCATOR_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 _LARGEST_SHARE_OF_RAM = 0.25
-# Pages are zeroed at start-up, and a CPU that serves one user has no use for more.
-_ENOUGH_ON_A_CPU = 1 << 30
+# Pages are zeroed at start-up, and whoever serves from a CPU has little use for more.
+_ENOUGH_ON_A_CPU = 1 << 29
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class ReportsMemory(Protocol):
 def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -> int:
     """Blocks for a CPU: `max_num_seqs` full-length sequences, within reason.
 
-    Reason is 1 GiB, or one full-length sequence where that takes more; and in any case at most a
+    Reason is 512 MiB, or one full-length sequence where that takes more; and in any case at most a
     quarter of the memory that is available now.
 
     Args:

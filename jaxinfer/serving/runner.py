@@ -16,7 +16,7 @@ from jaxinfer.serving import kv_cache
 from jaxinfer.serving.batch import Batch, BatchBuilder
 from jaxinfer.serving.compilation import CompilationCounter
 from jaxinfer.serving.device_params import check_like, describe_params, place_params
-from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.layout import DecodeShape
 from jaxinfer.serving.plan import plan_engine
 from jaxinfer.serving.program_set import all_programs
 from jaxinfer.serving.programs import (
@@ -112,7 +112,8 @@ class Runner:
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
-        self._host_blocks = HostBlocks(plan.programs, engine_config.swap_space)
+        swaps = engine_config.preemption_mode == "swap"
+        self._host_blocks = HostBlocks(plan.programs, engine_config.swap_space if swaps else 0.0)
         self.num_host_blocks = self._host_blocks.num_blocks
         self._builder = BatchBuilder(
             plan.buckets,
@@ -171,17 +172,17 @@ class Runner:
         packed, sampling = jax.device_put((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_burst(schedule, batch, packed, sampling)
-        forward = self._compiled[batch.shape]
+        sampler_key = SamplerKey(batch.shape.rows, batch.mode, batch.history_width)
+        forward, sample = self._compiled.both(batch.shape, sampler_key)
         self._kv, hidden, rows, *residual = forward(
             self._params, self._kv, packed, self._last_tokens
         )
         self._settle(hidden)
-        sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode, batch.history_width)]
         self._last_tokens, sampled = sample(self._head, hidden, rows, sampling, self._last_tokens)
         prompt = None
-        if batch.targets is not None and isinstance(batch.shape, PrefillShape):
+        if batch.targets is not None:
             self._settle(sampled)
-            score = self._compiled[PromptLogprobsKey(batch.shape.tokens)]
+            score = self._compiled[PromptLogprobsKey(len(batch.targets))]
             prompt = score(self._head, *residual, jax.device_put(batch.targets, self._whole))
         return self._in_flight(schedule, sampled, prompt)
 

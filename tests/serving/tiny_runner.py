@@ -1,7 +1,10 @@
-"""A small random Qwen3 on a real runner, driven by the real scheduler, and a plain loop beside it."""
+"""A small random Qwen3 on a real runner, driven by the real scheduler, and a plain loop beside."""
 
+import atexit
 import collections
 import functools
+import shutil
+import tempfile
 from typing import Any
 
 import jax
@@ -47,13 +50,13 @@ def make_runner(
     hooks: Any = None,
     **engine: Any,
 ) -> Runner:
-    """A runner that compiles lazily and keeps nothing on disk."""
+    """A runner that compiles lazily; the runners of a test session share what they compile."""
     defaults = {
         "block_size": 8,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "compile_ahead": False,
-        "compilation_cache_dir": "",
+        "compilation_cache_dir": _cache_directory(),
         "show_progress": False,
     }
     return Runner(
@@ -63,6 +66,21 @@ def make_runner(
         make_mesh(devices),
         ShardingRules(),
         **(hooks or {}),
+    )
+
+
+@functools.cache
+def _cache_directory() -> str:
+    directory = tempfile.mkdtemp(prefix="jaxinfer-tests-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def poison(runner: Runner) -> None:
+    """Fill every page with NaN, page 0 included: what nobody has written must never be read."""
+    runner._kv = jax.tree.map(
+        lambda pages: jax.device_put(np.full(pages.shape, np.nan, pages.dtype), pages.sharding),
+        runner._kv,
     )
 
 
@@ -78,9 +96,11 @@ class Loop:
             "max_num_batched_tokens": runner.max_num_batched_tokens,
             "max_model_len": runner.max_model_len,
             "preemption_mode": config.preemption_mode,
-            "num_host_blocks": runner.num_host_blocks,
         }
-        self.scheduler = Scheduler(self.pool, **(options | scheduler))
+        options |= scheduler
+        if options["preemption_mode"] == "swap":
+            options["num_host_blocks"] = runner.num_host_blocks
+        self.scheduler = Scheduler(self.pool, **options)
         self.in_flight: collections.deque = collections.deque()
         self.requests: list[Request] = []
         self.results: list[tuple[Any, Any]] = []

@@ -1,0 +1,201 @@
+import functools
+import time
+
+import pytest
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.batch import BatchBuilder
+from jaxinfer.serving.buckets import choose_buckets
+from jaxinfer.serving.request import Request
+from jaxinfer.serving.request_sampling import request_sampling
+from jaxinfer.serving.sampling.layout import Column
+from jaxinfer.serving.schedule import Schedule, ScheduledRow
+
+S, NOBODY = 8, 4
+
+
+def _builder(max_num_seqs=NOBODY, max_model_len=64, block_size=S, num_decode_steps=1):
+    buckets = choose_buckets(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_decode_steps=num_decode_steps,
+        platform="cpu",
+    )
+    prepare = functools.partial(request_sampling, vocab_size=100, eos_token_ids=[2], tokenizer=None)
+    return BatchBuilder(
+        buckets,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        vocab_size=100,
+        prepare=prepare,
+    )
+
+
+def _request(slot, num_prompt, blocks, outputs=(), in_flight=0, **params):
+    params = SamplingParams(**({"temperature": 0.0} | params))
+    request = Request(f"r{slot}", [(10 + i) % 100 for i in range(num_prompt)], params, seed=slot)
+    request.slot = slot
+    request.block_table = list(blocks)
+    request.output_token_ids = list(outputs)
+    request.num_in_flight_tokens = in_flight
+    request.num_tokens = num_prompt + len(outputs) + in_flight
+    return request
+
+
+def _schedule(*rows, is_decode=False, num_steps=1):
+    rows = [ScheduledRow(*row) for row in rows]
+    return Schedule(
+        rows, is_decode, num_steps, num_tokens=sum(r.num_scheduled_tokens for r in rows)
+    )
+
+
+def test_prefill_rows_are_packed_one_after_the_other():
+    first = _request(2, 11, [5, 9])
+    second = _request(0, 3, [7])
+    batch = _builder().build(_schedule((first, 0, 11, True, 1), (second, 0, 3, True, 1)))
+    fields = batch.shape.split(batch.packed)
+    assert fields.token_ids[:14].tolist() == [*range(10, 21), 10, 11, 12]
+    assert fields.positions[:14].tolist() == [*range(11), 0, 1, 2]
+    first_slots = [*range(40, 48), 72, 73, 74]
+    assert fields.slot_mapping[:14].tolist() == [*first_slots, 56, 57, 58]
+    assert fields.cu_seqlens[:3].tolist() == [0, 11, 14]
+    assert fields.context_lens[:2].tolist() == [11, 3]
+    assert fields.sample_slots[:2].tolist() == [2, 0]
+    assert fields.block_tables[0, :2].tolist() == [5, 9]
+    assert fields.block_tables[1, 0] == 7
+
+
+def test_padding_belongs_to_nobody():
+    batch = _builder().build(_schedule((_request(1, 3, [7]), 0, 3, True, 1)))
+    fields = batch.shape.split(batch.packed)
+    assert not fields.slot_mapping[3:].any()
+    assert (fields.cu_seqlens[1:] == 3).all()
+    assert not fields.context_lens[1:].any()
+    assert (fields.sample_slots[1:] == NOBODY).all()
+
+
+def test_a_chunk_that_does_not_sample_writes_to_nobodys_slot():
+    request = _request(1, 20, [7, 8, 9], temperature=1.0)
+    batch = _builder().build(_schedule((request, 8, 6, False, 0)))
+    fields = batch.shape.split(batch.packed)
+    assert fields.positions[:6].tolist() == [*range(8, 14)]
+    assert fields.context_lens[0] == 14
+    assert fields.sample_slots[0] == NOBODY
+    assert batch.mode == "greedy"
+
+
+def test_a_token_still_in_flight_names_its_slot():
+    request = _request(3, 4, [6], outputs=[50], in_flight=2)
+    batch = _builder().build(_schedule((request, 5, 1, True, 1)))
+    fields = batch.shape.split(batch.packed)
+    assert fields.token_ids[0] == -1 - 3
+
+
+def test_decode_uploads_lengths_slots_and_tables():
+    rows = [
+        (_request(3, 9, [6, 2], in_flight=1), 9, 1, True, 1),
+        (_request(1, 2, [4]), 2, 1, True, 1),
+    ]
+    batch = _builder().build(_schedule(*rows, is_decode=True))
+    fields = batch.shape.split(batch.packed)
+    assert fields.context_lens.tolist()[:2] == [10, 3]
+    assert fields.slots[:2].tolist() == [3, 1]
+    assert (fields.slots[2:] == NOBODY).all()
+    assert fields.block_tables[0, :2].tolist() == [6, 2]
+    assert batch.sampling.scalars[:2, Column.POSITION].tolist() == [10, 3]
+
+
+def test_tables_follow_growth_and_a_slots_next_holder():
+    builder = _builder()
+    request = _request(0, 8, [6], in_flight=1)
+    builder.build(_schedule((request, 8, 1, True, 1), is_decode=True))
+    request.block_table += [3, 5]
+    batch = builder.build(_schedule((request, 16, 1, True, 1), is_decode=True))
+    assert batch.shape.split(batch.packed).block_tables[0, :3].tolist() == [6, 3, 5]
+    other = _request(0, 8, [1], temperature=0.5)
+    batch = builder.build(_schedule((other, 7, 1, True, 1), is_decode=True))
+    assert batch.shape.split(batch.packed).block_tables[0, 0] == 1
+    assert batch.mode == "temperature"
+    request.block_table = [9]
+    request.num_admissions += 1
+    batch = builder.build(_schedule((request, 7, 1, True, 1), is_decode=True))
+    assert batch.shape.split(batch.packed).block_tables[0, 0] == 9
+
+
+def test_the_dearest_row_decides_the_mode():
+    greedy = (_request(0, 2, [1]), 0, 2, True, 1)
+    builder = _builder()
+    for params, mode in (
+        ({"temperature": 1.0}, "temperature"),
+        ({"temperature": 1.0, "top_k": 5}, "truncate"),
+        ({"logprobs": 2}, "full"),
+    ):
+        row = (_request(1, 2, [2], **params), 0, 2, True, 1)
+        assert builder.build(_schedule(greedy, row)).mode == mode
+        assert builder.build(_schedule(greedy)).mode == "greedy"
+
+
+def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
+    builder = _builder()
+    request = _request(0, 2, [1], outputs=[7], min_tokens=2)
+    assert builder.build(_schedule((request, 2, 1, True, 1), is_decode=True)).mode == "full"
+    request.output_token_ids.append(8)
+    assert builder.build(_schedule((request, 3, 1, True, 1), is_decode=True)).mode == "greedy"
+
+
+def test_history_is_uploaded_for_penalties_alone():
+    builder = _builder()
+    plain = _request(0, 2, [1], logprobs=1)
+    assert builder.build(_schedule((plain, 0, 2, True, 1))).history_width == 0
+    penal = _request(1, 2, [2], outputs=[30], repetition_penalty=2.0)
+    batch = builder.build(_schedule((penal, 2, 1, True, 1), is_decode=True))
+    assert batch.history_width == 64
+    assert batch.sampling.history[0, :3].tolist() == [10, 11, 30]
+
+
+def test_the_full_sampler_refuses_unread_tokens():
+    request = _request(0, 2, [1], in_flight=2, logprobs=1)
+    with pytest.raises(ValueError, match="read the step before"):
+        _builder().build(_schedule((request, 3, 1, True, 1), is_decode=True))
+
+
+def test_targets_are_the_next_prompt_tokens_of_rows_that_want_scores():
+    scored = _request(0, 10, [1, 2], prompt_logprobs=1)
+    plain = _request(1, 2, [3])
+    batch = _builder().build(_schedule((plain, 0, 2, True, 1), (scored, 4, 6, True, 1)))
+    assert batch.targets[:8].tolist() == [0, 0, 15, 16, 17, 18, 19, 0]
+    assert _builder().build(_schedule((plain, 0, 2, True, 1))).targets is None
+
+
+def test_bad_words_need_a_tokenizer():
+    request = _request(0, 2, [1], bad_words=["x"])
+    with pytest.raises(ValueError, match="bad_words needs a tokenizer"):
+        _builder().build(_schedule((request, 0, 2, True, 1)))
+
+
+def test_a_request_without_a_slot_is_an_error():
+    request = _request(0, 2, [1])
+    request.slot = None
+    with pytest.raises(ValueError, match="not running"):
+        _builder().build(_schedule((request, 0, 2, True, 1)))
+
+
+def test_the_cost_of_a_decode_step_does_not_grow_with_the_context():
+    def least_time(num_tokens):
+        builder = _builder(max_num_seqs=64, max_model_len=8192, block_size=16)
+        blocks = range(1, num_tokens // 16 + 2)
+        requests = [_request(slot, num_tokens, blocks, in_flight=1) for slot in range(64)]
+        rows = [(request, num_tokens, 1, True, 1) for request in requests]
+        schedule = _schedule(*rows, is_decode=True)
+        builder.build(schedule)
+        times = []
+        for _ in range(100):
+            start = time.perf_counter()
+            builder.build(schedule)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    # Tables rebuilt from lists would cost 256 times as much; copying their rows costs little.
+    assert least_time(4096) < 2 * least_time(16)

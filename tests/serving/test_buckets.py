@@ -1,0 +1,72 @@
+import pytest
+
+from jaxinfer.serving.buckets import choose_buckets
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+
+
+def _choose(platform="gpu", **changes):
+    sizes = {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 40960,
+        "block_size": 16,
+        "num_decode_steps": 1,
+    }
+    return choose_buckets(**(sizes | changes), platform=platform)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 12, 100, 256, 1000])
+def test_every_step_fits_a_bucket(platform, max_num_seqs):
+    buckets = _choose(platform, max_num_seqs=max_num_seqs, max_num_batched_tokens=2000)
+    for rows in range(1, max_num_seqs + 1):
+        assert buckets.decode_shape(rows, 2560).rows >= rows
+        for tokens in (rows, 2000):
+            shape = buckets.prefill_shape(tokens, rows)
+            assert shape.tokens >= tokens
+            assert shape.rows >= rows
+            assert shape in buckets.prefill_shapes()
+            assert shape.rows in buckets.sampler_rows()
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
+def test_no_program_has_a_product_with_one_row(platform):
+    buckets = _choose(platform, max_num_seqs=1, max_num_batched_tokens=1)
+    assert min(buckets.sampler_rows()) >= 2
+    assert min(tokens for tokens, _ in buckets.prefill) >= 2
+
+
+def test_gpu_decode_buckets_are_dense_where_small():
+    assert _choose().rows == (2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+
+
+def test_short_contexts_take_narrow_tables_on_a_gpu():
+    buckets = _choose()
+    assert buckets.widths == (256, 2560)
+    assert buckets.decode_shape(3, 256) == DecodeShape(4, 256)
+    assert buckets.decode_shape(3, 257) == DecodeShape(4, 2560)
+    assert buckets.prefill_shape(100, 3) == PrefillShape(128, 8, 2560)
+    assert _choose(max_model_len=4096).widths == (256,)
+
+
+def test_a_cpu_compiles_few_programs():
+    buckets = _choose("cpu", max_num_batched_tokens=2048, max_model_len=4096)
+    assert len(buckets.prefill_shapes()) + len(buckets.decode_shapes()) <= 8
+
+
+def test_tables_have_room_for_the_surplus_of_a_burst():
+    assert _choose(max_model_len=4096, num_decode_steps=17).widths[-1] == 257
+
+
+def test_a_step_beyond_the_largest_bucket_is_an_error():
+    buckets = _choose()
+    with pytest.raises(ValueError, match="8193 tokens in 1 rows"):
+        buckets.prefill_shape(8193, 1)
+    with pytest.raises(ValueError, match="257 exceeds the largest bucket, 256"):
+        buckets.decode_shape(257, 1)
+
+
+def test_histories_are_none_or_full_length():
+    buckets = _choose(max_model_len=4096)
+    assert buckets.history_width(0) == 0
+    assert buckets.history_width(1) == 4096

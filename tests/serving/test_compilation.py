@@ -1,0 +1,113 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.serving.compilation import CompilationCounter, CompiledPrograms
+from jaxinfer.serving.compile_cache import default_directory, persistent_cache
+
+
+def _lower(size):
+    return jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((size,), jnp.float32))
+
+
+def _programs(directory=""):
+    return CompiledPrograms(_lower, lambda key: {}, directory)
+
+
+def _settings():
+    return {name: value for name, value in jax.config.values.items() if "cache" in name}
+
+
+def test_a_program_compiles_at_its_first_use_and_never_again():
+    programs = _programs()
+    counter = CompilationCounter()
+    try:
+        x = jax.device_put(jnp.ones(3))
+        before = counter.count
+        assert programs[3](x).tolist() == [3, 3, 3]
+        assert counter.count == before + 1
+        programs[3](x)
+        programs.compile([3, 3], show_progress=False)
+        assert counter.count == before + 1
+        assert counter.seconds > 0
+    finally:
+        counter.close()
+
+
+def test_programs_compiled_ahead_serve_without_compiling(capsys):
+    programs = _programs()
+    programs.compile([4, 5, 6], show_progress=True)
+    assert "Compiling: 100%" in capsys.readouterr().err
+    counter = CompilationCounter()
+    assert programs.both(4, 6) == (programs[4], programs[6])
+    assert counter.count == 0
+    counter.close()
+
+
+def test_a_closed_counter_counts_no_more():
+    counter = CompilationCounter()
+    counter.close()
+    counter.close()
+    _lower(7).compile()
+    assert counter.count == 0
+
+
+def test_a_failure_to_compile_reaches_the_caller():
+    programs = CompiledPrograms(_lower, lambda key: {"no_such_option": 1}, "")
+    with pytest.raises(Exception, match="no_such_option"):
+        programs.compile([1, 2], show_progress=False)
+
+
+def test_the_second_process_finds_programs_on_disk(tmp_path):
+    hits = []
+
+    def listen(event, **_):
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        _programs(str(tmp_path / "xla")).compile([8], show_progress=False)
+        assert any((tmp_path / "xla").iterdir())
+        jax.clear_caches()  # as a new process would begin
+        assert not hits
+        _programs(str(tmp_path / "xla")).compile([8], show_progress=False)
+        assert len(hits) == 1
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+
+
+def test_jax_is_left_as_it_was(tmp_path):
+    before = _settings()
+    with persistent_cache(str(tmp_path)) as path:
+        assert path == tmp_path
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+    assert _settings() == before
+
+
+def test_a_cache_that_the_user_configured_is_theirs(tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
+    try:
+        before = _settings()
+        with persistent_cache(str(tmp_path / "ours")) as path:
+            assert path == tmp_path / "theirs"
+            assert _settings() == before
+        assert not (tmp_path / "ours").exists()
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_no_cache_is_kept_where_none_is_wanted_or_possible(tmp_path):
+    (tmp_path / "file").write_text("")
+    for directory in ("", str(tmp_path / "file" / "below")):
+        with persistent_cache(directory) as path:
+            assert path is None
+            assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_the_default_directory_is_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_directory() == tmp_path / "jaxinfer" / "xla"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_directory() == tmp_path / ".cache" / "jaxinfer" / "xla"

@@ -1,0 +1,104 @@
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.errors import CapacityError
+from jaxinfer.serving import memory
+
+GIB = 2**30
+
+
+class _Device:
+    def __init__(self, limit, in_use):
+        self.stats = {"bytes_limit": limit, "bytes_in_use": in_use}
+
+    def memory_stats(self):
+        return self.stats
+
+
+def _blocks(devices, **changes):
+    options = {"block_bytes": 2**20, "step_bytes": GIB, "utilization": 0.9}
+    return memory.blocks_on_devices(devices, **(options | changes))
+
+
+@pytest.fixture(autouse=True)
+def _allocator_has_it_all(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "1.0")
+
+
+def test_blocks_fill_the_share_of_memory_within_a_hundredth():
+    blocks = _blocks([_Device(100 * GIB, 10 * GIB)])
+    exact = (90 - 10 - 1) * 1024
+    assert 0.99 * exact < blocks <= exact
+
+
+def test_the_fullest_device_decides():
+    full = _Device(100 * GIB, 50 * GIB)
+    assert _blocks([_Device(100 * GIB, 0), full]) == _blocks([full])
+
+
+def test_a_little_more_in_use_does_not_change_the_shapes():
+    some, more = (_Device(100 * GIB, int(gibibytes * GIB)) for gibibytes in (10.2, 10.3))
+    assert _blocks([some]) == _blocks([more])
+
+
+def test_the_share_is_of_the_whole_memory_not_of_the_allocators(monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
+    half = [_Device(50 * GIB, 0)]
+    assert _blocks(half, utilization=0.4) == pytest.approx(39 * 1024, rel=0.01)
+    # What the allocator may not take is no room, whatever the utilization.
+    assert _blocks(half, utilization=0.9) == pytest.approx(49 * 1024, rel=0.01)
+
+
+def test_no_room_is_an_error_that_names_the_remedies():
+    with pytest.raises(CapacityError, match="raise gpu_memory_utilization"):
+        _blocks([_Device(10 * GIB, 9 * GIB)])
+
+
+def test_a_device_that_reports_nothing_needs_num_kv_blocks():
+    device = _Device(0, 0)
+    device.stats = None
+    with pytest.raises(CapacityError, match="set num_kv_blocks"):
+        _blocks([device])
+
+
+def test_a_cpu_gets_room_for_every_sequence_within_reason(monkeypatch):
+    def available(size):
+        monkeypatch.setattr(
+            memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=size)
+        )
+
+    def count(**changes):
+        options = {"block_bytes": 2**20, "blocks_per_seq": 64, "max_num_seqs": 4}
+        return memory.blocks_on_cpu(**(options | changes))
+
+    available(64 * GIB)
+    assert count() == 4 * 64 + 1
+    assert count(max_num_seqs=1000) == 512 + 1  # half a GiB is enough
+    assert count(blocks_per_seq=2000, max_num_seqs=9) == 2000 + 1  # but one sequence must fit
+    available(GIB)
+    assert count(blocks_per_seq=2000) == 256 + 1  # unless that takes a quarter of the memory
+
+
+def test_too_few_blocks_name_the_length_that_fits():
+    memory.check_capacity(num_blocks=5, block_size=16, max_model_len=64)
+    with pytest.raises(CapacityError, match="max_model_len to at most 64"):
+        memory.check_capacity(num_blocks=5, block_size=16, max_model_len=65)
+
+
+def test_the_largest_program_counts_and_donated_arguments_do_not():
+    def compiled(size):
+        x = jax.ShapeDtypeStruct((size,), jnp.float32)
+
+        def step(pages, x):
+            return pages + 1, x * 2
+
+        return jax.jit(step, donate_argnums=0).lower(x, x).compile()
+
+    small, large = compiled(1000), compiled(5000)
+    assert memory.step_bytes([large, small]) == memory.step_bytes([large])
+    # The pages are updated in place; the other result may be alive twice.
+    assert 2 * 20_000 <= memory.step_bytes([large]) < 2 * 20_000 + 2_000
