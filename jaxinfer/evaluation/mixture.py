@@ -20,6 +20,9 @@ GENERATORS: Mapping[str, Callable[[Random], Item]] = {
     "story_request": stories.make_story_request,
 }
 
+MAX_REPEATS = 500
+"""Known items drawn in a row after which there are hardly any others."""
+
 
 def held_out_items(name: str, count: int, seed: int = 0) -> list[Item]:
     """The first `count` different held-out items of the generator `name`.
@@ -33,11 +36,13 @@ def held_out_items(name: str, count: int, seed: int = 0) -> list[Item]:
         raise ValueError(f"unknown kind of item {name!r}; known: {', '.join(GENERATORS)}")
     rng = Random(f"held out {name} {seed}")
     found: dict[str, Item] = {}
-    for _ in range(100 * count + 1000):
-        if len(found) == count:
-            return list(found.values())
+    repeats = 0
+    while len(found) < count:
         item = draw_from_split(GENERATORS[name], rng, held_out=True)
+        repeats = repeats + 1 if item.key in found else 0
+        if repeats > MAX_REPEATS:
+            raise ValueError(
+                f"{name} has about {len(found)} held-out items, {count} were asked for"
+            )
         found.setdefault(item.key, item)
-    raise ValueError(
-        f"{name} has only {len(found)} different held-out items, {count} were asked for"
-    )
+    return list(found.values())
