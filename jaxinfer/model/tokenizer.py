@@ -61,10 +61,12 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._origin = origin
+        self._special_tokens = dict(special_tokens or {})
         self._templates = {
-            name: ChatTemplate(text, special_tokens or {}, origin)
+            name: ChatTemplate(text, self._special_tokens, origin)
             for name, text in (chat_template or {}).items()
         }
+        self._given_template: ChatTemplate | None = None
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         """One more than the largest id that the tokenizer can produce."""
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
@@ -150,21 +152,25 @@ class Tokenizer:
         continue_final_message: bool = False,
         enable_thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt text of a conversation; see `ChatTemplate.render`.
+
+        Args:
+            messages: see `ChatTemplate.render`.
+            add_generation_prompt: see there.
+            continue_final_message: see there.
+            enable_thinking: see there.
+            tools: see there; with them a template named "tool_use" is preferred.
+            chat_template: a template's text to use in place of the model's.
+            variables: further names for the template.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses or fails.
             TypeError: messages or tools are not plain JSON data.
         """
-        if not self._templates:
-            raise ValueError(
-                f"{self._origin} has no chat template (chat_template.jinja); "
-                "use generate() with a prompt that is already formatted"
-            )
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name) or next(iter(self._templates.values()))
+        template = self._choose_template(chat_template, has_tools=bool(tools))
         return template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -178,6 +184,24 @@ class Tokenizer:
         """End the chat template's helper process; safe to call again."""
         for template in self._templates.values():
             template.close()
+        if self._given_template is not None:
+            self._given_template.close()
+
+    def _choose_template(self, given: str | None, *, has_tools: bool) -> ChatTemplate:
+        if given is not None:
+            # The last one is kept, because a caller's template is used again and again.
+            if self._given_template is None or self._given_template.source != given:
+                if self._given_template is not None:
+                    self._given_template.close()
+                self._given_template = ChatTemplate(given, self._special_tokens, "the caller")
+            return self._given_template
+        if not self._templates:
+            raise ValueError(
+                f"{self._origin} has no chat template (chat_template.jinja); give one, or use "
+                "generate() with a prompt that is already formatted"
+            )
+        name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
+        return self._templates.get(name) or next(iter(self._templates.values()))
 
     def _to_bytes(self, token: str) -> bytes:
         # An added token with a character outside the byte alphabet stands for its own text.

@@ -189,6 +189,7 @@ class LLM:
         continue_final_message: bool = False,
         enable_thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several, through the model's chat template.
@@ -201,6 +202,7 @@ class LLM:
             continue_final_message: have the last message continued instead.
             enable_thinking: whether the model may think first; None is the template's default.
             tools: JSON schemas of functions that the model may call.
+            chat_template: a template's text to use in place of the model's.
             chat_template_kwargs: further names for the template.
 
         Raises:
@@ -215,6 +217,7 @@ class LLM:
             continue_final_message=continue_final_message,
             enable_thinking=enable_thinking,
             tools=tools,
+            chat_template=chat_template,
             **(chat_template_kwargs or {}),
         )
         return self.generate(prompts, sampling_params, use_tqdm)

@@ -162,6 +162,18 @@ def test_the_template_may_be_in_tokenizer_config(tmp_path):
     tokenizer.close()
 
 
+def test_the_caller_may_bring_a_template(directory, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    messages = [{"role": "user", "content": "hi"}]
+    for template in ("one {{ messages[0].content }}", "two", "two"):
+        text = tokenizer.apply_chat_template(messages, chat_template=template)
+        assert text == template.replace("{{ messages[0].content }}", "hi")
+    with pytest.raises(ValueError, match="chat template of the caller"):
+        tokenizer.apply_chat_template(messages, chat_template="{% if %}")
+    tokenizer.close()
+
+
 def test_a_tool_use_template_is_taken_when_tools_are_given(tmp_path):
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = with_template(tmp_path, named)

@@ -200,6 +200,24 @@ def test_chat_uses_the_template(llm, tokenizer):
     assert more.prompt.endswith("assistant\nYes")
 
 
+def test_chat_takes_a_template_and_names_for_it(llm):
+    (output,) = llm.chat(
+        [{"role": "user", "content": "hi"}],
+        GREEDY,
+        use_tqdm=False,
+        chat_template="{{ messages[0].content }} {{ mood }}",
+        chat_template_kwargs={"mood": "glad"},
+    )
+    assert output.prompt == "hi glad"
+
+
+def test_a_progress_bar_is_shown_when_asked_for(llm, capsys):
+    llm.generate([[1]], GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+    llm.generate([[1]], GREEDY)
+    assert "Processed prompts: 100%" in capsys.readouterr().err
+
+
 def test_chat_refuses_what_is_no_conversation(llm):
     with pytest.raises(TypeError, match="messages must be a list"):
         llm.chat("hi", GREEDY)
