@@ -3,7 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from jaxinfer import LLM, ModelConfig, load_params
 from jaxinfer.__main__ import COMMANDS
+from jaxinfer.model.hub import BUNDLED_MODEL
+from jaxinfer.model.sharding import make_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -34,6 +39,41 @@ def test_ci_lints_checks_the_format_and_the_types():
     for command in ("ruff check .", "ruff format --check .", "basedpyright"):
         assert f".venv/bin/{command}" in CI
     assert "set -euo pipefail" in CI
+
+
+@pytest.mark.slow
+def test_the_library_examples_run():
+    """The blocks in order, on the bundled model, with what they leave to the reader."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 3
+    mesh = make_mesh(1)
+    params = load_params(BUNDLED_MODEL, ModelConfig.from_directory(BUNDLED_MODEL), "float32", mesh)
+    left_to_the_reader = {
+        "directory": BUNDLED_MODEL,
+        "mesh": mesh,
+        "params": params,
+        "new_params": params,
+        "prompts": ["Once"],
+    }
+    names: dict[str, object] = {}
+    for block in blocks:
+        names |= left_to_the_reader
+        exec(_small(block), names)  # our own README
+        if isinstance(llm := names.get("llm"), LLM):
+            llm.close()
+
+
+def _small(block: str) -> str:
+    block = block.replace('LLM("Qwen/Qwen3-0.6B")', "LLM()").replace(
+        "max_tokens=64", "max_tokens=4"
+    )
+    block = block.replace("n=16, temperature=1.0", "n=2, temperature=1.0, max_tokens=4")
+    settings = "compile_ahead=False, max_num_seqs=4, show_progress=False, max_model_len=256"
+    return (
+        re.sub(r"LLM\(\n", f"LLM({settings},\n", block)
+        .replace("LLM()", f"LLM({settings})")
+        .replace("LLM(logits_processor", f"LLM({settings}, logits_processor")
+    )
 
 
 def test_every_command_is_listed():

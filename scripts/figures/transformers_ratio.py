@@ -17,8 +17,8 @@ from jaxinfer.measure.workloads import Workload
 from jaxinfer.model.hub import BUNDLED_MODEL
 
 _ROWS = 64
-_PROMPT_TOKENS = (8, 256)
-_OUTPUT_TOKENS = (8, 256)
+_PROMPT_TOKENS = (8, 128)
+_OUTPUT_TOKENS = (8, 128)
 _LIMIT = 3.0
 
 
