@@ -13,7 +13,8 @@ from jaxinfer.cli.sampling_flags import add_sampling_flags, sampling_arguments
 if TYPE_CHECKING:
     import argparse
 
-    from jaxinfer import LLM
+    from jaxinfer import LLM, SamplingParams
+    from jaxinfer.cli.answers import Answer
     from jaxinfer.cli.conversation import Conversation
 
 _MAX_TOKENS = 2048
@@ -93,47 +94,55 @@ def _converse(llm: "LLM", conversation: "Conversation", *, quiet: bool) -> None:
 
 
 def _answer(llm: "LLM", conversation: "Conversation", line: str, *, quiet: bool) -> None:
-    """Stream the answer to `line`; Ctrl-C stops it and keeps what has been said.
+    """Answer `line`; Ctrl-C stops the answer and keeps what has been said.
 
     Raises:
         ValueError: the conversation does not fit the model, or a setting is out of its range; the
             message is taken back.
     """
-    from jaxinfer.cli.answers import Answer, stream_answer, tokenizer_of
-    from jaxinfer.cli.interrupt import InterruptWish
-    from jaxinfer.cli.terminal import note, show
-    from jaxinfer.cli.thinking import OPEN, ThinkingSplitter
+    from jaxinfer.cli.answers import Answer, tokenizer_of
+    from jaxinfer.cli.terminal import note
 
     conversation.ask(line)
-    answer, said = Answer(), ""
+    answer = Answer()
     try:
         params = llm.get_default_sampling_params().clone(**conversation.sampling)
-        tokenizer = tokenizer_of(llm)
-        prompt = tokenizer.apply_chat_template(
+        prompt = tokenizer_of(llm).apply_chat_template(
             conversation.messages(), enable_thinking=conversation.thinking
         )
-        token_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        splitter = ThinkingSplitter(inside=prompt.rstrip().endswith(OPEN))
-        with (
-            InterruptWish() as interrupt,
-            closing(stream_answer(llm, token_ids, params, answer)) as pieces,
-        ):
+        conversation.answer(_speak(llm, prompt, params, answer))
+    except ValueError:
+        conversation.take_back()
+        raise
+    if answer.statistics is not None and not quiet:
+        note(answer.statistics.line())
+
+
+def _speak(llm: "LLM", prompt: str, params: "SamplingParams", answer: "Answer") -> str:
+    """Stream an answer to the terminal, thinking dimmed; returns what was said aloud.
+
+    Ctrl-C reaches us between two steps, never inside one: the engine sees to that.
+    """
+    from jaxinfer.cli.answers import stream_answer, tokenizer_of
+    from jaxinfer.cli.terminal import show
+    from jaxinfer.cli.thinking import OPEN, ThinkingSplitter
+
+    said = ""
+    splitter = ThinkingSplitter(inside=prompt.rstrip().endswith(OPEN))
+    token_ids = tokenizer_of(llm).encode(prompt, add_special_tokens=False)
+    try:
+        with closing(stream_answer(llm, token_ids, params, answer)) as pieces:
             for piece in pieces:
                 for thinking, text in splitter.feed(piece):
                     show(text, dim=thinking)
                     said += "" if thinking else text
-                if interrupt.made:
-                    break
-            for thinking, text in splitter.finish():
-                show(text, dim=thinking)
-                said += "" if thinking else text
-    except ValueError:
-        conversation.take_back()
-        raise
+    except KeyboardInterrupt:
+        pass
+    for thinking, text in splitter.finish():
+        show(text, dim=thinking)
+        said += "" if thinking else text
     print(flush=True)
-    conversation.answer(said.strip())
-    if answer.statistics is not None and not quiet:
-        note(answer.statistics.line())
+    return said.strip()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`jaxinfer chat`: a conversation that survives mistakes, interruptions and the end of its input."""
+"""`jaxinfer chat`: a conversation that survives mistakes, Ctrl-C and the end of its input."""
 
 import io
 import os
@@ -120,7 +120,7 @@ def test_empty_lines_are_not_sent(talk):
 def test_ctrl_c_stops_the_answer_only(talk):
     def reply(prompt):
         if prompt.endswith("tell me everything"):
-            return _Interrupting(["once", " upon", " a", " time"], after=1)
+            return _Interrupting(["once", " upon", " a", " time"], after=2)
         return ["fine"]
 
     engine, out, _, status = talk("tell me everything", "hello", reply=reply)

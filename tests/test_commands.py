@@ -22,10 +22,10 @@ def _environment() -> dict[str, str]:
     return {**environment, "PYTHONPATH": path}
 
 
-def _start(*arguments: str) -> subprocess.Popen[bytes]:
+def _start(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=_environment(),
@@ -64,6 +64,25 @@ def test_ctrl_c_while_the_model_starts_leaves_quietly():
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_chat_stops_the_answer_and_the_chat_goes_on():
+    arguments = ["-q", "-m", "3000", "--ignore-eos", "--max-model-len", "4096"]
+    process = _start("jaxinfer.chat", *arguments, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Tell me a story\n")
+    process.stdin.flush()
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.readline()  # ends only when the answer does
+    out, err = process.communicate(b"/set max_tokens 3\nAnd now?\n/exit\n", timeout=60)
+    assert len(rest) < 12_000
+    assert len(out.splitlines()) >= 1
+    assert process.returncode == 0
+    assert b"max_tokens 3" in err
     assert b"Traceback" not in err
 
 

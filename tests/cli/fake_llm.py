@@ -54,7 +54,7 @@ class FakeLLM:
             for i, piece in enumerate(pieces):
                 reason = "stop" if i == len(pieces) - 1 else None
                 yield _output(text, piece, reason)
-        except GeneratorExit:
+        except (GeneratorExit, KeyboardInterrupt):
             self.aborted += 1
             raise
 
