@@ -50,7 +50,10 @@ def make_optimizer(schedule: Schedule) -> optax.GradientTransformation:
     )
 
 
-def _shapes(schedule: Schedule, examples: Sequence[Example], pad_id: int, seed: int) -> Iterator:
+def batches_of(
+    schedule: Schedule, examples: Sequence[Example], pad_id: int, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Token ids and weights of every step of a schedule, phase after phase."""
     for number, phase in enumerate(schedule.phases):
         stream = batches(examples, phase.length, phase.rows, pad_id, seed + number)
         for _ in range(phase.steps):
@@ -92,7 +95,7 @@ def train(
     state = optimizer.init(params)
     started, tokens = time.monotonic(), 0
     losses: list[jax.Array] = []
-    for step, (token_ids, weights) in enumerate(_shapes(schedule, examples, pad_id, seed), 1):
+    for step, (token_ids, weights) in enumerate(batches_of(schedule, examples, pad_id, seed), 1):
         params, state, loss = update(params, state, token_ids, weights)
         losses.append(loss)
         tokens += token_ids.size
