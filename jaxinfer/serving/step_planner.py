@@ -67,7 +67,6 @@ class StepPlanner:
             self._extend_table(row.request, row.start + num_steps)
             self._advance(row.request, row.num_new_tokens, row.num_new_tokens)
         schedule.num_tokens = len(schedule.rows)
-        schedule.swap_out = self.queues.swap_space.pop_copies_out()
         return schedule
 
     def _place_running(self, schedule: Schedule) -> bool:

@@ -4,51 +4,17 @@ import pytest
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.block_pool import BlockPool
-from jaxinfer.serving.request import Request, RequestStatus
-from jaxinfer.serving.scheduler import Scheduler
-from tests.serving.fake_device import FakeDevice, run_to_end, solo_run
-
-NO_EOS = frozenset([-1])
-
-
-def make_scheduler(num_blocks=100, block_size=8, caching=True, **kwargs):
-    defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 200}
-    pool = BlockPool(num_blocks, block_size, caching)
-    scheduler = Scheduler(pool, **(defaults | kwargs))
-    return scheduler, FakeDevice(scheduler)
-
-
-def make_request(request_id, length, max_tokens=4, first=1, **kwargs):
-    prompt = [(first + i) % 20 for i in range(length)]
-    return Request(str(request_id), prompt, SamplingParams(max_tokens=max_tokens), **kwargs)
-
-
-def add(scheduler, *requests):
-    for request in requests:
-        scheduler.add(request)
-    return requests
-
-
-def step(scheduler, device, num_steps=1):
-    """Schedule, run and read one step."""
-    device.note_waiting()
-    schedule = scheduler.schedule(num_steps)
-    assert schedule is not None
-    scheduler.update(schedule, device.launch(schedule))
-    scheduler.check_invariants()
-    return schedule
-
-
-def shape(schedule):
-    return [(row.request.request_id, row.start, row.num_scheduled_tokens) for row in schedule.rows]
-
-
-def assert_solo(*requests, max_model_len=200):
-    for request in requests:
-        outputs, reason, stop_reason = solo_run(request, NO_EOS, max_model_len)
-        assert request.output_token_ids == outputs
-        assert (request.finish_reason, request.stop_reason) == (reason, stop_reason)
+from jaxinfer.serving.request import RequestStatus
+from tests.serving.fake_device import run_to_end, solo_run
+from tests.serving.scheduling import (
+    NO_EOS,
+    add,
+    assert_solo,
+    make_request,
+    make_scheduler,
+    shape,
+    step,
+)
 
 
 def test_long_prompt_is_chunked_while_others_decode_first():
@@ -190,6 +156,25 @@ def test_burst_never_preempts():
     assert_solo(*requests)
 
 
+def test_burst_has_room_for_the_surplus_of_rows_that_end_in_it():
+    scheduler, device = make_scheduler()
+    requests = add(scheduler, make_request(0, 7, 2), make_request(1, 7, 20, first=5))
+    step(scheduler, device)
+    burst = step(scheduler, device, num_steps=8)
+    assert [row.num_new_tokens for row in burst.rows] == [1, 8]
+    run_to_end(scheduler, device)
+    assert_solo(*requests)
+
+
+def test_tokens_beyond_those_planned_are_dropped():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_request(0, 7, 20))
+    schedule = scheduler.schedule()
+    (tokens,) = device.launch(schedule)
+    (change,) = scheduler.update(schedule, [[*tokens, 5, 5], [3, 3, 3]])
+    assert change.token_ids == request.output_token_ids == tokens
+
+
 def test_last_token_of_a_prompt_left_over_by_chunking_is_no_decode():
     scheduler, device = make_scheduler(max_num_batched_tokens=8)
     (request,) = add(scheduler, make_request(0, 9, 9))
@@ -199,184 +184,6 @@ def test_last_token_of_a_prompt_left_over_by_chunking_is_no_decode():
     assert not last_chunk.is_decode
     assert step(scheduler, device, num_steps=4).num_steps == 4
     run_to_end(scheduler, device)
-    assert_solo(request)
-
-
-def test_identical_prompts_arriving_together_share_in_the_same_step():
-    scheduler, device = make_scheduler()
-    requests = add(scheduler, *(make_request(i, 20, 3) for i in range(3)))
-    schedule = step(scheduler, device)
-    assert shape(schedule) == [("0", 0, 20), ("1", 16, 4), ("2", 16, 4)]
-    assert [r.num_prefix_cached_tokens for r in requests] == [0, 16, 16]
-    assert len({tuple(r.block_table[:2]) for r in requests}) == 1
-    run_to_end(scheduler, device)
-    assert_solo(*requests)
-
-
-def test_generated_text_is_found_by_the_next_turn():
-    scheduler, device = make_scheduler()
-    (first,) = add(scheduler, make_request(0, 10, 15))
-    run_to_end(scheduler, device, depth=2)
-    turn = Request("1", first.prompt_token_ids + first.output_token_ids, SamplingParams())
-    add(scheduler, turn)
-    run_to_end(scheduler, device)
-    # The last of the 25 tokens was never fed, so its keys and values are in no page.
-    assert turn.num_prefix_cached_tokens == 24
-    assert_solo(turn)
-
-
-def test_reported_prefix_hits_do_not_change_when_it_resumes():
-    scheduler, device = make_scheduler()
-    (request,) = add(scheduler, make_request(0, 20, 10))
-    step(scheduler, device)
-    scheduler.preempt()
-    step(scheduler, device)
-    assert request.num_cached_tokens > 16
-    assert request.num_prefix_cached_tokens == 0
-
-
-def test_switched_off_prefix_cache_shares_nothing():
-    scheduler, device = make_scheduler(caching=False)
-    requests = add(scheduler, make_request(0, 20), make_request(1, 20))
-    run_to_end(scheduler, device)
-    assert [r.num_prefix_cached_tokens for r in requests] == [0, 0]
-
-
-def test_salts_never_share_blocks():
-    scheduler, device = make_scheduler()
-    requests = add(
-        scheduler,
-        *(make_request(i, 20, cache_salt=salt) for i, salt in enumerate([None, "a", "b", "a"])),
-    )
-    run_to_end(scheduler, device)
-    assert [r.num_prefix_cached_tokens for r in requests] == [0, 0, 0, 16]
-
-
-def test_weight_update_ends_sharing_but_not_running_requests():
-    scheduler, device = make_scheduler()
-    (old,) = add(scheduler, make_request(0, 20, 30))
-    step(scheduler, device)
-    scheduler.invalidate_prefix_cache()
-    device.weights += 1
-    new, same = add(scheduler, make_request(1, 20), make_request(2, 20))
-    run_to_end(scheduler, device)
-    assert (new.num_prefix_cached_tokens, same.num_prefix_cached_tokens) == (0, 16)
-    later = Request("3", old.prompt_token_ids + old.output_token_ids, SamplingParams())
-    add(scheduler, later)
-    run_to_end(scheduler, device)
-    assert later.num_prefix_cached_tokens == 16
-    assert_solo(old, new, same, later)
-
-
-def tight_pair(**kwargs):
-    """Two requests that fit at first and outgrow the pool together."""
-    scheduler, device = make_scheduler(num_blocks=7, **kwargs)
-    older, newer = add(scheduler, make_request("o", 14, 20), make_request("n", 14, 20, first=7))
-    return scheduler, device, older, newer
-
-
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("num_host_blocks", [0, 2, 10])
-def test_newest_is_preempted_and_its_text_is_unchanged(caching, depth, num_host_blocks):
-    mode = "swap" if num_host_blocks else "recompute"
-    scheduler, device, older, newer = tight_pair(
-        caching=caching, preemption_mode=mode, num_host_blocks=num_host_blocks
-    )
-    schedules = run_to_end(scheduler, device, depth=depth)
-    assert [s.preempted for s in schedules if s.preempted] == [[newer]]
-    assert (older.num_preemptions, newer.num_preemptions) == (0, 1)
-    assert scheduler.num_preemptions == 1
-    swapped = [s for s in schedules if s.swap_out]
-    assert len(swapped) == (num_host_blocks == 10)
-    assert_solo(older, newer)
-
-
-def test_swap_moves_all_blocks_out_and_back_before_new_admissions():
-    scheduler, device, older, newer = tight_pair(preemption_mode="swap", num_host_blocks=8)
-    (late,) = add(scheduler, make_request("late", 4, 2, first=3))
-    while newer.status is not RequestStatus.SWAPPED:
-        out = step(scheduler, device)
-    assert len(out.swap_out) == 3
-    assert late.status is not RequestStatus.RUNNING
-    num_outputs = len(newer.output_token_ids)
-    assert num_outputs > 0
-    while newer.status is RequestStatus.SWAPPED:
-        assert late.num_admissions == 0 or late.is_finished
-        back = step(scheduler, device)
-    assert [host for _, host in back.swap_in] == [host for _, host in out.swap_out]
-    # Swapping costs no second prefill: it goes on with one token.
-    assert [row.num_scheduled_tokens for row in back.rows if row.request is newer] == [1]
-    assert not back.is_decode
-    run_to_end(scheduler, device)
-    assert_solo(older, newer, late)
-
-
-def test_request_that_cannot_preempt_anyone_newer_sits_out_and_keeps_its_blocks():
-    scheduler, device = make_scheduler(num_blocks=6, caching=False)
-    older, newer = add(scheduler, make_request("o", 15, 8), make_request("n", 12, 10, first=7))
-    sat_out = []
-    while not older.is_finished:
-        schedule = step(scheduler, device)
-        if newer not in [row.request for row in schedule.rows]:
-            sat_out.append(len(newer.block_table))
-    assert sat_out == [2, 2, 2]
-    assert newer.num_preemptions == 0
-    run_to_end(scheduler, device)
-    assert_solo(older, newer)
-
-
-def test_nobody_overtakes_a_partial_prompt_that_sits_out():
-    scheduler, device = make_scheduler(num_blocks=8, caching=False, max_num_batched_tokens=17)
-    older, partial, small = add(
-        scheduler, make_request("o", 15, 9), make_request("p", 40, 2), make_request("s", 2, 2)
-    )
-    shapes = [shape(step(scheduler, device)) for _ in range(3)]
-    assert shapes == [[("o", 0, 15), ("p", 0, 2)], [("o", 15, 1), ("p", 2, 16)], [("o", 16, 1)]]
-    assert scheduler.pool.num_free_blocks == 1
-    assert small.status is RequestStatus.WAITING
-    run_to_end(scheduler, device)
-    assert_solo(older, partial, small)
-
-
-def test_what_only_waits_to_be_read_is_not_swapped():
-    scheduler, device = make_scheduler(preemption_mode="swap", num_host_blocks=20)
-    requests = add(scheduler, make_request(0, 9, 1), make_request(1, 9, prefill_only=True))
-    schedule = scheduler.schedule()
-    tokens = device.launch(schedule)
-    scheduler.preempt()
-    assert [request.status for request in requests] == [RequestStatus.WAITING] * 2
-    scheduler.update(schedule, tokens)
-    assert [request.finish_reason for request in requests] == ["length", "length"]
-    assert scheduler.schedule() is None
-
-
-def test_blocks_swapped_back_in_are_found_by_others():
-    scheduler, device = make_scheduler(num_blocks=9, preemption_mode="swap", num_host_blocks=9)
-    (request,) = add(scheduler, make_request(0, 20, 9))
-    step(scheduler, device)
-    scheduler.preempt()
-    scheduler.pool.free(scheduler.pool.allocate(8))  # evicts all that was cached
-    schedule = step(scheduler, device)
-    assert len(schedule.swap_in) == 3
-    (same,) = add(scheduler, make_request(1, 20, 2))
-    run_to_end(scheduler, device)
-    assert same.num_prefix_cached_tokens == 16
-    assert_solo(request, same)
-
-
-def test_token_in_flight_of_a_preempted_request_is_kept_and_may_end_it():
-    scheduler, device = make_scheduler()
-    (request,) = add(scheduler, make_request(0, 5, 2))
-    step(scheduler, device)
-    late = scheduler.schedule()
-    tokens = device.launch(late)
-    scheduler.preempt()
-    assert scheduler.schedule() is None, "the token in flight must be known first"
-    (change,) = scheduler.update(late, tokens)
-    assert change.token_ids == tokens[0]
-    assert request.is_finished
-    assert request.num_admissions == 1
     assert_solo(request)
 
 
@@ -394,6 +201,8 @@ def test_abort_frees_everything_in_every_state(mode):
     for request in requests:
         assert scheduler.abort(request.request_id) is request
         assert request.finish_reason == "abort"
+        assert request.num_in_flight_tokens == 0
+        assert request.num_tokens == request.num_known_tokens
         scheduler.check_invariants()
     assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
     assert scheduler.update(in_flight, tokens) == []
@@ -528,8 +337,9 @@ def test_impossible_arguments_are_refused(change, message):
 
 def test_planning_does_not_look_at_those_who_wait_behind():
     scheduler, device = make_scheduler(num_blocks=6, caching=True)
-    add(scheduler, make_request("running", 16, 20))
+    add(scheduler, make_request("running", 16, 20), make_request("gone", 4))
     step(scheduler, device)
+    scheduler.abort("gone")
     add(scheduler, *(make_request(i, 30, 2, first=i) for i in range(50)))
     lookups = []
     find_prefix = scheduler.pool.find_prefix
