@@ -55,6 +55,7 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
     return TypeError(f"{message}; valid ones are {', '.join(known)}")
 
 
+@typing.no_type_check  # its fields check themselves, by name; run-time checkers would come first
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything that decides how an engine runs; vLLM's meaning where vLLM has the name.
