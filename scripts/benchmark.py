@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import positive_integer
+from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.measure.model_shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
@@ -51,8 +52,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.start_up:
         from scripts.figures.startup import start_up_lines, start_up_report
 
+        # Before JAX starts here: on a GPU it would hold the memory that those processes need.
         report = start_up_report(arguments.repeats)
+        start_platform()
         _keep("start-up", report, start_up_lines(report), arguments)
+    start_platform()
     if arguments.host_cost:
         from scripts.figures.host_cost import host_cost_lines, host_cost_report
 

@@ -27,17 +27,21 @@ def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
 
 
 def memory_record(llm: "LLM") -> dict[str, int | float | None]:
-    """Bytes on the fullest device: what it has, the engine's KV cache, and the peak so far."""
+    """Bytes on the fullest device: what it has, the engine's KV cache, in use and the peak."""
     import jax
 
+    from jaxinfer.serving.memory import allocator_share
+
     stats = [device.memory_stats() or {} for device in jax.devices()]
-    total = min((stat.get("bytes_limit", 0) for stat in stats), default=0)
+    limit = min((stat.get("bytes_limit", 0) for stat in stats), default=0)
+    total = int(limit / allocator_share())
     kv_bytes = llm.kv_bytes
     return {
         "device_bytes": total or None,
         "kv_bytes": kv_bytes,
         "kv_share": kv_bytes / total if total else None,
         "num_kv_blocks": llm.num_kv_blocks,
+        "in_use_bytes": max((stat.get("bytes_in_use", 0) for stat in stats), default=0) or None,
         "peak_bytes": max((stat.get("peak_bytes_in_use", 0) for stat in stats), default=0) or None,
     }
 
