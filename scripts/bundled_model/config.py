@@ -71,7 +71,7 @@ SCHEDULES: Mapping[str, Schedule] = {
     ),
     "cpu": Schedule(
         num_items=60_000,
-        phases=(Phase(2200, 12, 384),),
+        phases=(Phase(1100, 36, 128), Phase(700, 12, 384)),
         learning_rate=3e-3,
         warmup=100,
         compute_dtype="float32",
