@@ -1,0 +1,1 @@
+"""Attention kernels for Hopper GPUs, written in Pallas Mosaic GPU."""

@@ -1,0 +1,343 @@
+"""Paged decode attention for Hopper: one query token a sequence, at the speed of the memory.
+
+What it computes: `softmax(scale * q k^T) v` for one query row per (sequence, head), with keys and
+values in pages named by a block table (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
+
+How, and where each idea comes from:
+
+* **Online softmax** (Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention, Dao et al.
+  2022, arXiv:2205.14135): keys are visited in tiles of `block_kv`; a running maximum `m`, a running
+  sum `l` and an unnormalised output are rescaled when the maximum grows. fp32, in powers of two.
+* **Split over the context** (FlashDecoding, Dao et al. 2023): with few sequences, `num_splits`
+  blocks share one sequence; each leaves a normalised partial output and the log of its sum, and
+  `combine.py` weighs them together.
+* **Warp specialisation** (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608): warpgroup 0 only
+  starts TMA copies (one warp for keys, one for values), up to `stages` tiles ahead; warpgroup 1
+  only computes. Four barriers a stage say "filled" and "free" for keys and for values.
+* **Swapped operands**: wgmma works on 64 rows, and a GQA group has 1 to 16. Instead of padding the
+  group to 64 rows, keys are the rows: `S^T[keys, N] = K Q^T` and `O^T[D, N] = V^T P^T` with the
+  group as the 8 to 24 columns. Tensor-core work and registers shrink by 64 / N, so that two or
+  three blocks fit on a multiprocessor and hide each other's latency.
+
+One block works on one (sequence, kv head, split). Keys outside [first visible, length) are never
+copied page-wise; inside the last page they are masked in the scores and zeroed in the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.kernels.mosaic.combine import combine_splits
+from jaxinfer.kernels.mosaic.pages import (
+    SWIZZLED,
+    Ref,
+    Scalar,
+    Tiling,
+    on_warps,
+    zero_rows_after,
+)
+
+_LOG2_E = math.log2(math.e)
+_COLUMN = plgpu.Layout.WGMMA.reduce(0)
+"""Layout of one value per column (query) of a wgmma accumulator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """Sizes that change speed and never the result.
+
+    Attributes:
+        block_kv: keys in a tile, 64 or 128.
+        stages: tiles in flight.
+        num_splits: blocks that share one sequence and head.
+    """
+
+    block_kv: int = 64
+    stages: int = 3
+    num_splits: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """Everything static about one launch."""
+
+    H: int
+    K: int
+    D: int
+    tiling: Tiling
+    config: DecodeConfig
+    window: int | None
+    scale: float
+    dtype: jnp.dtype
+
+    @property
+    def group(self) -> int:
+        return self.H // self.K
+
+    @property
+    def columns(self) -> int:
+        """N: query rows are copied in aligned eights, so a group may start inside one."""
+        step = math.gcd(self.group, 8)
+        return -(-(8 - step + self.group) // 8) * 8
+
+
+def paged_decode_attention(
+    q: Float[Array, "B H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    *,
+    scale: float,
+    window: int | None = None,
+    config: DecodeConfig | None = None,
+) -> Float[Array, "B H D"]:
+    """One query per sequence, at position `context_lens - 1`.
+
+    Args:
+        q: normalised and rotated queries, bfloat16 or float16.
+        k_pages: key pages in q's dtype; memory no sequence reaches may hold NaN.
+        v_pages: value pages, likewise.
+        context_lens: keys of each sequence, this step's included; 0 gives a row of zeros.
+        block_tables: page numbers of each sequence; entries past the context are not used.
+        scale: what scores are multiplied by (positive).
+        window: only the last `window` keys are visible; None shows all.
+        config: tuning; None takes `choose_config`'s.
+
+    Returns:
+        `[B, H, D]` in q's dtype.
+
+    Raises:
+        ValueError: a shape the kernel cannot load; `choose_backend` never lets one through.
+    """
+    B, H, D = q.shape
+    S, K = k_pages.shape[1:3]
+    W = block_tables.shape[1]
+    if D not in (64, 128):
+        raise ValueError(f"head_dim must be 64 or 128, not {D}")
+    config = config or choose_config(B, K, W * S, D)
+    problem = _Problem(
+        H, K, D, Tiling(config.block_kv, S, W), config, window, scale, jnp.dtype(q.dtype)
+    )
+    rows = q.reshape(B * H, D)
+    padding = -rows.shape[0] % 8
+    if padding:  # Only with few heads, as under tensor parallelism with odd batches.
+        rows = jnp.pad(rows, ((0, padding), (0, 0)))
+    args = (rows, k_pages, v_pages, context_lens, block_tables)
+    if config.num_splits == 1:
+        return _launch(problem, B, rows.shape[0])(*args)[: B * H].reshape(B, H, D)
+    partial, log_sums = _launch(problem, B, rows.shape[0])(*args)
+    return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
+
+
+def choose_config(B: int, K: int, longest: int, D: int) -> DecodeConfig:
+    """Tile, stages and splits for `B` sequences of at most `longest` keys and `K` kv heads.
+
+    Splits are added until the blocks fill the chip about twice, but no split is shorter than
+    256 keys: below that the combine pass costs more than it saves.
+    """
+    del D
+    wanted = -(-264 // (B * K))
+    splits = max(1, min(wanted, longest // 256, 64))
+    return DecodeConfig(num_splits=splits)
+
+
+def _launch(problem: _Problem, B: int, num_rows: int):
+    p, config = problem, problem.config
+    N, D, block_kv, stages = p.columns, p.D, config.block_kv, config.stages
+    split = config.num_splits > 1
+    if split:
+        slots = -(-config.num_splits // 16) * 16  # combine.py reads splits in sixteens.
+        out_type = (
+            jax.ShapeDtypeStruct((B * p.K, slots, D, N), jnp.float32),
+            jax.ShapeDtypeStruct((B * p.K, slots, N), jnp.float32),
+        )
+    else:
+        out_type = jax.ShapeDtypeStruct((num_rows, D), p.dtype)
+    filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
+    free = plgpu.Barrier(num_barriers=stages)
+    return plgpu.kernel(
+        functools.partial(_block, p),
+        out_type=out_type,
+        # The last axis runs fastest: heads of one page, neighbours in memory, are read together.
+        grid=(B, config.num_splits, p.K),
+        grid_names=("row", "split", "kv_head"),
+        num_threads=2,
+        thread_name="warpgroup",
+        scratch_types=dict(
+            q_smem=plgpu.SMEM((N, D), p.dtype, transforms=SWIZZLED),
+            k_smem=plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
+            v_smem=plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
+            p_smem=plgpu.SMEM((N, block_kv), p.dtype, transforms=SWIZZLED),
+            o_smem=plgpu.SMEM((N, D), p.dtype),
+            q_filled=plgpu.Barrier(),
+            k_filled=filled,
+            v_filled=filled,
+            k_free=free,
+            v_free=free,
+        ),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="paged_decode_attention",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """What one block works on."""
+
+    row: Scalar
+    kv_head: Scalar
+    length: Scalar
+    first_visible: Scalar
+    first_tile: Scalar
+    last_tile: Scalar  # exclusive
+
+
+def _span(p: _Problem, lengths: Ref) -> _Span:
+    row, kv_head = lax.axis_index("row"), lax.axis_index("kv_head")
+    length = lengths[row]
+    block_kv = p.config.block_kv
+    first_visible = jnp.int32(0) if p.window is None else jnp.maximum(length - p.window, 0)
+    begin, end = first_visible // block_kv, pl.cdiv(length, jnp.int32(block_kv))
+    if p.config.num_splits > 1:
+        share = pl.cdiv(end - begin, jnp.int32(p.config.num_splits))
+        begin = begin + lax.axis_index("split") * share
+        end = jnp.minimum(begin + share, end)
+    return _Span(row, kv_head, length, first_visible, begin, end)
+
+
+def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_smem, p_smem,
+           o_smem, q_filled, k_filled, v_filled, k_free, v_free):  # fmt: skip
+    span = _span(p, lengths)
+    first_row = (span.row * p.K + span.kv_head) * p.group
+    aligned_row = first_row // 8 * 8
+    warpgroup = lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup == 0)
+    def _produce():
+        plgpu.copy_gmem_to_smem(q.at[pl.ds(aligned_row, p.columns)], q_smem, q_filled)
+        on_warps(
+            lambda: _stream(p, span, tables, k_pages, k_smem, k_filled, k_free),
+            lambda: _stream(p, span, tables, v_pages, v_smem, v_filled, v_free),
+        )
+
+    @pl.when(warpgroup == 1)
+    def _consume():
+        plgpu.barrier_wait(q_filled)
+        tile = functools.partial(
+            _tile, p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free
+        )
+        acc, m, l = _over_tiles(p, span, tile)
+        total = l.sum(axis=0)
+        inverse = jnp.where(total > 0, 1.0 / total, 0.0)
+        out = acc * lax.broadcast_in_dim(inverse, acc.shape, [1])
+        if p.config.num_splits > 1:
+            partial, log_sums = outputs
+            at = (span.row * p.K + span.kv_head, lax.axis_index("split"))
+            partial[at] = out
+            log_sums[at] = m + jnp.log(total) * _LOG2_E
+            return
+        o_smem.transpose((1, 0))[...] = out.astype(p.dtype)
+        plgpu.commit_smem()
+        source = o_smem.at[pl.ds(first_row - aligned_row, p.group)]
+        plgpu.copy_smem_to_gmem(source, outputs[0].at[pl.ds(first_row, p.group)])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _stream(p, span, tables, pages, smem, filled, free):
+    """Producer warp: keeps `stages` tiles of one pool in flight, reading page ids a tile ahead."""
+    tiling, stages = p.tiling, p.config.stages
+
+    def page_ids(tile):
+        return tiling.page_ids(tables, span.row, tile)
+
+    def copy(tile, slot, ids):
+        tiling.copy_tile(
+            pages, ids, span.kv_head, tile, span.length, smem.at[slot], filled.at[slot]
+        )
+
+    for slot in range(stages):
+        tile = span.first_tile + slot
+        pl.when(tile < span.last_tile)(
+            lambda tile=tile, slot=slot: copy(tile, slot, page_ids(tile))
+        )
+
+    def refill(tile, ids):
+        slot = lax.rem(tile - span.first_tile, jnp.int32(stages))
+        following = page_ids(tile + 1)
+        plgpu.barrier_wait(free.at[slot])
+        copy(tile, slot, ids)
+        return following
+
+    start = span.first_tile + stages
+    lax.fori_loop(start, span.last_tile, refill, page_ids(start))
+
+
+def _over_tiles(p, span, tile):
+    """Runs `tile` over the block's span, with masks only where a tile needs them."""
+    N, D, block_kv = p.columns, p.D, p.config.block_kv
+    carry = (
+        plgpu.layout_cast(jnp.zeros((D, N), jnp.float32), plgpu.Layout.WGMMA),
+        plgpu.layout_cast(jnp.full((N,), -jnp.inf, jnp.float32), _COLUMN),
+        plgpu.layout_cast(jnp.zeros((block_kv, N), jnp.float32), plgpu.Layout.WGMMA),
+    )
+    whole = jnp.clip(span.length // block_kv, span.first_tile, span.last_tile)
+    if p.window is not None:
+        whole = span.first_tile
+    carry = lax.fori_loop(span.first_tile, whole, functools.partial(tile, masked=False), carry)
+    return lax.fori_loop(whole, span.last_tile, functools.partial(tile, masked=True), carry)
+
+
+def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free,
+          index, carry, *, masked):  # fmt: skip
+    """One tile of online softmax. `l` is kept per key row and summed once, at the end."""
+    acc, m, l = carry
+    N, block_kv = p.columns, p.config.block_kv
+    slot = lax.rem(index - span.first_tile, jnp.int32(p.config.stages))
+    first_key = index * block_kv
+
+    plgpu.barrier_wait(k_filled.at[slot])
+
+    def scores(s):
+        plgpu.wgmma(s, k_smem.at[slot], q_smem.transpose((1, 0)))
+        return s[...]
+
+    s = pl.run_scoped(scores, plgpu.ACC((block_kv, N), jnp.float32))
+    plgpu.barrier_arrive(k_free.at[slot])
+    s = s * (p.scale * _LOG2_E)
+    if masked:
+        shape = (block_kv, N)
+        position = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+        position = position + first_key
+        visible = position < span.length
+        if p.window is not None:
+            visible = visible & (position >= span.first_visible)
+        s = jnp.where(visible, s, -jnp.inf)
+
+    m_new = jnp.maximum(m, s.max(axis=0))
+    rescale = jnp.exp2(m - m_new)
+    weights = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [1]))
+    l = l * lax.broadcast_in_dim(rescale, l.shape, [1]) + weights
+    acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [1])
+    p_smem.transpose((1, 0))[...] = weights.astype(p.dtype)
+
+    plgpu.barrier_wait(v_filled.at[slot])
+    if masked:
+        zero_rows_after(v_smem.at[slot], first_key, span.length)
+    plgpu.commit_smem()
+
+    def values(acc):
+        plgpu.wgmma(acc, v_smem.at[slot].transpose((1, 0)), p_smem.transpose((1, 0)))
+
+    acc = pl.run_state(values)(plgpu.ACC.init(acc))
+    plgpu.barrier_arrive(v_free.at[slot])
+    return acc, m_new, l

@@ -1,0 +1,114 @@
+"""How a kernel turns a block table into tensor-memory-accelerator copies, shared by both kernels.
+
+PagedAttention (Kwon et al., 2023) stores a sequence's keys and values in pages named by a block
+table. Hopper's copy engine has no gather, so every page is one copy whose page number was read as a
+scalar. A *tile* is the group of `block_kv` consecutive keys that one pipeline stage holds; it is
+assembled from `block_kv // page_size` pages, or is a part of one page where pages are larger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+# References and barriers inside a kernel have no public type.
+type Ref = Any
+type Scalar = jax.Array
+
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+"""Shared-memory layout of a 16-bit wgmma operand: 8x64 tiles, 128-byte swizzle."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """Static relation between pages and tiles (all counts in keys, pages or tiles)."""
+
+    block_kv: int
+    page_size: int
+    table_width: int
+
+    def __post_init__(self):
+        big, small = max(self.block_kv, self.page_size), min(self.block_kv, self.page_size)
+        if small < 8 or big % small:
+            raise ValueError(
+                f"page size {self.page_size} and tile {self.block_kv} must divide one another"
+                " and be at least 8"
+            )
+
+    @property
+    def copies(self) -> int:
+        """Copies that fill one tile; the arrival count of a tile's barrier."""
+        return max(1, self.block_kv // self.page_size)
+
+    def page_ids(self, table: Ref, row: Scalar, tile: Scalar) -> tuple[Scalar, ...]:
+        """Page numbers of a tile. A tile past the table's end reads the last one instead."""
+        if self.page_size >= self.block_kv:
+            index = jnp.minimum(tile * self.block_kv // self.page_size, self.table_width - 1)
+            return (table[row, index],)
+        if self.table_width % self.copies == 0:  # Lets the compiler read all of them at once.
+            first = jnp.minimum(tile, self.table_width // self.copies - 1) * self.copies
+            return tuple(table[row, first + j] for j in range(self.copies))
+        last = self.table_width - 1
+        return tuple(
+            table[row, jnp.minimum(tile * self.copies + j, last)] for j in range(self.copies)
+        )
+
+    def copy_tile(
+        self,
+        pages: Ref,
+        page_ids: tuple[Scalar, ...],
+        head: Scalar,
+        tile: Scalar,
+        length: Scalar,
+        destination: Ref,
+        ready: Ref,
+    ) -> None:
+        """Starts the copies of one tile of one head: `pages[P, S, K, D]` -> `destination`.
+
+        Pages that begin at or after `length` are not read; their copy still counts as arrived.
+        """
+        start = tile * self.block_kv
+        if self.page_size >= self.block_kv:
+            offset = start % self.page_size if self.page_size > self.block_kv else 0
+            source = pages.at[page_ids[0], pl.ds(offset, self.block_kv), head]
+            plgpu.copy_gmem_to_smem(source, destination, ready)
+            return
+        for j, page in enumerate(page_ids):
+            plgpu.copy_gmem_to_smem(
+                pages.at[page, :, head],
+                destination.at[pl.ds(j * self.page_size, self.page_size)],
+                ready,
+                predicate=start + j * self.page_size < length,
+            )
+
+
+def zero_rows_after(values: Ref, first_key: Scalar, length: Scalar) -> None:
+    """Zeroes the rows of a value tile whose key position is `length` or more.
+
+    Their probability is 0, but memory nobody wrote may hold NaN and 0 * NaN is NaN. Works in
+    64x64 pieces to keep few registers alive.
+    """
+    rows, columns = values.shape
+    for i in range(0, rows, 64):
+        position = plgpu.broadcasted_iota(jnp.int32, (64, 64), 0, layout=plgpu.Layout.WGMMA) + (
+            first_key + i
+        )
+        for j in range(0, columns, 64):
+            piece = values.at[pl.ds(i, 64), pl.ds(j, 64)]
+            loaded = plgpu.load(piece, layout=plgpu.Layout.WGMMA)
+            piece[...] = jnp.where(position < length, loaded, jnp.zeros((), loaded.dtype))
+
+
+def on_warps(*roles: Callable[[], None]) -> None:
+    """Runs each role on its own warp of the calling warpgroup, concurrently (at most four)."""
+
+    @plgpu.warp_map
+    def _(warp: Scalar) -> None:
+        for index, role in enumerate(roles):
+            pl.when(warp == index)(role)

@@ -1,0 +1,450 @@
+"""Ragged paged prefill attention for Hopper: packed prompts over pages, at tensor-core speed.
+
+Causal attention of packed queries of unequal sequences (`cu_seqlens_q`) over keys and values in
+pages. Chunked prefill and prefix hits are the same computation with an offset: query i of a
+sequence sits at `context_len - query_len + i`, and all its keys are already in pages.
+
+How, and where each idea comes from:
+
+* **FlashAttention-2** (Dao 2023, arXiv:2307.08691): a tile of queries stays on the chip, keys and
+  values stream past; only tiles that cross the diagonal pay for a mask.
+* **FlashAttention-3** (Shah et al. 2024, arXiv:2407.08608): a producer warpgroup starts TMA copies,
+  two consumer warpgroups of 64 query rows compute, and a barrier makes them take turns, so that
+  one's softmax runs under the other's matrix products.
+* **PagedAttention** (Kwon et al. 2023): a stage of 128 keys is assembled from pages, see `pages.py`.
+* **Grouped heads**: with an even GQA group the two consumers take two query heads of one kv head
+  at the same 64 positions, otherwise one head at 128 positions. The first halves what is wasted
+  at the diagonal and at the ends of short sequences.
+* **Persistent blocks**: one block per multiprocessor walks a work list sorted longest first
+  (`work_list.py`), to and fro, while its producer already loads the next tile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.kernels.mosaic.pages import (
+    SWIZZLED,
+    Ref,
+    Scalar,
+    Tiling,
+    on_warps,
+    zero_rows_after,
+)
+from jaxinfer.kernels.mosaic.work_list import Field, work_list
+
+_LOG2_E = math.log2(math.e)
+_ROWS = 64  # query rows of one consumer warpgroup: wgmma's M
+_CONSUMERS = 2
+_MULTIPROCESSORS = 132
+_WGMMA = plgpu.Layout.WGMMA
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefillConfig:
+    """Sizes that change speed and never the result.
+
+    Attributes:
+        block_kv: keys in a stage, 64 or 128.
+        stages: stages of keys and values in shared memory.
+        take_turns: let the consumers alternate between tensor cores and softmax.
+    """
+
+    block_kv: int = 128
+    stages: int = 2
+    take_turns: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """Everything static about one launch."""
+
+    H: int
+    K: int
+    D: int
+    tiling: Tiling
+    config: PrefillConfig
+    window: int | None
+    scale: float
+    dtype: jnp.dtype
+
+    @property
+    def group(self) -> int:
+        return self.H // self.K
+
+    @property
+    def paired_heads(self) -> bool:
+        return self.group % _CONSUMERS == 0
+
+    @property
+    def queries(self) -> int:
+        """Positions in a tile of the work list."""
+        return _ROWS if self.paired_heads else _ROWS * _CONSUMERS
+
+    @property
+    def head_tiles(self) -> int:
+        """Blocks that share a line of the work list."""
+        return self.H // _CONSUMERS if self.paired_heads else self.H
+
+    def head_and_offset(self, head_tile: Scalar, consumer: Scalar | int) -> tuple[Scalar, Scalar]:
+        """Query head of a consumer, and its first query's place in the tile."""
+        if self.paired_heads:
+            return head_tile * _CONSUMERS + consumer, jnp.int32(0)
+        return head_tile, jnp.int32(_ROWS) * consumer
+
+
+def paged_prefill_attention(
+    q: Float[Array, "T H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    cu_seqlens_q: Int32[Array, " B1"],
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    *,
+    scale: float,
+    window: int | None = None,
+    config: PrefillConfig | None = None,
+) -> Float[Array, "T H D"]:
+    """Causal attention of packed queries over the pages of their sequences.
+
+    Args:
+        q: normalised and rotated queries, bfloat16 or float16, sequences one after the other.
+        k_pages: key pages in q's dtype; memory no sequence reaches may hold NaN.
+        v_pages: value pages, likewise.
+        cu_seqlens_q: `[B + 1]` offsets of the sequences in `q`.
+        context_lens: keys of each sequence, this step's included.
+        block_tables: page numbers of each sequence; entries past the context are not used.
+        scale: what scores are multiplied by (positive).
+        window: a query sees only the last `window` keys up to its own; None shows all.
+        config: tuning; None takes the measured default.
+
+    Returns:
+        `[T, H, D]` in q's dtype; zeros for tokens past the last sequence.
+
+    Raises:
+        ValueError: a shape the kernel cannot load; `choose_backend` never lets one through.
+    """
+    T, H, D = q.shape
+    S, K = k_pages.shape[1:3]
+    if D not in (64, 128):
+        raise ValueError(f"head_dim must be 64 or 128, not {D}")
+    config = config or PrefillConfig()
+    tiling = Tiling(config.block_kv, S, block_tables.shape[1])
+    p = _Problem(H, K, D, tiling, config, window, scale, jnp.dtype(q.dtype))
+    padding = -T % 8
+    if padding:
+        q = jnp.pad(q, ((0, padding), (0, 0), (0, 0)))
+    lines, count = work_list(T, cu_seqlens_q, context_lens, p.queries, window)
+    out = _launch(p, q.shape)(q, k_pages, v_pages, block_tables, lines, count)
+    return out[:T] if padding else out
+
+
+def _launch(p: _Problem, shape: tuple[int, ...]):
+    D, stages, block_kv = p.D, p.config.stages, p.config.block_kv
+    keys = plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED)
+    queries = plgpu.SMEM((_CONSUMERS, _ROWS, D), p.dtype, transforms=SWIZZLED)
+    filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
+    free = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=stages)
+    return plgpu.kernel(
+        functools.partial(_block, p),
+        out_type=jax.ShapeDtypeStruct(shape, p.dtype),
+        grid=(_MULTIPROCESSORS,),
+        grid_names=("block",),
+        num_threads=_CONSUMERS + 1,
+        thread_name="warpgroup",
+        scratch_types=dict(
+            q_smem=queries,
+            k_smem=keys,
+            v_smem=keys,
+            # The same memory for a whole tile (swizzled) and for part of one (plain rows).
+            o_smem=plgpu.RefUnion(queries, plgpu.SMEM((_CONSUMERS, _ROWS, D), p.dtype)),
+            q_filled=plgpu.Barrier(num_barriers=_CONSUMERS),
+            q_free=plgpu.Barrier(num_barriers=_CONSUMERS),
+            k_filled=filled,
+            v_filled=filled,
+            k_free=free,
+            v_free=free,
+            turn=plgpu.Barrier(num_arrivals=_CONSUMERS),
+        ),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="paged_prefill_attention",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """One tile of queries of one head or pair of heads."""
+
+    exists: Scalar
+    head_tile: Scalar
+    line: tuple[Scalar, ...]
+    first_tile: Scalar
+    last_tile: Scalar  # exclusive; of keys
+
+    def __getitem__(self, field: Field) -> Scalar:
+        return self.line[field]
+
+    @property
+    def first_query(self) -> Scalar:
+        return self.line[Field.FIRST_EIGHTH] * 8  # The compiler must see the factor 8.
+
+
+def _rounds(p: _Problem, count: Ref) -> Scalar:
+    return pl.cdiv(count[0] * p.head_tiles, jnp.int32(_MULTIPROCESSORS))
+
+
+def _item(p: _Problem, lines: Ref, count: Ref, round_: Scalar) -> _Item:
+    """The block's item in a round. Odd rounds run backwards, which evens the blocks' loads out."""
+    block = lax.axis_index("block")
+    forwards = round_ % 2 == 0
+    index = round_ * _MULTIPROCESSORS
+    index = index + jnp.where(forwards, block, _MULTIPROCESSORS - 1 - block)
+    items = count[0] * p.head_tiles
+    exists = index < items
+    index = jnp.minimum(index, items - 1)
+    line = tuple(lines[index // p.head_tiles, field] for field in Field)
+    first_tile = line[Field.FIRST_KEY] // p.config.block_kv
+    last_tile = pl.cdiv(line[Field.END_KEY], jnp.int32(p.config.block_kv))
+    last_tile = jnp.where(exists, last_tile, first_tile)
+    return _Item(exists, index % p.head_tiles, line, first_tile, last_tile)
+
+
+def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem, v_smem, o_smem,
+           q_filled, q_free, k_filled, v_filled, k_free, v_free, turn):  # fmt: skip
+    consumer = lax.axis_index("warpgroup")
+    items = functools.partial(_item, p, lines, count)
+    rounds = _rounds(p, count)
+
+    @pl.when(consumer == _CONSUMERS)
+    def _produce():
+        plgpu.set_max_registers(40, action="decrease")
+
+        # Three warps, so that none waits for another: queries of the next item wait until the
+        # slower consumer is done with the last one, and it finishes only if keys keep coming.
+        on_warps(
+            lambda: _stream(p, rounds, items, tables, k_pages, k_smem, k_filled, k_free),
+            lambda: _stream(p, rounds, items, tables, v_pages, v_smem, v_filled, v_free),
+            lambda: _load_queries(p, rounds, items, q, q_smem, q_filled, q_free),
+        )
+
+    @pl.when(consumer < _CONSUMERS)
+    def _consume():
+        plgpu.set_max_registers(232, action="increase")
+        turns = _Turns(turn, consumer, p.config.take_turns)
+        turns.begin()
+
+        def one(round_, done):
+            item = items(round_)
+            pl.when(item.exists)(lambda: plgpu.barrier_wait(q_filled.at[consumer]))
+            acc, l = _attend(p, item, done, consumer, q_smem.at[consumer], k_smem, v_smem,
+                             k_filled, v_filled, k_free, v_free, turns)  # fmt: skip
+
+            @pl.when(item.exists)
+            def _finish():
+                plgpu.barrier_arrive(q_free.at[consumer])
+                inverse = jnp.where(l > 0, 1.0 / l, 0.0)
+                result = acc * lax.broadcast_in_dim(inverse, acc.shape, [0])
+                _store(p, item, consumer, result.astype(p.dtype), o_smem, out)
+
+            return done + item.last_tile - item.first_tile
+
+        lax.fori_loop(0, rounds, one, jnp.int32(0))
+        plgpu.wait_smem_to_gmem(0)
+        turns.end()
+
+
+def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
+    """Producer warp: loads each consumer's queries as soon as it is done with the last ones."""
+
+    def one(round_, _):
+        item = items(round_)
+
+        @pl.when(item.exists)
+        def _():
+            for consumer in range(_CONSUMERS):
+                free = q_free.at[consumer]
+                pl.when(round_ > 0)(functools.partial(plgpu.barrier_wait, free))
+                head, offset = p.head_and_offset(item.head_tile, consumer)
+                source = q.at[pl.ds(item.first_query + offset, _ROWS), head]
+                plgpu.copy_gmem_to_smem(source, q_smem.at[consumer], q_filled.at[consumer])
+
+    lax.fori_loop(0, rounds, one, None)
+
+
+def _stream(p, rounds, items, tables, pages, smem, filled, free):
+    """Producer warp: streams one pool's tiles of every item, `stages` ahead of the consumers."""
+    stages = p.config.stages
+
+    def one(round_, done):
+        item = items(round_)
+        kv_head = p.head_and_offset(item.head_tile, 0)[0] // p.group
+
+        def page_ids(tile):
+            return p.tiling.page_ids(tables, item[Field.ROW], tile)
+
+        first_ids = page_ids(item.first_tile)
+
+        def copy(tile, carry):
+            done, ids = carry
+            slot = lax.rem(done, jnp.int32(stages))
+            following = page_ids(tile + 1)
+            pl.when(done >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
+            p.tiling.copy_tile(
+                pages, ids, kv_head, tile, item[Field.LENGTH], smem.at[slot], filled.at[slot]
+            )
+            return done + 1, following
+
+        return lax.fori_loop(item.first_tile, item.last_tile, copy, (done, first_ids))[0]
+
+    lax.fori_loop(0, rounds, one, jnp.int32(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Turns:
+    """Makes two consumers alternate: each rendezvous lets one issue wgmma, the other softmax."""
+
+    barrier: Ref
+    consumer: Scalar
+    enabled: bool
+
+    def _meet(self):
+        plgpu.barrier_arrive(self.barrier)
+        plgpu.barrier_wait(self.barrier)
+
+    def begin(self):
+        """Consumer 1 starts half a step behind."""
+        if self.enabled:
+            pl.when(self.consumer == 1)(self._meet)
+
+    def end(self):
+        """Consumer 0 makes up for it, so that both met equally often."""
+        if self.enabled:
+            pl.when(self.consumer == 0)(self._meet)
+
+    def scores_issued(self):
+        """Called once the scores' wgmma is in flight."""
+        if self.enabled:
+            self._meet()
+
+    def softmax_done(self):
+        """Announces that softmax is over."""
+        if self.enabled:
+            plgpu.barrier_arrive(self.barrier)
+
+    def await_tensor_cores(self):
+        """Waits until the other's scores are computed."""
+        if self.enabled:
+            plgpu.barrier_wait(self.barrier)
+
+
+def _attend(p, item, done, consumer, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v_free,
+            turns):  # fmt: skip
+    """All keys of one item: returns the unnormalised output `[64, D]` and the sums `[64]`."""
+    stages, block_kv = p.config.stages, p.config.block_kv
+    offset = p.head_and_offset(item.head_tile, consumer)[1]
+    first_query = item.first_query + offset
+    first_position = first_query + item[Field.SHIFT]
+    scale = p.scale * _LOG2_E
+
+    def step(tile, carry, *, masked):
+        acc, m, l = carry
+        slot = lax.rem(done + tile - item.first_tile, jnp.int32(stages))
+        plgpu.barrier_wait(k_filled.at[slot])
+
+        def scores(s):
+            plgpu.wgmma(s, q_smem, k_smem.at[slot].transpose((1, 0)))
+            turns.scores_issued()
+            return s[...]
+
+        s = pl.run_scoped(scores, plgpu.ACC((_ROWS, block_kv), jnp.float32))
+        plgpu.barrier_arrive(k_free.at[slot])
+        if masked:
+            s = _mask(s, first_position, tile * block_kv, p.window)
+        m_new = jnp.maximum(m, s.max(axis=1) * scale)
+        rescale = jnp.exp2(m - m_new)
+        weights = jnp.exp2(s * scale - lax.broadcast_in_dim(m_new, s.shape, [0]))
+        acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
+        l = l * rescale + weights.sum(axis=1)
+        weights = weights.astype(p.dtype)
+        acc, l, m_new, weights = lax.optimization_barrier((acc, l, m_new, weights))
+        turns.softmax_done()
+        plgpu.barrier_wait(v_filled.at[slot])
+        if masked:
+
+            @pl.when((tile + 1) * block_kv > item[Field.LENGTH])
+            def _():
+                zero_rows_after(v_smem.at[slot], tile * block_kv, item[Field.LENGTH])
+                plgpu.commit_smem()
+
+        turns.await_tensor_cores()
+
+        def values(acc):
+            plgpu.wgmma(acc, weights, v_smem.at[slot])
+
+        acc = pl.run_state(values)(plgpu.ACC.init(acc))
+        plgpu.barrier_arrive(v_free.at[slot])
+        return acc, m_new, l
+
+    carry = (
+        plgpu.layout_cast(jnp.zeros((_ROWS, p.D), jnp.float32), _WGMMA),
+        # Finite, so that rows whose keys are all masked stay free of (-inf) - (-inf).
+        plgpu.layout_cast(jnp.full((_ROWS,), -1e30, jnp.float32), _WGMMA.reduce(1)),
+        plgpu.layout_cast(jnp.zeros((_ROWS,), jnp.float32), _WGMMA.reduce(1)),
+    )
+    # Up to here every query of this consumer sees every key.
+    seen_by_all = jnp.maximum(first_query, item[Field.BEGIN]) + item[Field.SHIFT] + 1
+    whole = jnp.clip(seen_by_all // block_kv, item.first_tile, item.last_tile)
+    if p.window is not None:
+        whole = item.first_tile
+    carry = lax.fori_loop(item.first_tile, whole, functools.partial(step, masked=False), carry)
+    acc, _, l = lax.fori_loop(whole, item.last_tile, functools.partial(step, masked=True), carry)
+    return acc, l
+
+
+def _mask(s, first_position, first_key, window):
+    query = plgpu.broadcasted_iota(jnp.int32, s.shape, 0, layout=_WGMMA) + first_position
+    key = plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=_WGMMA) + first_key
+    visible = query >= key
+    if window is not None:
+        visible = visible & (key > query - window)
+    return jnp.where(visible, s, -jnp.inf)
+
+
+def _store(p, item, consumer, result, o_smem, out):
+    """Writes the rows that belong to the item's sequence, and only those."""
+    swizzled, plain = (ref.at[consumer] for ref in o_smem)
+    head, offset = p.head_and_offset(item.head_tile, consumer)
+    first_query = item.first_query + offset
+    begin = jnp.maximum(item[Field.BEGIN] - first_query, 0)
+    end = jnp.minimum(item[Field.END] - first_query, _ROWS)
+    plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(end - begin == _ROWS)
+    def _whole():
+        swizzled[...] = result
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(swizzled, out.at[pl.ds(first_query, _ROWS), head])
+
+    @pl.when((end - begin < _ROWS) & (end > begin))
+    def _part():
+        plain[...] = result
+        plgpu.commit_smem()
+        # A copy's size is static: one copy per binary digit of the number of rows.
+        size = _ROWS // 2
+        while size:
+            start = jnp.minimum(begin + (end - begin) // (2 * size) * (2 * size), _ROWS - size)
+            plgpu.copy_smem_to_gmem(
+                plain.at[pl.ds(start, size)],
+                out.at[pl.ds(first_query + start, size), head],
+                predicate=(end - begin) // size % 2 == 1,
+            )
+            size //= 2
