@@ -6,7 +6,7 @@ from typing import Literal
 from jax import Array
 from jaxtyping import Float, Int32
 
-from jaxinfer.kernels import reference
+from jaxinfer.kernels import page_write, reference
 
 Backend = Literal["mosaic", "triton", "xla"]
 
@@ -136,7 +136,7 @@ def norm_rope_write(
     if backend == "mosaic":
         from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write as implementation
     else:  # jax-triton has no twin of this kernel: XLA's fusions serve there.
-        implementation = reference.norm_rope_write
+        implementation = page_write.norm_rope_write
     return implementation(
         q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps
     )

@@ -7,7 +7,6 @@ are present, not batch x longest. Because chunk boundaries are absolute, a query
 same order whether it arrives by decoding, by a chunk of prefill or after a prefix hit.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -125,30 +124,10 @@ def paged_prefill_attention(
     return lax.fori_loop(0, -(-block_ends[-1] // tile), attend_tile, out)
 
 
-def norm_rope_write(
-    q: Float[Array, "T H D"],
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
-    q_norm: Float[Array, " D"],
-    k_norm: Float[Array, " D"],
-    cos: Float[Array, "T D"],
-    sin: Float[Array, "T D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    slot_mapping: Int32[Array, " T"],
-    *,
-    eps: float,
-) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
-    """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention.py`."""
-    q = _rotate(_rms_norm(q, q_norm, eps), cos, sin)
-    k = _rotate(_rms_norm(k, k_norm, eps), cos, sin)
-    return q, _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
-
-
 def _rows_per_tile(*, decode: bool) -> int:
     """Rows attended together: few on a CPU (a tile stays in its cache), many on a GPU."""
     if jax.default_backend() == "cpu":
-        return 8 if decode else 1
+        return 16 if decode else 1
     return 256 if decode else 16
 
 
@@ -183,12 +162,6 @@ def _attend(
         first = jnp.maximum(rows.positions[:, 0] - window + 1, 0)
         start = jnp.min(jnp.where(present, first, _CHUNK * end)) // _CHUNK
 
-    # Float32 means float32: GPUs would otherwise multiply in TF32.
-    precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    product = functools.partial(
-        jnp.einsum, precision=precision, preferred_element_type=jnp.float32
-    )
-
     def step(chunk: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, acc = state
         k, v = _gather_chunk(pages, rows.block_tables, chunk)
@@ -197,13 +170,13 @@ def _attend(
         # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
         seen = (key < rows.context_lens[:, None])[:, :, None, None]
         v = jnp.where(seen, v, jnp.zeros_like(v))
-        scores = product("rkqd,rckd->rkqc", q, k)
+        scores = _scores(q, k, one_query=Q == 1)
         visible = jnp.repeat(visible, H // K, axis=1)[:, None]
         scores = jnp.where(visible, scores * scale, -jnp.inf)
         new_highest = jnp.maximum(highest, scores.max(-1))
         weights = jnp.exp(scores - new_highest[..., None])
         shrink = jnp.exp(highest - new_highest)
-        values = product("rkqc,rckd->rkqd", weights.astype(v.dtype), v)
+        values = _weigh(weights, v, one_query=Q == 1)
         return (
             new_highest,
             total * shrink + weights.sum(-1),
@@ -221,6 +194,36 @@ def _attend(
     out = jnp.where(total[..., None] == 0, 0.0, acc / jnp.where(total == 0, 1.0, total)[..., None])
     out = out.reshape(R, K, Q, H // K, D).swapaxes(1, 2)
     return out.reshape(R, Q, H, D).astype(rows.q.dtype)
+
+
+def _scores(
+    q: Float[Array, "R K QG D"], k: Float[Array, "R C K D"], *, one_query: bool
+) -> Float[Array, "R K QG C"]:
+    """Products of queries and keys in float32.
+
+    With one query a row the matrices are slivers, and XLA would transpose every chunk of keys to
+    multiply them; multiply and reduce reads the keys once, where they lie.
+    """
+    if one_query:
+        wide_q, wide_k = q.astype(jnp.float32), k.astype(jnp.float32)
+        return jnp.sum(wide_q[:, None] * wide_k[:, :, :, None], axis=-1).transpose(0, 2, 3, 1)
+    return _product("rkqd,rckd->rkqc", q, k)
+
+
+def _weigh(
+    weights: Float[Array, "R K QG C"], v: Float[Array, "R C K D"], *, one_query: bool
+) -> Float[Array, "R K QG D"]:
+    """Sums of values by weight in float32; see `_scores`."""
+    if one_query:
+        by_key = weights.transpose(0, 3, 1, 2)[..., None]
+        return jnp.sum(by_key * v.astype(jnp.float32)[:, :, :, None], axis=1)
+    return _product("rkqc,rckd->rkqd", weights.astype(v.dtype), v)
+
+
+def _product(subscripts: str, a: Array, b: Array) -> Array:
+    # Float32 means float32: GPUs would otherwise multiply in TF32.
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _gather_chunk(pages: _Pages, block_tables: Array, chunk: Array) -> tuple[Array, Array]:
@@ -249,33 +252,3 @@ def _visible(rows: _Rows, key: Array, *, causal: bool, window: int | None) -> Bo
     if window is not None:
         visible &= key > position - window
     return visible
-
-
-def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """RMSNorm over the last axis, rounded where Hugging Face rounds: also before the weight."""
-    wide = x.astype(jnp.float32)
-    normed = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return _rounded(_rounded(normed, x.dtype) * weight.astype(jnp.float32), x.dtype).astype(x.dtype)
-
-
-def _rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding; the halves of a head form the pairs; each operation rounds to x's dtype."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate((-second, first), axis=-1)
-    cos, sin = cos.astype(jnp.float32)[:, None], sin.astype(jnp.float32)[:, None]
-    direct = _rounded(x.astype(jnp.float32) * cos, x.dtype)
-    return _rounded(direct + _rounded(turned * sin, x.dtype), x.dtype).astype(x.dtype)
-
-
-def _rounded(x: Array, dtype: jnp.dtype) -> Array:
-    """Float32 x with the values that `dtype` holds; a plain cast is one that XLA may skip."""
-    info = jnp.finfo(dtype)
-    return x if info.bits >= 32 else lax.reduce_precision(x, info.nexp, info.nmant)
-
-
-def _write(pages: Array, rows: Array, slot_mapping: Array) -> Array:
-    """Store one row per token; slots come from the host's block tables and lie in the pool."""
-    # Indexed by page and offset, because a reshaped pool can come back in another layout, which
-    # costs a copy of it (seen on CPU with one KV head).
-    S = pages.shape[1]
-    return pages.at[slot_mapping // S, slot_mapping % S].set(rows, mode="drop")

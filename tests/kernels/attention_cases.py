@@ -12,6 +12,10 @@ import numpy as np
 Attention = Callable[..., Any]
 
 
+# For tests whose time is all compilation: half as long, the same numbers.
+QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0}
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One problem: ragged rows over shuffled pages whose unused slots are poisoned with NaN."""

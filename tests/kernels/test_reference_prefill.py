@@ -10,7 +10,8 @@ from tests.kernels import attention_cases as cases
 
 @functools.cache
 def _op(window, scale):
-    return jax.jit(functools.partial(paged_prefill_attention, scale=scale, window=window))
+    op = functools.partial(paged_prefill_attention, scale=scale, window=window)
+    return jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)
 
 
 def _attention(*arrays, scale, window, max_query_len):
