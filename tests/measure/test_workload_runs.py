@@ -1,0 +1,126 @@
+"""A workload is warmed up once, repeated on new tokens, and reported with what it compiled."""
+
+import types
+
+import pytest
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.measure import timing, workload_runs
+from jaxinfer.measure.model_shapes import shape_config
+from jaxinfer.measure.timing import measure_speed, run_workload
+from jaxinfer.measure.workloads import make_workload
+from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
+
+
+class FakeEngine:
+    """Writes what is asked for at once and remembers it; compiles whenever `compiles` says so."""
+
+    def __init__(self, compiles: bool = False, missing: int = 0, **arguments):
+        self.engine_config = EngineConfig(**arguments)
+        self.model_config = shape_config("0.6b")
+        self._loaded = types.SimpleNamespace(
+            runner=types.SimpleNamespace(report=types.SimpleNamespace(attention_backend="xla"))
+        )
+        self.num_compilations, self.num_kv_blocks, self.kv_bytes = 0, 2, 10
+        self.compiles, self.missing = compiles, missing
+        self.batches: list[tuple[list[list[int]], list]] = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def generate(self, prompts, params, use_tqdm):
+        self.batches.append((prompts, params))
+        self.num_compilations += self.compiles
+        return [self._output(prompt, entry) for prompt, entry in zip(prompts, params, strict=True)]
+
+    def _output(self, prompt, params) -> RequestOutput:
+        tokens = [1] * (params.max_tokens - self.missing)
+        answers = [CompletionOutput(i, "", tokens) for i in range(params.n)]
+        metrics = RequestMetrics(0.0, 1.0, 3.0, 3.0, num_generated_tokens=len(tokens))
+        return RequestOutput("0", None, prompt, answers, finished=True, metrics=metrics)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    made = FakeEngine()
+    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments: made)
+    return made
+
+
+def test_the_warm_up_is_not_counted_and_no_prompt_comes_twice(engine):
+    report = workload_runs.measure_workload(
+        "W2", model_shape="0.6b", engine_arguments={}, repeats=3
+    )
+    assert len(report["runs"]["cold"]["repeats"]) == 3
+    assert len(engine.batches) == 4
+    prompts = {tuple(prompts[0]) for prompts, _ in engine.batches}
+    assert len(prompts) == 4
+    assert report["runs"]["cold"]["median"]["tpot_s"] == pytest.approx(2 / 511)
+
+
+def test_a_shared_prefix_is_run_cold_and_then_warm(engine):
+    report = workload_runs.measure_workload(
+        "W4", model_shape="0.6b", engine_arguments={}, repeats=2
+    )
+    assert report["runs"].keys() == {"cold", "warm"}
+    cold, warm = (prompts for prompts, _ in engine.batches[2:4])
+    assert cold[0][:2048] == warm[0][:2048]
+    assert cold[0][2048:] != warm[0][2048:]
+
+
+def test_the_engine_fits_the_workload_unless_the_user_says_otherwise(monkeypatch):
+    given = {}
+
+    def build(shape, arguments):
+        given.update(arguments)
+        return FakeEngine()
+
+    monkeypatch.setattr(workload_runs, "build_engine", build)
+    workload_runs.measure_workload(
+        "W2", model_shape="0.6b", engine_arguments={"max_num_seqs": 7}, repeats=1
+    )
+    assert given == {"max_model_len": 1024, "max_num_seqs": 7}
+
+
+def test_compiling_while_measuring_is_recorded(monkeypatch):
+    made = FakeEngine(compiles=True)
+    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments: made)
+    report = workload_runs.measure_workload("W2", model_shape=None, engine_arguments={}, repeats=2)
+    assert report["num_compilations"] == 2
+
+
+def test_groups_ask_for_samples_and_log_probabilities():
+    engine = FakeEngine()
+    timing_ = run_workload(engine, make_workload("W5", 0, vocab_size=100))
+    _, params = engine.batches[0]
+    assert {(entry.n, entry.temperature, entry.logprobs) for entry in params} == {(16, 1.0, 0)}
+    assert all(entry.ignore_eos for entry in params)
+    assert timing_.num_output_tokens == 32 * 16 * 512
+
+
+def test_an_engine_that_writes_too_little_is_not_measured():
+    with pytest.raises(RuntimeError, match="512 tokens were asked for, 511 written"):
+        run_workload(FakeEngine(missing=1), make_workload("W2", 0, vocab_size=100))
+
+
+def test_decoding_is_the_difference_of_long_and_short_answers(monkeypatch):
+    clock = {"now": 0.0}
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["now"])
+
+    class Timed(FakeEngine):
+        def generate(self, prompts, params, use_tqdm):
+            clock["now"] += 2.0 + 0.5 * (params[0].max_tokens - 1)
+            return super().generate(prompts, params, use_tqdm)
+
+    engine = Timed()
+    speed = measure_speed(
+        engine, rows=3, prompt_tokens=10, decode_steps=4, repeats=2, vocab_size=100
+    )
+    assert speed.prefill_s == pytest.approx(2.0)
+    assert speed.decode_step_s == pytest.approx(0.5)
+    assert speed.prefill_tokens_per_s == pytest.approx(15.0)
+    assert speed.decode_tokens_per_s == pytest.approx(6.0)
+    assert len(engine.batches) == 6  # one uncounted pair
