@@ -93,7 +93,6 @@ class Runner:
     ) -> None:
         self._config = engine_config
         self._mesh = mesh
-        self._counter = CompilationCounter()
         self._wanted = describe_params(params, model_config, mesh, rules)
         self._params: Any = place_params(params, self._wanted)
         self._head: Any = head_params(self._params)
@@ -132,7 +131,9 @@ class Runner:
         self._await_each = plan.platform == "cpu" and mesh.devices.size > 1
         self._kv: Any = None
         self._last_tokens: Any = None
-        self.reset_cache()
+        self._counter = CompilationCounter()
+        if not engine_config.compile_ahead:
+            self.reset_cache()
 
     @property
     def num_compilations(self) -> int:
@@ -150,13 +151,18 @@ class Runner:
         return self.report.kv_bytes
 
     def compile_all(self) -> None:
-        """Compile every program there is, so that nothing compiles while requests run."""
+        """Compile every program there is, so that nothing compiles while requests run.
+
+        Then allocate the pages: XLA tries kernels out while it compiles, which takes memory.
+        """
         keys = all_programs(
             self._buckets,
             num_decode_steps=self._config.num_decode_steps,
             swaps=self.num_host_blocks > 0,
         )
         self._compiled.compile(keys, show_progress=self._config.show_progress)
+        if self._kv is None:
+            self.reset_cache()
 
     def launch(self, schedule: Schedule) -> InFlightStep:
         """Start a step and return at once; its tokens stay on the device for the next one.
@@ -167,6 +173,8 @@ class Runner:
         Raises:
             Exception: whatever the device raises. The pages may then be gone: call `reset_cache`.
         """
+        if self._kv is None:
+            self.reset_cache()
         self._swap(schedule)
         batch = self._builder.build(schedule)
         packed, sampling = jax.device_put((batch.packed, batch.sampling), self._whole)
