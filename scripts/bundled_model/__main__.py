@@ -1,9 +1,14 @@
-"""`python -m scripts.bundled_model`: text, tokenizer, weights, evaluation, in one go."""
+"""`python -m scripts.bundled_model`: text, tokenizer, weights, evaluation, in one go.
+
+Three minutes on one H200, about fifty on two CPU cores. A seed gives the same text and tokenizer
+everywhere, and the same weights on the same kind of device with the same JAX.
+"""
 
 import argparse
 import dataclasses
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,10 +39,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="shorten the first phase to so many steps")
     parser.add_argument("--items", type=int, help="training items drawn")
-    parser.add_argument("--max-seconds", type=float, default=3600.0, help="of training")
-    parser.add_argument(
-        "--questions", type=int, default=200, help="held-out items a kind; 0 evaluates nothing"
-    )
+    parser.add_argument("--max-seconds", type=float, default=7200.0, help="of training")
+    parser.add_argument("--questions", type=int, help="held-out items a kind; 0 asks nothing")
     return parser.parse_args()
 
 
@@ -56,6 +59,8 @@ def choose_schedule(args: argparse.Namespace) -> Schedule:
     schedule = SCHEDULES[name]
     if args.items is not None:
         schedule = dataclasses.replace(schedule, num_items=args.items)
+    if args.questions is not None:
+        schedule = dataclasses.replace(schedule, num_questions=args.questions)
     if args.steps is not None:
         first = dataclasses.replace(schedule.phases[0], steps=args.steps)
         warmup = min(schedule.warmup, args.steps // 10)
@@ -80,8 +85,8 @@ def evaluate(params: Any, config: ModelConfig, tokenizer: Tokenizer, count: int)
     return {"rates": report, "below_bar": below_bar(found)}
 
 
-def main() -> None:
-    """Makes the model and prints how good it is."""
+def main() -> int:
+    """Makes the model and prints how good it is; 1 if it misses a bar."""
     args = parse_arguments()
     use_deterministic_kernels()
     schedule = choose_schedule(args)
@@ -109,11 +114,13 @@ def main() -> None:
     stored = cast(params, config.dtype)
     write_model(args.out, config, tokenizer, stored)
     say(f"written to {args.out}")
-    if args.questions == 0:
-        return
-    report = evaluate(cast(stored, schedule.compute_dtype), config, tokenizer, args.questions)
+    if not schedule.num_questions:
+        return 0
+    ready = cast(stored, schedule.compute_dtype)
+    report = evaluate(ready, config, tokenizer, schedule.num_questions)
     say(json.dumps(report))
+    return 1 if report["below_bar"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,8 +15,9 @@ from jaxinfer.model.modules import init_params
 from jaxinfer.model.tokenizer import Tokenizer as EngineTokenizer
 from jaxinfer.model.weights import load_params
 from scripts.bundled_model import assets
+from scripts.bundled_model.__main__ import choose_schedule, parse_arguments
 from scripts.bundled_model.assets import write_model
-from scripts.bundled_model.config import Phase, Schedule, model_config
+from scripts.bundled_model.config import SCHEDULES, Phase, Schedule, model_config
 from scripts.bundled_model.corpus import Example
 from scripts.bundled_model.greedy import answer
 from scripts.bundled_model.rendering import TEMPLATE
@@ -36,6 +37,7 @@ SCHEDULE = Schedule(
     learning_rate=1e-2,
     warmup=2,
     compute_dtype="float32",
+    num_questions=0,
 )
 
 
@@ -72,6 +74,17 @@ def test_phases_follow_each_other_with_their_own_batch_shapes():
     schedule = dataclasses.replace(SCHEDULE, phases=phases)
     shapes = [ids.shape for ids, _ in batches_of(schedule, counting_examples(), 0, 0)]
     assert shapes == [(4, 16), (4, 16), (2, 24)]
+
+
+def test_the_schedule_follows_the_device_and_the_flags_shorten_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["bundled_model"])
+    assert choose_schedule(parse_arguments()) == SCHEDULES["cpu"]
+    flags = ["--schedule", "gpu", "--steps", "50", "--items", "7", "--questions", "0"]
+    monkeypatch.setattr("sys.argv", ["bundled_model", *flags])
+    short = choose_schedule(parse_arguments())
+    assert (short.num_steps, short.num_items, short.num_questions) == (50, 7, 0)
+    assert short.warmup < short.num_steps
+    assert short.learning_rate == SCHEDULES["gpu"].learning_rate
 
 
 def test_training_stops_when_the_time_is_over(capsys: pytest.CaptureFixture[str]):
