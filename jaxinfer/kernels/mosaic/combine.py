@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jaxinfer.kernels.mosaic.rows import row_layout
+from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 
 
 def combine_splits(
@@ -62,12 +62,12 @@ def _combine(num_splits, K, partial, log_sums, out):
 
     layout = row_layout(4, 32)  # One element a thread: columns lie N apart.
     written = plgpu.broadcasted_iota(jnp.int32, (slots,), 0, layout=layout.reduce(1)) < num_splits
-    log_sum = plgpu.load(log_sums.at[(*at, column)], layout=layout.reduce(1), optimized=False)
+    log_sum = load_global(log_sums.at[(*at, column)], layout.reduce(1))
     log_sum = jnp.where(written, log_sum, -jnp.inf)
-    values = plgpu.load(partial.at[(*at, slice(None), column)], layout=layout, optimized=False)
+    values = load_global(partial.at[(*at, slice(None), column)], layout)
     # The lower bound keeps (-inf) - (-inf) away when no split saw a key.
     weight = jnp.exp2(log_sum - jnp.maximum(log_sum.max(axis=0), -1e30))
     spread = lax.broadcast_in_dim(weight, values.shape, [0])
     total = jnp.maximum(weight.sum(axis=0), 1e-30)
     weighted = jnp.where(spread > 0, values * spread, 0.0).sum(axis=0)
-    out[row, head] = (weighted / total).astype(out.dtype)
+    store_anyhow(out.at[row, head], (weighted / total).astype(out.dtype))

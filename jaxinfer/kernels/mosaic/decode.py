@@ -45,6 +45,7 @@ from jaxinfer.kernels.mosaic.pages import (
     on_warps,
     zero_rows_after,
 )
+from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 _LOG2_E = math.log2(math.e)
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
@@ -243,10 +244,10 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_
         if p.config.num_splits > 1:
             partial, log_sums = outputs
             at = (span.row * p.K + span.kv_head, lax.axis_index("split"))
-            partial[at] = out
-            log_sums[at] = m + jnp.log(total) * _LOG2_E
+            store_anyhow(partial.at[at], out)
+            store_anyhow(log_sums.at[at], m + jnp.log(total) * _LOG2_E)
             return
-        o_smem.transpose((1, 0))[...] = out.astype(p.dtype)
+        store_anyhow(o_smem.transpose((1, 0)), out.astype(p.dtype))
         plgpu.commit_smem()
         source = o_smem.at[pl.ds(first_row - aligned_row, p.group)]
         plgpu.copy_smem_to_gmem(source, outputs[0].at[pl.ds(first_row, p.group)])

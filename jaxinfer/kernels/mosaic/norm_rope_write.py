@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.mosaic.rows import row_layout, rows_at_once
+from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, store_anyhow
 
 
 def norm_rope_write(
@@ -82,7 +82,7 @@ def _load_heads(x, rows):
     half = D // 2
     layout = row_layout(rows, half)
     return [
-        tuple(plgpu.load(x.at[part], layout=layout, optimized=False) for part in halves)
+        tuple(load_global(x.at[part], layout) for part in halves)
         for halves in _halves(heads, rows, half)
     ]
 
@@ -91,7 +91,7 @@ def _store_heads(groups, out):
     rows, half = groups[0][0].shape
     for group, halves in zip(groups, _halves(out.shape[0], rows, half), strict=True):
         for values, part in zip(group, halves, strict=True):
-            out[part] = values.astype(out.dtype)
+            store_anyhow(out.at[part], values.astype(out.dtype))
 
 
 def _halves(heads, rows, half):
@@ -107,10 +107,7 @@ def _norm_rope(eps, groups, weight, rotation):
     layout = row_layout(rows, half)
 
     def halves(vector):
-        parts = [
-            plgpu.load(vector.at[pl.ds(i * half, half)], layout=layout.reduce(0), optimized=False)
-            for i in (0, 1)
-        ]
+        parts = [load_global(vector.at[pl.ds(i * half, half)], layout.reduce(0)) for i in (0, 1)]
         return [lax.broadcast_in_dim(p.astype(jnp.float32), (rows, half), [1]) for p in parts]
 
     (cos1, cos2), (sin1, sin2), (weight1, weight2) = map(halves, (*rotation, weight))

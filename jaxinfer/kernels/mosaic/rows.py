@@ -1,8 +1,11 @@
-"""Register layouts in which a whole row of a head lies in one warp, for row-wise kernels."""
+"""Moving whole rows between device memory and registers, for row-wise kernels."""
 
 from __future__ import annotations
 
+import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxinfer.kernels.mosaic.pages import Ref
 
 
 def row_layout(rows: int, columns: int) -> plgpu.ParameterizedLayout:
@@ -37,3 +40,16 @@ def row_layout(rows: int, columns: int) -> plgpu.ParameterizedLayout:
 def rows_at_once(count: int) -> int:
     """The largest number of rows a layout above can hold that divides `count`."""
     return next(rows for rows in (16, 8, 4, 2, 1) if count % rows == 0)
+
+
+def load_global(ref: Ref, layout: plgpu.SomeLayout) -> jax.Array:
+    """Loads device memory into registers, also where that takes less than whole cache lines."""
+    return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def store_anyhow(ref: Ref, values: jax.Array) -> None:
+    """Stores registers, also with bank conflicts or to less than whole cache lines."""
+    if hasattr(plgpu, "store"):  # From jax 0.12 on, `ref[...] =` refuses those.
+        plgpu.store(ref, values, optimized=False)
+    else:
+        ref[...] = values
