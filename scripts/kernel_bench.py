@@ -55,7 +55,9 @@ class Case:
             return "bytes", self.tokens * (self.H + 2 * self.K) * self.D * 2 * 2
         if self.queries is None:
             return "bytes", sum(self.contexts) * self.K * self.D * 2 * 2
-        pairs = sum(n * (c - n) + n * n / 2 for n, c in zip(self.queries, self.contexts))
+        pairs = sum(
+            n * (c - n) + n * n / 2 for n, c in zip(self.queries, self.contexts, strict=True)
+        )
         return "operations", 4 * self.H * self.D * pairs
 
 
@@ -186,9 +188,9 @@ def measure(run: Callable[[], Any], launches: int, repeats: int) -> list[float]:
         times = []
         for _ in range(repeats + 1):
             start = time.perf_counter()
-            for _ in range(calls):
-                out = run()
-            jax.block_until_ready(out)
+            for _ in range(calls - 1):
+                run()
+            jax.block_until_ready(run())
             times.append((time.perf_counter() - start) / calls / launches * 1e6)
     return times[1:]  # The first repeat is the warm-up.
 

@@ -53,7 +53,7 @@ def combine_splits(
 
 def _combine(num_splits, K, partial, log_sums, out):
     H = out.shape[1]
-    slots, D = partial.shape[1:3]
+    slots = partial.shape[1]
     row, head = lax.axis_index("row"), lax.axis_index("head")
     group = H // K
     query = row * H + head

@@ -48,6 +48,7 @@ from jaxinfer.kernels.mosaic.pages import (
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 _LOG2_E = math.log2(math.e)
+_MULTIPROCESSORS = 132
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 """Layout of one value per column (query) of a wgmma accumulator."""
 
@@ -125,7 +126,7 @@ def paged_decode_attention(
     W = block_tables.shape[1]
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
-    config = config or choose_config(B, K, W * S, D)
+    config = config or choose_config(B, K, W * S)
     problem = _Problem(
         H, K, D, Tiling(config.block_kv, S, W), config, window, scale, jnp.dtype(q.dtype)
     )
@@ -140,16 +141,19 @@ def paged_decode_attention(
     return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
 
 
-def choose_config(B: int, K: int, longest: int, D: int) -> DecodeConfig:
+def choose_config(B: int, K: int, longest: int) -> DecodeConfig:
     """Tile, stages and splits for `B` sequences of at most `longest` keys and `K` kv heads.
 
-    Splits are added until the blocks fill the chip about twice, but no split is shorter than
-    256 keys: below that the combine pass costs more than it saves.
+    Measured on an H200 (benchmarks/results/kernels.json): with work for every multiprocessor, one
+    block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks
+    fit, and splits until there is about one block a multiprocessor. No split is shorter than 256
+    keys: below that the combine pass costs more than it saves.
     """
-    del D
-    wanted = -(-264 // (B * K))
-    splits = max(1, min(wanted, longest // 256, 64))
-    return DecodeConfig(num_splits=splits)
+    blocks = B * K
+    if blocks >= 4 * _MULTIPROCESSORS:
+        return DecodeConfig(block_kv=128, stages=3)
+    splits = max(1, min(round(_MULTIPROCESSORS / blocks), longest // 256, 64))
+    return DecodeConfig(block_kv=64, stages=3, num_splits=splits)
 
 
 def _launch(problem: _Problem, B: int, num_rows: int):
@@ -174,18 +178,18 @@ def _launch(problem: _Problem, B: int, num_rows: int):
         grid_names=("row", "split", "kv_head"),
         num_threads=2,
         thread_name="warpgroup",
-        scratch_types=dict(
-            q_smem=plgpu.SMEM((N, D), p.dtype, transforms=SWIZZLED),
-            k_smem=plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
-            v_smem=plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
-            p_smem=plgpu.SMEM((N, block_kv), p.dtype, transforms=SWIZZLED),
-            o_smem=plgpu.SMEM((N, D), p.dtype),
-            q_filled=plgpu.Barrier(),
-            k_filled=filled,
-            v_filled=filled,
-            k_free=free,
-            v_free=free,
-        ),
+        scratch_types={
+            "q_smem": plgpu.SMEM((N, D), p.dtype, transforms=SWIZZLED),
+            "k_smem": plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
+            "v_smem": plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
+            "p_smem": plgpu.SMEM((N, block_kv), p.dtype, transforms=SWIZZLED),
+            "o_smem": plgpu.SMEM((N, D), p.dtype),
+            "q_filled": plgpu.Barrier(),
+            "k_filled": filled,
+            "v_filled": filled,
+            "k_free": free,
+            "v_free": free,
+        },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_decode_attention",
     )
@@ -237,8 +241,8 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_
         tile = functools.partial(
             _tile, p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free
         )
-        acc, m, l = _over_tiles(p, span, tile)
-        total = l.sum(axis=0)
+        acc, m, sums = _over_tiles(p, span, tile)
+        total = sums.sum(axis=0)
         inverse = jnp.where(total > 0, 1.0 / total, 0.0)
         out = acc * lax.broadcast_in_dim(inverse, acc.shape, [1])
         if p.config.num_splits > 1:
@@ -301,7 +305,7 @@ def _over_tiles(p, span, tile):
 def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free,
           index, carry, *, masked):  # fmt: skip
     """One tile of online softmax. `l` is kept per key row and summed once, at the end."""
-    acc, m, l = carry
+    acc, m, sums = carry
     N, block_kv = p.columns, p.config.block_kv
     slot = lax.rem(index - span.first_tile, jnp.int32(p.config.stages))
     first_key = index * block_kv
@@ -327,7 +331,7 @@ def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v
     m_new = jnp.maximum(m, s.max(axis=0))
     rescale = jnp.exp2(m - m_new)
     weights = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [1]))
-    l = l * lax.broadcast_in_dim(rescale, l.shape, [1]) + weights
+    sums = sums * lax.broadcast_in_dim(rescale, sums.shape, [1]) + weights
     acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [1])
     p_smem.transpose((1, 0))[...] = weights.astype(p.dtype)
 
@@ -341,4 +345,4 @@ def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v
 
     acc = pl.run_state(values)(plgpu.ACC.init(acc))
     plgpu.barrier_arrive(v_free.at[slot])
-    return acc, m_new, l
+    return acc, m_new, sums

@@ -20,8 +20,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 # References and barriers inside a kernel have no public type.
 type Ref = Any
 type Scalar = jax.Array
+type RegisterLayout = Any
 
-SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+SWIZZLED = (
+    plgpu.TilingTransform((8, 64)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(128),  # pyright: ignore[reportAbstractUsage]
+)
 """Shared-memory layout of a 16-bit wgmma operand: 8x64 tiles, 128-byte swizzle."""
 
 

@@ -161,20 +161,20 @@ def _launch(p: _Problem, shape: tuple[int, ...]):
         grid_names=("block",),
         num_threads=_CONSUMERS + 1,
         thread_name="warpgroup",
-        scratch_types=dict(
-            q_smem=queries,
-            k_smem=keys,
-            v_smem=keys,
+        scratch_types={
+            "q_smem": queries,
+            "k_smem": keys,
+            "v_smem": keys,
             # The same memory for a whole tile (swizzled) and for part of one (plain rows).
-            o_smem=plgpu.RefUnion(queries, plgpu.SMEM((_CONSUMERS, _ROWS, D), p.dtype)),
-            q_filled=plgpu.Barrier(num_barriers=_CONSUMERS),
-            q_free=plgpu.Barrier(num_barriers=_CONSUMERS),
-            k_filled=filled,
-            v_filled=filled,
-            k_free=free,
-            v_free=free,
-            turn=plgpu.Barrier(num_arrivals=_CONSUMERS),
-        ),
+            "o_smem": plgpu.RefUnion(queries, plgpu.SMEM((_CONSUMERS, _ROWS, D), p.dtype)),
+            "q_filled": plgpu.Barrier(num_barriers=_CONSUMERS),
+            "q_free": plgpu.Barrier(num_barriers=_CONSUMERS),
+            "k_filled": filled,
+            "v_filled": filled,
+            "k_free": free,
+            "v_free": free,
+            "turn": plgpu.Barrier(num_arrivals=_CONSUMERS),
+        },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_prefill_attention",
     )
@@ -245,13 +245,13 @@ def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem,
         def one(round_, done):
             item = items(round_)
             pl.when(item.exists)(lambda: plgpu.barrier_wait(q_filled.at[consumer]))
-            acc, l = _attend(p, item, done, consumer, q_smem.at[consumer], k_smem, v_smem,
+            acc, sums = _attend(p, item, done, consumer, q_smem.at[consumer], k_smem, v_smem,
                              k_filled, v_filled, k_free, v_free, turns)  # fmt: skip
 
             @pl.when(item.exists)
             def _finish():
                 plgpu.barrier_arrive(q_free.at[consumer])
-                inverse = jnp.where(l > 0, 1.0 / l, 0.0)
+                inverse = jnp.where(sums > 0, 1.0 / sums, 0.0)
                 result = acc * lax.broadcast_in_dim(inverse, acc.shape, [0])
                 _store(p, item, consumer, result.astype(p.dtype), o_smem, out)
 
@@ -356,7 +356,7 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem, k_filled, v_filled,
     scale = p.scale * _LOG2_E
 
     def step(tile, carry, *, masked):
-        acc, m, l = carry
+        acc, m, sums = carry
         slot = lax.rem(done + tile - item.first_tile, jnp.int32(stages))
         plgpu.barrier_wait(k_filled.at[slot])
 
@@ -373,9 +373,9 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem, k_filled, v_filled,
         rescale = jnp.exp2(m - m_new)
         weights = jnp.exp2(s * scale - lax.broadcast_in_dim(m_new, s.shape, [0]))
         acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
-        l = l * rescale + weights.sum(axis=1)
+        sums = sums * rescale + weights.sum(axis=1)
         weights = weights.astype(p.dtype)
-        acc, l, m_new, weights = lax.optimization_barrier((acc, l, m_new, weights))
+        acc, sums, m_new, weights = lax.optimization_barrier((acc, sums, m_new, weights))
         turns.softmax_done()
         plgpu.barrier_wait(v_filled.at[slot])
         if masked:
@@ -392,7 +392,7 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem, k_filled, v_filled,
 
         acc = pl.run_state(values)(plgpu.ACC.init(acc))
         plgpu.barrier_arrive(v_free.at[slot])
-        return acc, m_new, l
+        return acc, m_new, sums
 
     carry = (
         plgpu.layout_cast(jnp.zeros((_ROWS, p.D), jnp.float32), _WGMMA),
@@ -406,8 +406,8 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem, k_filled, v_filled,
     if p.window is not None:
         whole = item.first_tile
     carry = lax.fori_loop(item.first_tile, whole, functools.partial(step, masked=False), carry)
-    acc, _, l = lax.fori_loop(whole, item.last_tile, functools.partial(step, masked=True), carry)
-    return acc, l
+    acc, _, sums = lax.fori_loop(whole, item.last_tile, functools.partial(step, masked=True), carry)
+    return acc, sums
 
 
 def _mask(s, first_position, first_key, window):

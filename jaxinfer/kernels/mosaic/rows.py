@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.mosaic.pages import Ref
+from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout
 
 
-def row_layout(rows: int, columns: int) -> plgpu.ParameterizedLayout:
+def row_layout(rows: int, columns: int) -> RegisterLayout:
     """Layout of a `[rows, columns]` array over 128 threads with vectors along a row.
 
     A row is spread over the lanes of one warp, so that a sum along it needs shuffles only. With
@@ -42,7 +42,7 @@ def rows_at_once(count: int) -> int:
     return next(rows for rows in (16, 8, 4, 2, 1) if count % rows == 0)
 
 
-def load_global(ref: Ref, layout: plgpu.SomeLayout) -> jax.Array:
+def load_global(ref: Ref, layout: RegisterLayout) -> jax.Array:
     """Loads device memory into registers, also where that takes less than whole cache lines."""
     return plgpu.load(ref, layout=layout, optimized=False)
 

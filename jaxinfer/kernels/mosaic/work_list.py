@@ -1,4 +1,4 @@
-"""The query tiles of a ragged prefill, longest first: what the prefill kernel's blocks share out."""
+"""The query tiles of a ragged prefill, longest first: what the kernel's blocks share out."""
 
 from __future__ import annotations
 

@@ -1,0 +1,37 @@
+"""Host-side choices of the Mosaic kernels: splits, tiles, refusals."""
+
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.kernels.mosaic.decode import choose_config, paged_decode_attention
+from jaxinfer.kernels.mosaic.pages import Tiling
+
+
+def test_many_sequences_are_not_split_and_few_long_ones_are():
+    assert choose_config(256, 8, 4096).num_splits == 1
+    assert choose_config(1, 8, 32768).num_splits >= 16
+
+
+def test_short_contexts_are_not_split_into_slivers():
+    for longest in (16, 256, 511):
+        assert choose_config(1, 1, longest).num_splits == 1
+
+
+@pytest.mark.parametrize(("page_size", "copies"), [(8, 8), (16, 4), (64, 1), (256, 1)])
+def test_a_tile_takes_one_copy_per_page(page_size, copies):
+    assert Tiling(64, page_size, 4).copies == copies
+
+
+@pytest.mark.parametrize("page_size", [4, 24])
+def test_page_sizes_that_do_not_fill_a_tile_are_refused(page_size):
+    with pytest.raises(ValueError, match=f"page size {page_size}"):
+        Tiling(64, page_size, 4)
+
+
+def test_unsupported_head_dim_is_refused_by_name():
+    pages = jnp.zeros((2, 16, 1, 96), jnp.bfloat16)
+    one = jnp.zeros((1,), jnp.int32)
+    with pytest.raises(ValueError, match="head_dim must be 64 or 128, not 96"):
+        paged_decode_attention(
+            jnp.zeros((1, 1, 96), jnp.bfloat16), pages, pages, one, one[None], scale=1.0
+        )

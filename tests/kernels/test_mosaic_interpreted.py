@@ -1,0 +1,70 @@
+"""The row-wise Mosaic kernels on CPU, in Pallas's interpreter.
+
+The attention kernels themselves need wgmma accumulators in loops, which the interpreter does not
+support; they run in test_mosaic_gpu.py and are compiled in test_mosaic_lowering.py.
+"""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxinfer.kernels.mosaic.combine import combine_splits
+from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
+
+
+@pytest.fixture(autouse=True)
+def _interpret(monkeypatch):
+    kernel = functools.partial(plgpu.kernel, interpret=plgpu.InterpretGPUParams())
+    monkeypatch.setattr(plgpu, "kernel", kernel)
+
+
+@pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 128), (3, 1, 64)])
+def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D):
+    T, S, P, eps = 3, 8, 4, 1e-6
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+
+    q, k, v, q_norm, k_norm = draw(T, H, D), draw(T, K, D), draw(T, K, D), draw(D), draw(D)
+    cos, sin, k_pages, v_pages = draw(T, D), draw(T, D), draw(P, S, K, D), draw(P, S, K, D)
+    slots = np.array([9, 31, 14], np.int32)
+
+    def exact(x, weight):
+        x, weight, c, s = (np.asarray(a, np.float64) for a in (x, weight, cos, sin))
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+        turned = np.concatenate([-x[..., D // 2 :], x[..., : D // 2]], -1)
+        return x * c[:, None] + turned * s[:, None]
+
+    out, new_k, new_v = norm_rope_write(
+        q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, jnp.asarray(slots), eps=eps
+    )
+    expected_k, expected_v = np.asarray(k_pages, np.float64), np.asarray(v_pages, np.float64)
+    expected_k[slots // S, slots % S] = exact(k, k_norm)
+    expected_v[slots // S, slots % S] = np.asarray(v, np.float64)
+    for got, expected in ((out, exact(q, q_norm)), (new_k, expected_k), (new_v, expected_v)):
+        np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
+    B, H, K, D, N, slots, splits = 2, 4, 2, 64, 8, 16, 3
+    rng = np.random.default_rng(0)
+    partial = np.full((B * K, slots, D, N), np.nan, np.float32)
+    log_sums = np.full((B * K, slots, N), np.nan, np.float32)
+    partial[:, :splits] = rng.standard_normal((B * K, splits, D, N))
+    log_sums[:, :splits] = rng.standard_normal((B * K, splits, N)) * 4
+    log_sums[:, 1] = -np.inf  # A split without keys...
+    log_sums[:K, :splits] = -np.inf  # ...and a sequence without keys.
+    out = combine_splits(
+        jnp.asarray(partial), jnp.asarray(log_sums), splits, B=B, H=H, dtype=jnp.float32
+    )
+    assert not np.asarray(out)[0].any()
+    for head in range(H):
+        query = H + head
+        column = query - query // 2 * 2 // 8 * 8
+        weights = np.exp2(log_sums[K + head // 2, :splits, column].astype(np.float64))
+        expected = weights @ partial[K + head // 2, :splits, :, column] / weights.sum()
+        np.testing.assert_allclose(np.asarray(out)[1, head], expected, rtol=1e-5, atol=1e-5)
