@@ -11,7 +11,7 @@ How, and where each idea comes from:
 * **FlashAttention-3** (Shah et al. 2024, arXiv:2407.08608): a producer warpgroup starts TMA copies,
   two consumer warpgroups of 64 query rows compute, and a barrier makes them take turns, so that
   one's softmax runs under the other's matrix products.
-* **PagedAttention** (Kwon et al. 2023): a stage of 128 keys is assembled from pages, see `pages.py`.
+* **PagedAttention** (Kwon et al. 2023): a stage of 128 keys is assembled from pages (`pages.py`).
 * **Grouped heads**: with an even GQA group the two consumers take two query heads of one kv head
   at the same 64 positions, otherwise one head at 128 positions. The first halves what is wasted
   at the diagonal and at the ends of short sequences.
