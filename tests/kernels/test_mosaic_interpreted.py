@@ -1,18 +1,28 @@
-"""The row-wise Mosaic kernels on CPU, in Pallas's interpreter.
+"""The Mosaic kernels on CPU, in Pallas's interpreter, as far as it goes.
 
-The attention kernels themselves need wgmma accumulators in loops, which the interpreter does not
-support; they run in test_mosaic_gpu.py and are compiled in test_mosaic_lowering.py.
+It knows neither predicated copies (pages smaller than a tile), nor accumulators that outlive a
+product (prefill), nor stores into another block's memory (split skinny projections): those run in
+the GPU tests and are compiled in test_mosaic_lowering.py.
 """
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.mosaic.combine import combine_splits
+from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
+from tests.kernels import attention_cases
+
+
+_slots_are_reused = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12),
+    reason="jax 0.11's interpreter wants every phase of a barrier awaited, the last one too",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +78,34 @@ def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
         weights = np.exp2(log_sums[K + head // 2, :splits, column].astype(np.float64))
         expected = weights @ partial[K + head // 2, :splits, :, column] / weights.sum()
         np.testing.assert_allclose(np.asarray(out)[1, head], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("group", "head_dim", "page_size", "config", "window"),
+    [
+        pytest.param(2, 128, 64, DecodeConfig(64, 2, 1), None, marks=_slots_are_reused),
+        (1, 64, 256, DecodeConfig(128, 2, 1), None),
+        (5, 64, 64, DecodeConfig(64, 3, 3), None),
+        (4, 64, 128, DecodeConfig(64, 2, 2), 40),
+    ],
+)
+def test_decode_matches_fp64_with_poisoned_pages(group, head_dim, page_size, config, window):
+    case = attention_cases.Case(
+        "interpreted",
+        (1,) * 4,
+        (3, 0, 64, 130),
+        num_heads=2 * group,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        block_size=page_size,
+        window=window,
+        decode=True,
+    )
+
+    def attention(q, k, v, _, lens, tables, *, scale, window, max_query_len):
+        assert max_query_len == 1
+        return paged_decode_attention(
+            q, k, v, lens, tables, scale=scale, window=window, config=config
+        )
+
+    attention_cases.check(attention, case, jnp.bfloat16)

@@ -340,9 +340,10 @@ def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v
         zero_rows_after(v_smem.at[slot], first_key, span.length)
     plgpu.commit_smem()
 
-    def values(acc):
-        plgpu.wgmma(acc, v_smem.at[slot].transpose((1, 0)), p_smem.transpose((1, 0)))
+    def values(o):
+        plgpu.wgmma(o, v_smem.at[slot].transpose((1, 0)), p_smem.transpose((1, 0)))
+        return o[...]
 
-    acc = pl.run_state(values)(plgpu.ACC.init(acc))
+    acc = acc + pl.run_scoped(values, plgpu.ACC(acc.shape, jnp.float32))
     plgpu.barrier_arrive(v_free.at[slot])
     return acc, m_new, sums
