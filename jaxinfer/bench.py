@@ -107,14 +107,15 @@ def speed_report(arguments: "argparse.Namespace") -> dict[str, Any]:
 
 def workload_report(arguments: "argparse.Namespace") -> dict[str, Any]:
     """A named workload's figures with its floor, as JSON-like values."""
-    from jaxinfer.measure.workload_runs import measure_workload
+    from jaxinfer.measure.workload_runs import measure_workloads
 
-    return measure_workload(
-        arguments.workload,
+    (report,) = measure_workloads(
+        [arguments.workload],
         model_shape=arguments.model_shape,
         engine_arguments={"show_progress": not arguments.quiet} | engine_arguments(arguments),
         repeats=arguments.repeats,
     )
+    return report
 
 
 if __name__ == "__main__":

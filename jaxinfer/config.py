@@ -83,9 +83,13 @@ class EngineConfig:
             is named and impossible is an error.
         compilation_cache_dir: where compiled programs are kept between processes; None is the
             user's cache directory and "" keeps none.
-        compile_ahead: compile every shape at start-up; False compiles each at its first use.
+        compile_ahead: compile every shape at start-up, so that nothing compiles while requests run;
+            False compiles each at its first use. None is True on a GPU, and False on a CPU, where
+            compiling takes longer than most of what is run.
         show_progress: progress bars and the start-up summary on stderr.
-        num_decode_steps: tokens decoded per launch when nothing waits.
+        num_decode_steps: tokens decoded per launch when nothing waits and few sequences run, so
+            that a launch costs the host less than its steps cost the device; None is 8 on a GPU
+            and 1 on a CPU.
 
     Raises:
         TypeError: a field has the wrong type; names the field.
@@ -109,9 +113,9 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     attention_backend: AttentionBackend = "auto"
     compilation_cache_dir: str | None = None
-    compile_ahead: bool = True
+    compile_ahead: bool | None = None
     show_progress: bool = True
-    num_decode_steps: int = 1
+    num_decode_steps: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "revision", "compilation_cache_dir"):
@@ -124,10 +128,11 @@ class EngineConfig:
         _check_integer("seed", self.seed, 0, 2**63 - 1)
         _check_integer("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQS)
         _check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 4096)
-        _check_integer("num_decode_steps", self.num_decode_steps, 1, 1024)
         _check_integer("block_size", self.block_size, 8, 256)
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
+        if self.num_decode_steps is not None:
+            _check_integer("num_decode_steps", self.num_decode_steps, 1, 1024)
         if self.max_model_len is not None:
             _check_integer("max_model_len", self.max_model_len, 1, _MAX_LENGTH)
         if self.num_kv_blocks is not None:
@@ -150,9 +155,13 @@ class EngineConfig:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
             )
-        for name in ("enable_prefix_caching", "compile_ahead", "show_progress"):
+        for name in ("enable_prefix_caching", "show_progress"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.compile_ahead, bool | None):
+            raise TypeError(
+                f"compile_ahead must be True, False or None, got {self.compile_ahead!r}"
+            )
 
     @classmethod
     def from_keywords(
@@ -180,6 +189,16 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(2048 if platform == "cpu" else 8192, self.max_num_seqs)
+
+    def burst_length(self, platform: str) -> int:
+        """Tokens decoded per launch when nothing waits, on `platform`."""
+        if self.num_decode_steps is not None:
+            return self.num_decode_steps
+        return 1 if platform == "cpu" else 8
+
+    def compiles_ahead(self, platform: str) -> bool:
+        """Whether every shape is compiled at start-up on `platform`."""
+        return platform != "cpu" if self.compile_ahead is None else self.compile_ahead
 
     def resolve_dtype(self, checkpoint_dtype: str, platform: str) -> str:
         """Name of the dtype to serve in, given the checkpoint's and the platform."""

@@ -68,24 +68,26 @@ def _run(arguments: argparse.Namespace) -> int:
         report = transformers_report(arguments.repeats)
         _keep("compare-transformers", report, transformers_lines(report), arguments)
         status = max(status, _status(report))
-    for name in arguments.workload:
-        status = max(status, _workload(name, arguments))
+    if arguments.workload:
+        status = max(status, _workloads(arguments))
     return status
 
 
-def _workload(name: str, arguments: argparse.Namespace) -> int:
+def _workloads(arguments: argparse.Namespace) -> int:
     from jaxinfer.measure.report import report_lines
-    from jaxinfer.measure.workload_runs import measure_workload
+    from jaxinfer.measure.workload_runs import measure_workloads
 
-    report = measure_workload(
-        name,
+    status = OK
+    for report in measure_workloads(
+        arguments.workload,
         model_shape=arguments.model_shape,
         engine_arguments=engine_arguments(arguments),
         repeats=arguments.repeats,
-    )
-    kind = f"{name}-{arguments.model_shape or 'model'}"
-    _keep(kind, report, report_lines(report), arguments)
-    return _status(report)
+    ):
+        kind = f"{report['workload']}-{arguments.model_shape or 'model'}"
+        _keep(kind, report, report_lines(report), arguments)
+        status = max(status, _status(report))
+    return status
 
 
 def _keep(

@@ -58,7 +58,22 @@ def test_choices_list_what_is_possible(name, value):
         EngineConfig(**typing.cast(typing.Any, {name: value}))
 
 
-@pytest.mark.parametrize("name", ["enable_prefix_caching", "compile_ahead", "show_progress"])
+def test_only_compile_ahead_may_be_left_to_the_platform():
+    with pytest.raises(TypeError, match="^compile_ahead must be True, False or None, got 1"):
+        EngineConfig(compile_ahead=1)
+    assert EngineConfig().compiles_ahead("gpu")
+    assert not EngineConfig().compiles_ahead("cpu")
+    assert EngineConfig(compile_ahead=True).compiles_ahead("cpu")
+    assert not EngineConfig(compile_ahead=False).compiles_ahead("gpu")
+
+
+def test_bursts_are_for_gpus_unless_asked_for():
+    assert EngineConfig().burst_length("gpu") == 8
+    assert EngineConfig().burst_length("cpu") == 1
+    assert EngineConfig(num_decode_steps=3).burst_length("cpu") == 3
+
+
+@pytest.mark.parametrize("name", ["enable_prefix_caching", "show_progress"])
 @pytest.mark.parametrize("value", [1, 0, "yes", None])
 def test_flags_are_booleans(name, value):
     with pytest.raises(TypeError, match=f"^{name} must be True or False"):

@@ -20,7 +20,7 @@ def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
         "machine": machine,
         "model": f"Qwen3-{model_shape} shape" if model_shape else settings["model"] or "bundled",
         "dtype": dtype,
-        "attention_backend": llm._loaded.runner.report.attention_backend,
+        "attention_backend": llm.report.attention_backend,
         "engine": settings,
         "memory": memory_record(llm),
     }
@@ -122,6 +122,9 @@ def _workload_lines(report: dict[str, Any]) -> list[str]:
             f"spread {run['spread']:.3f}",
         ]
         lines.append(f"  {kind}: " + ", ".join(parts))
+    if report["device_time"] is not None:
+        kinds = report["device_time"]["kinds"].items()
+        lines.append("  GPU time: " + ", ".join(f"{share:.1%} {kind}" for kind, share in kinds))
     lines.append(
         f"start to ready {report['start_up_s']:.1f} s, {report['compiled_at_start']} programs; "
         f"compiled while measuring: {report['num_compilations']}"

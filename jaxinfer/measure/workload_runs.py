@@ -1,12 +1,14 @@
-"""Measures a named workload: engine start, warm-up, repeats, medians, floors, memory."""
+"""Measures named workloads: engine start, warm-up, repeats, medians, floors, memory, profile."""
 
 import dataclasses
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.measure.engines import build_engine
 from jaxinfer.measure.floors import Floor, find_chip, workload_floor
+from jaxinfer.measure.profile import device_time
 from jaxinfer.measure.report import describe_engine
 from jaxinfer.measure.timing import Timing, run_workload
 from jaxinfer.measure.workloads import Workload, make_workload
@@ -15,47 +17,67 @@ if TYPE_CHECKING:
     from jaxinfer import LLM
 
 _MAX_SEQS = 512
+_PROFILED_TOKENS = 128  # of each answer, at most
 _WARM_UP = -1  # the repeat whose ids warm the engine up; counted repeats start at 0
 
 
-def measure_workload(
-    name: str, *, model_shape: str | None, engine_arguments: dict[str, Any], repeats: int
-) -> dict[str, Any]:
-    """Measure a workload.
+def measure_workloads(
+    names: Sequence[str], *, model_shape: str | None, engine_arguments: dict[str, Any], repeats: int
+) -> Iterator[dict[str, Any]]:
+    """Measure workloads one after the other on one engine.
 
     Args:
-        name: one of `WORKLOAD_NAMES`.
+        names: of `WORKLOAD_NAMES`.
         model_shape: random weights of this shape, or None for the model of `engine_arguments`.
-        engine_arguments: what the user set; the rest fits the workload.
-        repeats: counted runs; one that is not counted goes first.
+        engine_arguments: what the user set; the rest fits the largest of the workloads.
+        repeats: counted runs of each; one that is not counted goes first, and on a GPU one more
+            under the profiler goes last.
 
-    Returns:
+    Yields:
         JSON-like values: engine and machine, start-up, every repeat, medians, floor, memory.
         "num_compilations" counts what the repeats compiled: figures stand only when it is 0.
     """
     # Only lengths are needed before the model's vocabulary is known.
-    lengths = make_workload(name, _WARM_UP, vocab_size=2)
+    lengths = [make_workload(name, _WARM_UP, vocab_size=2) for name in names]
     defaults = {
-        "max_model_len": lengths.max_model_len,
-        "max_num_seqs": min(lengths.num_sequences, _MAX_SEQS),
+        "max_model_len": max(each.max_model_len for each in lengths),
+        "max_num_seqs": min(max(each.num_sequences for each in lengths), _MAX_SEQS),
     }
     start = time.perf_counter()
     with build_engine(model_shape, defaults | engine_arguments) as llm:
         start_up_s = time.perf_counter() - start
         compiled_at_start = llm.num_compilations
-        runs = _run_repeats(llm, name, repeats)
-        return {
-            "workload": name,
-            "description": lengths.description,
-            **describe_engine(llm, model_shape),
-            "start_up_s": start_up_s,
-            "compiled_at_start": compiled_at_start,
-            "num_compilations": sum(run.num_compilations for each in runs.values() for run in each),
-            "runs": {
-                kind: _summary(llm, lengths, each, warm=kind == "warm")
-                for kind, each in runs.items()
-            },
-        }
+        for workload in lengths:
+            runs = _run_repeats(llm, workload.name, repeats)
+            yield {
+                "workload": workload.name,
+                "description": workload.description,
+                **describe_engine(llm, model_shape),
+                "start_up_s": start_up_s,
+                "compiled_at_start": compiled_at_start,
+                "num_compilations": sum(
+                    timing.num_compilations for each in runs.values() for timing in each
+                ),
+                "runs": {
+                    kind: _summary(llm, workload, each, warm=kind == "warm")
+                    for kind, each in runs.items()
+                },
+                "device_time": _profile(llm, workload.name, repeats),
+            }
+
+
+def _profile(llm: "LLM", name: str, repeat: int) -> dict[str, Any] | None:
+    """Where the device's time goes in one more run; None on a CPU, which keeps no such record."""
+    import jax
+
+    if jax.default_backend() == "cpu":
+        return None
+    workload = make_workload(name, repeat, vocab_size=llm.model_config.vocab_size)
+    # Long answers repeat themselves, and the profiler keeps every kernel in memory.
+    short = [min(count, _PROFILED_TOKENS) for count in workload.max_tokens]
+    workload = dataclasses.replace(workload, max_tokens=short)
+    profile = device_time(lambda: run_workload(llm, workload))
+    return profile and {"output_tokens_per_sequence": _PROFILED_TOKENS, **profile}
 
 
 def _run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]:

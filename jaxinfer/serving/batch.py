@@ -87,16 +87,16 @@ class BatchBuilder:
         rows = schedule.rows
         slots = np.array([self._mirror.update(row.request) for row in rows], np.int32)
         context = np.array([row.start + row.num_scheduled_tokens for row in rows], np.int32)
+        # Rows that do not sample are sampled like padding: greedily, for nobody.
+        samples = schedule.is_decode or np.array([row.samples for row in rows])
+        sample_slots = np.where(samples, slots, np.int32(self._nobody))
+        mode = MODES[int(self._mirror.levels[sample_slots].max())]
         if schedule.is_decode:
-            shape, packed = self._pack_decode(slots, context, schedule.num_steps)
-            sample_slots, targets = slots, None
+            shape, packed = self._pack_decode(slots, context, mode, schedule.num_steps)
+            targets = None
         else:
-            # Rows that do not sample are sampled like padding: greedily, for nobody.
-            samples = np.array([row.samples for row in rows])
-            sample_slots = np.where(samples, slots, np.int32(self._nobody))
             shape, packed = self._pack_prefill(rows, slots, sample_slots, context)
             targets = _targets(rows, shape.tokens)
-        mode = MODES[int(self._mirror.levels[sample_slots].max())]
         if mode == "full":
             arrays = self._pack_full(rows, sample_slots, context, shape.rows)
         else:
@@ -104,11 +104,12 @@ class BatchBuilder:
         return Batch(shape, packed, mode, arrays, targets)
 
     def _pack_decode(
-        self, slots: np.ndarray, context: np.ndarray, num_steps: int
+        self, slots: np.ndarray, context: np.ndarray, mode: SamplingMode, num_steps: int
     ) -> tuple[DecodeShape, np.ndarray]:
         count = len(slots)
         last = int(context.max()) + num_steps - 1
-        shape = self._buckets.decode_shape(count, -(-last // self._block_size))
+        width = -(-last // self._block_size)
+        shape = self._buckets.decode_shape(count, width, mode=mode, num_steps=num_steps)
         packed = np.zeros(shape.size, np.int32)
         fields = shape.split(packed)
         fields.context_lens[:count] = context

@@ -3,6 +3,7 @@
 import bisect
 from dataclasses import dataclass
 
+from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 
 _SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that saves enough
@@ -17,18 +18,30 @@ class Buckets:
             step.
         rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
             product with one row into something slow.
+        full_rows: the few of these that also take sampler mode "full", whose programs are large.
+        burst_rows: the small ones, for which bursts are worth their programs: there a launch costs
+            the host about as much as the step costs the device. Empty if there are no bursts.
+        burst_length: decode steps of a burst.
         widths: blocks of a block table, ascending; the last holds a full-length sequence.
         histories: lengths of the full sampler's token history, ascending from 0.
     """
 
     prefill: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
+    full_rows: tuple[int, ...]
+    burst_rows: tuple[int, ...]
+    burst_length: int
     widths: tuple[int, ...]
     histories: tuple[int, ...]
 
-    def decode_shape(self, rows: int, width: int) -> DecodeShape:
+    def decode_shape(
+        self, rows: int, width: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+    ) -> DecodeShape:
         """The smallest bucket for so many rows and blocks of the longest."""
-        return DecodeShape(_at_least(self.rows, rows), _at_least(self.widths, width))
+        sizes = self.full_rows if mode == "full" else self.rows
+        if num_steps > 1:
+            sizes = self.burst_rows
+        return DecodeShape(_at_least(sizes, rows), _at_least(self.widths, width))
 
     def prefill_shape(self, tokens: int, rows: int) -> PrefillShape:
         """The smallest bucket for so many tokens and rows; tables are always full width."""
@@ -51,9 +64,14 @@ class Buckets:
         """Every decode bucket, the largest last."""
         return [DecodeShape(rows, width) for width in self.widths for rows in self.rows]
 
-    def sampler_rows(self) -> list[int]:
-        """Every number of rows that a sampler meets."""
-        return sorted({*self.rows, *(rows for _, rows in self.prefill)})
+    def burst_shapes(self) -> list[DecodeShape]:
+        """Every bucket of a burst."""
+        return [DecodeShape(rows, width) for width in self.widths for rows in self.burst_rows]
+
+    def sampler_rows(self, mode: SamplingMode) -> list[int]:
+        """Every number of rows that a sampler in that mode meets."""
+        decode = self.full_rows if mode == "full" else self.rows
+        return sorted({*decode, *(rows for _, rows in self.prefill)})
 
 
 def choose_buckets(
@@ -62,7 +80,7 @@ def choose_buckets(
     max_num_batched_tokens: int,
     max_model_len: int,
     block_size: int,
-    num_decode_steps: int,
+    burst_length: int,
     platform: str,
 ) -> Buckets:
     """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
@@ -72,28 +90,40 @@ def choose_buckets(
         max_num_batched_tokens: most tokens of a step.
         max_model_len: most tokens of a sequence.
         block_size: S.
-        num_decode_steps: length of a burst, whose last tokens may lie beyond max_model_len.
+        burst_length: decode steps of a burst, the last of which may lie beyond max_model_len; 1
+            for no bursts.
         platform: "cpu" or that of an accelerator.
     """
     most_rows = max(max_num_seqs, 2)
     most_tokens = max(max_num_batched_tokens, most_rows)
-    full_width = -(-(max_model_len + num_decode_steps - 1) // block_size)
+    full_width = -(-(max_model_len + burst_length - 1) // block_size)
     if platform == "cpu":
         rows = _up_to(most_rows, [4 * 4**i for i in range(8)])
         few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512])
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
-        widths = [full_width]
+        widths, full_rows, bursts = [full_width], rows, rows
     else:
-        sizes = [2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512]
+        sizes = [2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512]
         rows = _up_to(most_rows, sizes + [1024 * 2**i for i in range(7)])
         few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(64))
-        prefill = [(n, few) for n in tokens] + [(n, most_rows) for n in tokens]
+        # Many rows at once are mostly a large step's; a small one may as well be padded.
+        prefill = [(n, few) for n in tokens] + [(n, most_rows) for n in tokens[::-1][::2]]
+        full_rows = sorted({few, most_rows})
+        bursts = [n for n in rows if n in (2, 8, 32)] or rows[:1]
         short = -(-_SHORT_TABLE_TOKENS // block_size)
         widths = [short, full_width] if 2 * short <= full_width else [full_width]
     prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
-    return Buckets(tuple(prefill), tuple(rows), tuple(widths), (0, max_model_len))
+    return Buckets(
+        prefill=tuple(prefill),
+        rows=tuple(rows),
+        full_rows=tuple(full_rows),
+        burst_rows=tuple(bursts) if burst_length > 1 else (),
+        burst_length=burst_length,
+        widths=tuple(widths),
+        histories=(0, max_model_len),
+    )
 
 
 def _powers(first: int) -> list[int]:

@@ -3,6 +3,7 @@
 import collections
 import logging
 import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class Engine:
         tokenizer: None for token ids only.
         seed: what requests without a seed of their own derive theirs from.
         num_decode_steps: tokens decoded a launch while nobody waits.
+        max_burst_rows: running requests up to which that is done.
         clock: seconds; for metrics.
     """
 
@@ -58,6 +60,7 @@ class Engine:
         *,
         seed: int = 0,
         num_decode_steps: int = 1,
+        max_burst_rows: int = sys.maxsize,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
@@ -65,6 +68,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
         self._num_decode_steps = num_decode_steps
+        self._max_burst_rows = max_burst_rows
         self._clock = clock
         self._groups: dict[str, RequestGroup] = {}
         self._members: dict[str, _Member] = {}
@@ -193,8 +197,8 @@ class Engine:
             self._synchronous.add(request.request_id)
 
     def _schedule(self) -> Schedule | None:
-        num_steps = 1 if self._synchronous else self._num_decode_steps
-        schedule = self._scheduler.schedule(num_steps)
+        bursts = not self._synchronous and self._scheduler.num_running <= self._max_burst_rows
+        schedule = self._scheduler.schedule(self._num_decode_steps if bursts else 1)
         if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
             raise RuntimeError("the scheduler has unfinished requests and can run none of them")
         return schedule

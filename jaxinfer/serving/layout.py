@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+_ALIGNMENT = 64  # int32 words: 256 bytes
+
 
 class PrefillFields(NamedTuple):
     """Arrays of a packed ragged batch: T tokens of B rows.
@@ -58,7 +60,7 @@ class PrefillShape:
     @property
     def size(self) -> int:
         """Length of the packed vector."""
-        return sum(map(math.prod, self._shapes()))
+        return _length(self._shapes())
 
     def split(self, packed: Any) -> PrefillFields:
         """The arrays inside a packed vector ``[size]`` (NumPy: writable views)."""
@@ -79,7 +81,7 @@ class DecodeShape:
     @property
     def size(self) -> int:
         """Length of the packed vector."""
-        return sum(map(math.prod, self._shapes()))
+        return _length(self._shapes())
 
     def split(self, packed: Any) -> DecodeFields:
         """The arrays inside a packed vector ``[size]`` (NumPy: writable views)."""
@@ -94,5 +96,15 @@ def _split(packed: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
     for shape in shapes:
         stop = start + math.prod(shape)
         parts.append(packed[start:stop].reshape(shape))
-        start = stop
+        start += _aligned(math.prod(shape))
     return parts
+
+
+def _length(shapes: list[tuple[int, ...]]) -> int:
+    return sum(_aligned(math.prod(shape)) for shape in shapes)
+
+
+def _aligned(count: int) -> int:
+    # XLA hands a kernel a slice of the vector where it lies, and Mosaic GPU kernels refuse operands
+    # that do not begin at a multiple of 256 bytes.
+    return -(-count // _ALIGNMENT) * _ALIGNMENT

@@ -21,6 +21,7 @@ from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import Prompt, match_params
 from jaxinfer.serving.loading import ModelSource, load_engine, say
+from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.sync_driver import SyncDriver
@@ -126,6 +127,11 @@ class LLM:
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self._reader.max_model_len
+
+    @property
+    def report(self) -> StartupReport:
+        """What the engine decided at start-up: blocks, attention backend and why."""
+        return self._loaded.runner.report
 
     @property
     def num_kv_blocks(self) -> int:

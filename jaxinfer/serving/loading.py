@@ -125,7 +125,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         )
     try:
         say(config, str(runner.report))
-        if config.compile_ahead:
+        if runner.compiles_ahead:
             runner.compile_all()
     except BaseException:  # Ctrl-C while compiling: the device memory must not stay taken
         runner.close()
@@ -144,7 +144,8 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         scheduler,
         tokenizer,
         seed=config.seed,
-        num_decode_steps=config.num_decode_steps,
+        num_decode_steps=runner.burst_length,
+        max_burst_rows=runner.max_burst_rows,
     )
     return LoadedEngine(
         engine,

@@ -117,7 +117,7 @@ def plan_engine(
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         max_model_len=max_model_len,
         block_size=engine_config.block_size,
-        num_decode_steps=engine_config.num_decode_steps,
+        burst_length=engine_config.burst_length(device.platform),
         platform=device.platform,
     )
     context = StepContext(

@@ -9,27 +9,25 @@ from jaxinfer.serving.sampling.layout import MODES
 from jaxinfer.serving.swap import HostBlocks
 
 
-def all_programs(buckets: Buckets, *, num_decode_steps: int, swaps: bool) -> list[ProgramKey]:
+def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     """Everything that can ever run, the slowest to compile first.
 
     Args:
         buckets: the shapes.
-        num_decode_steps: length of a burst; 1 if there are none.
         swaps: whether blocks move to host memory.
     """
     keys: list[ProgramKey] = [*buckets.prefill_shapes(), *buckets.decode_shapes()][::-1]
-    if num_decode_steps > 1:
-        # Mode "full" needs each token on the host, so it never runs in bursts.
-        keys += [
-            BurstKey(shape, mode, num_decode_steps)
-            for shape in buckets.decode_shapes()
-            for mode in MODES
-            if mode != "full"
-        ]
+    # Mode "full" needs each token on the host, so it never runs in bursts.
+    keys += [
+        BurstKey(shape, mode, buckets.burst_length)
+        for shape in buckets.burst_shapes()
+        for mode in MODES
+        if mode != "full"
+    ]
     keys += [
         SamplerKey(rows, mode, history)
-        for rows in buckets.sampler_rows()
         for mode in MODES
+        for rows in buckets.sampler_rows(mode)
         for history in (buckets.histories if mode == "full" else (0,))
     ]
     keys += [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.prefill})]
@@ -38,7 +36,7 @@ def all_programs(buckets: Buckets, *, num_decode_steps: int, swaps: bool) -> lis
 
 def largest_programs(buckets: Buckets) -> list[ProgramKey]:
     """Those among which the one that needs most memory is."""
-    rows = buckets.sampler_rows()[-1]
+    rows = buckets.rows[-1]
     return [
         buckets.prefill_shapes()[-1],
         buckets.decode_shapes()[-1],
@@ -51,8 +49,12 @@ def largest_programs(buckets: Buckets) -> list[ProgramKey]:
 def options_of(key: ProgramKey, *, platform: str) -> dict[str, Any]:
     """XLA's options for one program.
 
-    On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2.
+    On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2. They
+    read weights that XLA merges (q, k and v; gate and up) where they lie, but for cuBLAS it would
+    copy them side by side in every step.
     """
+    if platform == "cpu":
+        return {}
     match key:
         case PrefillShape():
             rows = key.tokens
@@ -62,6 +64,8 @@ def options_of(key: ProgramKey, *, platform: str) -> dict[str, Any]:
             rows = key.shape.rows
         case _:
             return {}
-    if platform != "cpu" and rows >= 128:
-        return {"xla_gpu_enable_triton_gemm": False}
-    return {}
+    # Launched through a slice of the batch vector, a kernel stays out of the CUDA graph.
+    options: dict[str, Any] = {"xla_gpu_enable_dynamic_slice_fusion": False}
+    if rows >= 128:
+        options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+    return options

@@ -72,6 +72,9 @@ class Runner:
         num_host_blocks: blocks of host memory for swapping.
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step.
+        burst_length: decode steps of a burst, 1 if there are none.
+        max_burst_rows: most rows of a burst.
+        compiles_ahead: whether `compile_all` is wanted before the first request.
 
     Raises:
         CapacityError: the cache can't hold one full-length request; names the length that fits.
@@ -111,6 +114,8 @@ class Runner:
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
+        self.burst_length = plan.buckets.burst_length
+        self.max_burst_rows = max(plan.buckets.burst_rows, default=0)
         swaps = engine_config.preemption_mode == "swap"
         self._host_blocks = HostBlocks(plan.programs, engine_config.swap_space if swaps else 0.0)
         self.num_host_blocks = self._host_blocks.num_blocks
@@ -132,7 +137,8 @@ class Runner:
         self._kv: Any = None
         self._last_tokens: Any = None
         self._counter = CompilationCounter()
-        if not engine_config.compile_ahead:
+        self.compiles_ahead = engine_config.compiles_ahead(plan.platform)
+        if not self.compiles_ahead:
             self.reset_cache()
 
     @property
@@ -155,11 +161,7 @@ class Runner:
 
         Then allocate the pages: XLA tries kernels out while it compiles, which takes memory.
         """
-        keys = all_programs(
-            self._buckets,
-            num_decode_steps=self._config.num_decode_steps,
-            swaps=self.num_host_blocks > 0,
-        )
+        keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
         self._compiled.compile(keys, show_progress=self._config.show_progress)
         if self._kv is None:
             self.reset_cache()

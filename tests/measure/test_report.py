@@ -63,9 +63,11 @@ def test_a_workload_gives_its_medians_and_its_share_of_the_floor():
         "start_up_s": 12.0,
         "compiled_at_start": 30,
         "num_compilations": 0,
+        "device_time": {"kinds": {"attention": 0.75, "other": 0.25}},
     }
     text = "\n".join(report_lines(report))
     for words in ("W2: one sequence", "1,000 output tok/s", "TTFT 10.0 ms", "TPOT 2.000 ms"):
         assert words in text
     assert "50% of the floor" in text
+    assert "75.0% attention" in text
     assert "compiled while measuring: 0" in text

@@ -51,8 +51,8 @@ def engine(monkeypatch):
 
 
 def test_the_warm_up_is_not_counted_and_no_prompt_comes_twice(engine):
-    report = workload_runs.measure_workload(
-        "W2", model_shape="0.6b", engine_arguments={}, repeats=3
+    (report,) = workload_runs.measure_workloads(
+        ["W2"], model_shape="0.6b", engine_arguments={}, repeats=3
     )
     assert len(report["runs"]["cold"]["repeats"]) == 3
     assert len(engine.batches) == 4
@@ -62,8 +62,8 @@ def test_the_warm_up_is_not_counted_and_no_prompt_comes_twice(engine):
 
 
 def test_a_shared_prefix_is_run_cold_and_then_warm(engine):
-    report = workload_runs.measure_workload(
-        "W4", model_shape="0.6b", engine_arguments={}, repeats=2
+    (report,) = workload_runs.measure_workloads(
+        ["W4"], model_shape="0.6b", engine_arguments={}, repeats=2
     )
     assert report["runs"].keys() == {"cold", "warm"}
     cold, warm = (prompts for prompts, _ in engine.batches[2:4])
@@ -79,16 +79,22 @@ def test_the_engine_fits_the_workload_unless_the_user_says_otherwise(monkeypatch
         return FakeEngine()
 
     monkeypatch.setattr(workload_runs, "build_engine", build)
-    workload_runs.measure_workload(
-        "W2", model_shape="0.6b", engine_arguments={"max_num_seqs": 7}, repeats=1
+    names, arguments = ["W2", "W3"], {"max_num_seqs": 7}
+    reports = list(
+        workload_runs.measure_workloads(
+            names, model_shape="0.6b", engine_arguments=arguments, repeats=1
+        )
     )
-    assert given == {"max_model_len": 1024, "max_num_seqs": 7}
+    assert [report["workload"] for report in reports] == names
+    assert given == {"max_model_len": 2049, "max_num_seqs": 7}
 
 
 def test_compiling_while_measuring_is_recorded(monkeypatch):
     made = FakeEngine(compiles=True)
     monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments: made)
-    report = workload_runs.measure_workload("W2", model_shape=None, engine_arguments={}, repeats=2)
+    (report,) = workload_runs.measure_workloads(
+        ["W2"], model_shape=None, engine_arguments={}, repeats=2
+    )
     assert report["num_compilations"] == 2
 
 

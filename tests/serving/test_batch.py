@@ -1,11 +1,13 @@
 import functools
 import time
 
+import numpy as np
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.batch import BatchBuilder
 from jaxinfer.serving.buckets import choose_buckets
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.request_sampling import request_sampling
 from jaxinfer.serving.sampling.layout import Column
@@ -14,13 +16,19 @@ from jaxinfer.serving.schedule import Schedule, ScheduledRow
 S, NOBODY = 8, 4
 
 
+def test_every_array_of_a_batch_begins_where_gpu_kernels_can_read_it():
+    for shape in (DecodeShape(3, 5), PrefillShape(100, 7, 3)):
+        packed = np.arange(shape.size, dtype=np.int32)
+        assert all(int(field.flat[0]) * 4 % 256 == 0 for field in shape.split(packed))
+
+
 def _builder(max_num_seqs=NOBODY, max_model_len=64, block_size=S, num_decode_steps=1):
     buckets = choose_buckets(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=64,
         max_model_len=max_model_len,
         block_size=block_size,
-        num_decode_steps=num_decode_steps,
+        burst_length=num_decode_steps,
         platform="cpu",
     )
     prepare = functools.partial(request_sampling, vocab_size=100, eos_token_ids=[2], tokenizer=None)

@@ -2,6 +2,7 @@ import pytest
 
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.sampling.layout import MODES
 
 
 def _choose(platform="gpu", **changes):
@@ -10,7 +11,7 @@ def _choose(platform="gpu", **changes):
         "max_num_batched_tokens": 8192,
         "max_model_len": 40960,
         "block_size": 16,
-        "num_decode_steps": 1,
+        "burst_length": 1,
     }
     return choose_buckets(**(sizes | changes), platform=platform)
 
@@ -26,27 +27,38 @@ def test_every_step_fits_a_bucket(platform, max_num_seqs):
             assert shape.tokens >= tokens
             assert shape.rows >= rows
             assert shape in buckets.prefill_shapes()
-            assert shape.rows in buckets.sampler_rows()
+            for mode in MODES:
+                assert shape.rows in buckets.sampler_rows(mode)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
 def test_no_program_has_a_product_with_one_row(platform):
     buckets = _choose(platform, max_num_seqs=1, max_num_batched_tokens=1)
-    assert min(buckets.sampler_rows()) >= 2
+    assert min(buckets.sampler_rows("greedy")) >= 2
     assert min(tokens for tokens, _ in buckets.prefill) >= 2
 
 
 def test_gpu_decode_buckets_are_dense_where_small():
-    assert _choose().rows == (2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+    assert _choose().rows == (2, 8, 16, 32, 64, 96, 128, 192, 256)
 
 
 def test_short_contexts_take_narrow_tables_on_a_gpu():
     buckets = _choose()
     assert buckets.widths == (256, 2560)
-    assert buckets.decode_shape(3, 256) == DecodeShape(4, 256)
-    assert buckets.decode_shape(3, 257) == DecodeShape(4, 2560)
+    assert buckets.decode_shape(3, 256) == DecodeShape(8, 256)
+    assert buckets.decode_shape(3, 257) == DecodeShape(8, 2560)
     assert buckets.prefill_shape(100, 3) == PrefillShape(128, 8, 2560)
     assert _choose(max_model_len=4096).widths == (256,)
+
+
+def test_mode_full_and_bursts_take_few_of_the_decode_buckets():
+    buckets = _choose(burst_length=8)
+    assert buckets.decode_shape(3, 256, mode="full").rows == 8
+    assert buckets.decode_shape(9, 256, mode="full").rows == 256
+    assert buckets.sampler_rows("full") == [8, 256]
+    assert buckets.decode_shape(9, 256, num_steps=8).rows == 32
+    assert {shape.rows for shape in buckets.burst_shapes()} == {2, 8, 32}
+    assert _choose(burst_length=1).burst_shapes() == []
 
 
 def test_a_cpu_compiles_few_programs():
@@ -55,7 +67,7 @@ def test_a_cpu_compiles_few_programs():
 
 
 def test_tables_have_room_for_the_surplus_of_a_burst():
-    assert _choose(max_model_len=4096, num_decode_steps=17).widths[-1] == 257
+    assert _choose(max_model_len=4096, burst_length=17).widths[-1] == 257
 
 
 def test_a_step_beyond_the_largest_bucket_is_an_error():

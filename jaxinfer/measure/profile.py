@@ -1,0 +1,89 @@
+"""Where a GPU's time goes in a run, by kind of kernel, from JAX's own profiler."""
+
+import collections
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+# The first pattern that a kernel's name matches decides its kind.
+_KINDS = (
+    ("attention", r"paged_(decode|prefill)_attention|combine_splits|flash|attention"),
+    ("norm, rope and page write", r"norm_rope_write"),
+    ("matrix products", r"gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
+    ("reductions between devices", r"nccl|all.?reduce|all.?gather"),
+    ("copies", r"memcpy|memset|copy|concatenate|slice"),
+)
+_OTHER = "other"
+_MOST_KERNELS = 25
+
+
+def device_time(run: Callable[[], Any]) -> dict[str, Any] | None:
+    """Profile a run.
+
+    Args:
+        run: what to profile; it must wait for the device before it returns.
+
+    Returns:
+        "busy_s", the seconds that the kernels of the first GPU took together; "kinds", each kind's
+        share of them; "kernels", the longest with name, seconds and launches. None if the profiler
+        saw no kernel.
+    """
+    import jax
+
+    with tempfile.TemporaryDirectory(prefix="jaxinfer-profile-") as directory:
+        with jax.profiler.trace(directory):
+            run()
+        files = sorted(Path(directory).rglob("*.xplane.pb"))
+        events = list(_kernel_events(files[-1])) if files else []
+    return summarize(events)
+
+
+def summarize(events: Iterable[tuple[str, float]]) -> dict[str, Any] | None:
+    """Add up kernels by name and by kind.
+
+    Args:
+        events: name and seconds of each kernel that ran.
+    """
+    seconds: collections.Counter[str] = collections.Counter()
+    launches: collections.Counter[str] = collections.Counter()
+    for name, duration in events:
+        family = re.sub(r"[._]?\d+$", "", name)  # XLA numbers the copies of a kernel
+        seconds[family] += duration
+        launches[family] += 1
+    busy = sum(seconds.values())
+    if not busy:
+        return None
+    kinds: collections.Counter[str] = collections.Counter()
+    for name, duration in seconds.items():
+        kinds[_kind(name)] += duration
+    return {
+        "busy_s": busy,
+        "kinds": {kind: duration / busy for kind, duration in kinds.most_common()},
+        "kernels": [
+            {"name": name, "seconds": duration, "launches": launches[name]}
+            for name, duration in seconds.most_common(_MOST_KERNELS)
+        ],
+    }
+
+
+def _kind(name: str) -> str:
+    for kind, pattern in _KINDS:
+        if re.search(pattern, name, re.IGNORECASE):
+            return kind
+    return _OTHER
+
+
+def _kernel_events(path: Path) -> Iterable[tuple[str, float]]:
+    """Name and seconds of every kernel on the streams of the first GPU."""
+    from jax.profiler import ProfileData
+
+    data = ProfileData.from_file(str(path))
+    plane = next((plane for plane in data.planes if plane.name.startswith("/device:GPU:")), None)
+    if plane is None:
+        return
+    for line in plane.lines:
+        if line.name.startswith("Stream"):
+            for event in line.events:
+                yield event.name, event.duration_ns * 1e-9
