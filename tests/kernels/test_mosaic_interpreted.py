@@ -18,7 +18,6 @@ from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
 from tests.kernels import attention_cases
 
-
 _slots_are_reused = pytest.mark.skipif(
     jax.__version_info__ < (0, 12),
     reason="jax 0.11's interpreter wants every phase of a barrier awaited, the last one too",
