@@ -40,66 +40,19 @@ from jaxinfer.kernels.mosaic.pages import (
     on_warps,
     zero_rows_after,
 )
+from jaxinfer.kernels.mosaic.prefill_items import (
+    CONSUMERS,
+    MULTIPROCESSORS,
+    ROWS,
+    PrefillConfig,
+    Problem,
+    item_of,
+    num_rounds,
+)
 from jaxinfer.kernels.mosaic.work_list import Field, work_list
 
 _LOG2_E = math.log2(math.e)
-_ROWS = 64  # query rows of one consumer warpgroup: wgmma's M
-_CONSUMERS = 2
-_MULTIPROCESSORS = 132
 _WGMMA = plgpu.Layout.WGMMA
-
-
-@dataclasses.dataclass(frozen=True)
-class PrefillConfig:
-    """Sizes that change speed and never the result.
-
-    Attributes:
-        block_kv: keys in a stage, 64 or 128.
-        stages: stages of keys and values in shared memory.
-        take_turns: let the consumers alternate between tensor cores and softmax.
-    """
-
-    block_kv: int = 128
-    stages: int = 2
-    take_turns: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class _Problem:
-    """Everything static about one launch."""
-
-    H: int
-    K: int
-    D: int
-    tiling: Tiling
-    config: PrefillConfig
-    window: int | None
-    scale: float
-    dtype: jnp.dtype
-
-    @property
-    def group(self) -> int:
-        return self.H // self.K
-
-    @property
-    def paired_heads(self) -> bool:
-        return self.group % _CONSUMERS == 0
-
-    @property
-    def queries(self) -> int:
-        """Positions in a tile of the work list."""
-        return _ROWS if self.paired_heads else _ROWS * _CONSUMERS
-
-    @property
-    def head_tiles(self) -> int:
-        """Blocks that share a line of the work list."""
-        return self.H // _CONSUMERS if self.paired_heads else self.H
-
-    def head_and_offset(self, head_tile: Scalar, consumer: Scalar | int) -> tuple[Scalar, Scalar]:
-        """Query head of a consumer, and its first query's place in the tile."""
-        if self.paired_heads:
-            return head_tile * _CONSUMERS + consumer, jnp.int32(0)
-        return head_tile, jnp.int32(_ROWS) * consumer
 
 
 def paged_prefill_attention(
@@ -139,7 +92,7 @@ def paged_prefill_attention(
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
     config = config or PrefillConfig()
     tiling = Tiling(config.block_kv, S, block_tables.shape[1])
-    p = _Problem(H, K, D, tiling, config, window, scale, jnp.dtype(q.dtype))
+    p = Problem(H, K, D, tiling, config, window, scale, jnp.dtype(q.dtype))
     padding = -T % 8
     if padding:
         q = jnp.pad(q, ((0, padding), (0, 0), (0, 0)))
@@ -148,83 +101,45 @@ def paged_prefill_attention(
     return out[:T] if padding else out
 
 
-def _launch(p: _Problem, shape: tuple[int, ...]):
+def _launch(p: Problem, shape: tuple[int, ...]):
     D, stages, block_kv = p.D, p.config.stages, p.config.block_kv
     keys = plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED)
-    queries = plgpu.SMEM((_CONSUMERS, _ROWS, D), p.dtype, transforms=SWIZZLED)
+    queries = plgpu.SMEM((CONSUMERS, ROWS, D), p.dtype, transforms=SWIZZLED)
     filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
-    free = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=stages)
+    free = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
     return plgpu.kernel(
         functools.partial(_block, p),
         out_type=jax.ShapeDtypeStruct(shape, p.dtype),
-        grid=(_MULTIPROCESSORS,),
+        grid=(MULTIPROCESSORS,),
         grid_names=("block",),
-        num_threads=_CONSUMERS + 1,
+        num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         scratch_types={
             "q_smem": queries,
             "k_smem": keys,
             "v_smem": keys,
             # The same memory for a whole tile (swizzled) and for part of one (plain rows).
-            "o_smem": plgpu.RefUnion(queries, plgpu.SMEM((_CONSUMERS, _ROWS, D), p.dtype)),
-            "q_filled": plgpu.Barrier(num_barriers=_CONSUMERS),
-            "q_free": plgpu.Barrier(num_barriers=_CONSUMERS),
+            "o_smem": plgpu.RefUnion(queries, plgpu.SMEM((CONSUMERS, ROWS, D), p.dtype)),
+            "q_filled": plgpu.Barrier(num_barriers=CONSUMERS),
+            "q_free": plgpu.Barrier(num_barriers=CONSUMERS),
             "k_filled": filled,
             "v_filled": filled,
             "k_free": free,
             "v_free": free,
-            "turn": plgpu.Barrier(num_arrivals=_CONSUMERS),
+            "turn": plgpu.Barrier(num_arrivals=CONSUMERS),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_prefill_attention",
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Item:
-    """One tile of queries of one head or pair of heads."""
-
-    exists: Scalar
-    head_tile: Scalar
-    line: tuple[Scalar, ...]
-    first_tile: Scalar
-    last_tile: Scalar  # exclusive; of keys
-
-    def __getitem__(self, field: Field) -> Scalar:
-        return self.line[field]
-
-    @property
-    def first_query(self) -> Scalar:
-        return self.line[Field.FIRST_EIGHTH] * 8  # The compiler must see the factor 8.
-
-
-def _rounds(p: _Problem, count: Ref) -> Scalar:
-    return pl.cdiv(count[0] * p.head_tiles, jnp.int32(_MULTIPROCESSORS))
-
-
-def _item(p: _Problem, lines: Ref, count: Ref, round_: Scalar) -> _Item:
-    """The block's item in a round. Odd rounds run backwards, which evens the blocks' loads out."""
-    block = lax.axis_index("block")
-    forwards = round_ % 2 == 0
-    index = round_ * _MULTIPROCESSORS
-    index = index + jnp.where(forwards, block, _MULTIPROCESSORS - 1 - block)
-    items = count[0] * p.head_tiles
-    exists = index < items
-    index = jnp.minimum(index, items - 1)
-    line = tuple(lines[index // p.head_tiles, field] for field in Field)
-    first_tile = line[Field.FIRST_KEY] // p.config.block_kv
-    last_tile = pl.cdiv(line[Field.END_KEY], jnp.int32(p.config.block_kv))
-    last_tile = jnp.where(exists, last_tile, first_tile)
-    return _Item(exists, index % p.head_tiles, line, first_tile, last_tile)
-
-
 def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem, v_smem, o_smem,
            q_filled, q_free, k_filled, v_filled, k_free, v_free, turn):  # fmt: skip
     consumer = lax.axis_index("warpgroup")
-    items = functools.partial(_item, p, lines, count)
-    rounds = _rounds(p, count)
+    items = functools.partial(item_of, p, lines, count)
+    rounds = num_rounds(p, count)
 
-    @pl.when(consumer == _CONSUMERS)
+    @pl.when(consumer == CONSUMERS)
     def _produce():
         plgpu.set_max_registers(40, action="decrease")
 
@@ -236,7 +151,7 @@ def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem,
             lambda: _load_queries(p, rounds, items, q, q_smem, q_filled, q_free),
         )
 
-    @pl.when(consumer < _CONSUMERS)
+    @pl.when(consumer < CONSUMERS)
     def _consume():
         plgpu.set_max_registers(232, action="increase")
         turns = _Turns(turn, consumer, p.config.take_turns)
@@ -270,11 +185,11 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
 
         @pl.when(item.exists)
         def _():
-            for consumer in range(_CONSUMERS):
+            for consumer in range(CONSUMERS):
                 free = q_free.at[consumer]
                 pl.when(round_ > 0)(functools.partial(plgpu.barrier_wait, free))
                 head, offset = p.head_and_offset(item.head_tile, consumer)
-                source = q.at[pl.ds(item.first_query + offset, _ROWS), head]
+                source = q.at[pl.ds(item.first_query + offset, ROWS), head]
                 plgpu.copy_gmem_to_smem(source, q_smem.at[consumer], q_filled.at[consumer])
 
     lax.fori_loop(0, rounds, one, None)
@@ -365,7 +280,7 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem, k_filled, v_filled,
             turns.scores_issued()
             return s[...]
 
-        s = pl.run_scoped(scores, plgpu.ACC((_ROWS, block_kv), jnp.float32))
+        s = pl.run_scoped(scores, plgpu.ACC((ROWS, block_kv), jnp.float32))
         plgpu.barrier_arrive(k_free.at[slot])
         if masked:
             s = _mask(s, first_position, tile * block_kv, p.window)
@@ -395,10 +310,10 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem, k_filled, v_filled,
         return acc, m_new, sums
 
     carry = (
-        plgpu.layout_cast(jnp.zeros((_ROWS, p.D), jnp.float32), _WGMMA),
+        plgpu.layout_cast(jnp.zeros((ROWS, p.D), jnp.float32), _WGMMA),
         # Finite, so that rows whose keys are all masked stay free of (-inf) - (-inf).
-        plgpu.layout_cast(jnp.full((_ROWS,), -1e30, jnp.float32), _WGMMA.reduce(1)),
-        plgpu.layout_cast(jnp.zeros((_ROWS,), jnp.float32), _WGMMA.reduce(1)),
+        plgpu.layout_cast(jnp.full((ROWS,), -1e30, jnp.float32), _WGMMA.reduce(1)),
+        plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _WGMMA.reduce(1)),
     )
     # Up to here every query of this consumer sees every key.
     seen_by_all = jnp.maximum(first_query, item[Field.BEGIN]) + item[Field.SHIFT] + 1
@@ -425,23 +340,23 @@ def _store(p, item, consumer, result, o_smem, out):
     head, offset = p.head_and_offset(item.head_tile, consumer)
     first_query = item.first_query + offset
     begin = jnp.maximum(item[Field.BEGIN] - first_query, 0)
-    end = jnp.minimum(item[Field.END] - first_query, _ROWS)
+    end = jnp.minimum(item[Field.END] - first_query, ROWS)
     plgpu.wait_smem_to_gmem(0)
 
-    @pl.when(end - begin == _ROWS)
+    @pl.when(end - begin == ROWS)
     def _whole():
         swizzled[...] = result
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(swizzled, out.at[pl.ds(first_query, _ROWS), head])
+        plgpu.copy_smem_to_gmem(swizzled, out.at[pl.ds(first_query, ROWS), head])
 
-    @pl.when((end - begin < _ROWS) & (end > begin))
+    @pl.when((end - begin < ROWS) & (end > begin))
     def _part():
         plain[...] = result
         plgpu.commit_smem()
         # A copy's size is static: one copy per binary digit of the number of rows.
-        size = _ROWS // 2
+        size = ROWS // 2
         while size:
-            start = jnp.minimum(begin + (end - begin) // (2 * size) * (2 * size), _ROWS - size)
+            start = jnp.minimum(begin + (end - begin) // (2 * size) * (2 * size), ROWS - size)
             plgpu.copy_smem_to_gmem(
                 plain.at[pl.ds(start, size)],
                 out.at[pl.ds(first_query + start, size), head],
