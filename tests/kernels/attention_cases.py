@@ -103,6 +103,8 @@ def prefill_cases() -> list[Case]:
         Case("prefill_chunk_offsets", (16, 64, 65, 2), (48, 191, 65, 258)),
         Case("prefill_mixed_with_decode", (1, 1, 1, 90, 1, 130), (9, 300, 128, 90, 1, 387)),
         Case("prefill_all_padding", (0, 0), (0, 0), pad_tokens=16),
+        # So much padding that every block of a persistent kernel meets several tiles without keys.
+        Case("prefill_mostly_padding", (1, 90, 1), (300, 90, 7), pad_tokens=6000),
         Case("prefill_padding_rows_between", (5, 0, 6, 0), (5, 0, 22, 0), pad_tokens=3),
         Case("prefill_window", (40, 200, 1), (40, 329, 300), window=50),
         Case("prefill_wide_table", (33, 2), (65, 2), spare_width=19),

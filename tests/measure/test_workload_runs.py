@@ -18,9 +18,7 @@ class FakeEngine:
     def __init__(self, compiles: bool = False, missing: int = 0, **arguments):
         self.engine_config = EngineConfig(**arguments)
         self.model_config = shape_config("0.6b")
-        self._loaded = types.SimpleNamespace(
-            runner=types.SimpleNamespace(report=types.SimpleNamespace(attention_backend="xla"))
-        )
+        self.report = types.SimpleNamespace(attention_backend="xla")
         self.num_compilations, self.num_kv_blocks, self.kv_bytes = 0, 2, 10
         self.compiles, self.missing = compiles, missing
         self.batches: list[tuple[list[list[int]], list]] = []

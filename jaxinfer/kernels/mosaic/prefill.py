@@ -159,13 +159,14 @@ def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem,
 
         def one(round_, done):
             item = items(round_)
-            pl.when(item.exists)(lambda: plgpu.barrier_wait(q_filled.at[consumer]))
+            pl.when(item.has_keys)(lambda: plgpu.barrier_wait(q_filled.at[consumer]))
             acc, sums = _attend(p, item, done, consumer, q_smem.at[consumer], k_smem, v_smem,
                              k_filled, v_filled, k_free, v_free, turns)  # fmt: skip
 
+            pl.when(item.has_keys)(lambda: plgpu.barrier_arrive(q_free.at[consumer]))
+
             @pl.when(item.exists)
             def _finish():
-                plgpu.barrier_arrive(q_free.at[consumer])
                 inverse = jnp.where(sums > 0, 1.0 / sums, 0.0)
                 result = acc * lax.broadcast_in_dim(inverse, acc.shape, [0])
                 _store(p, item, consumer, result.astype(p.dtype), o_smem, out)
@@ -183,7 +184,7 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
     def one(round_, _):
         item = items(round_)
 
-        @pl.when(item.exists)
+        @pl.when(item.has_keys)
         def _():
             for consumer in range(CONSUMERS):
                 free = q_free.at[consumer]

@@ -86,6 +86,18 @@ class Item:
         return self.line[field]
 
     @property
+    def has_keys(self) -> Scalar:
+        """Whether there is anything to attend to, so that queries have to be loaded.
+
+        The work list is sorted by keys: once a block meets an item without keys, none follows that
+        has some. Consumers must be able to walk through these without the producer. One consumer
+        runs up to an item ahead of the other, which waits for it at each key tile, at last in
+        `Turns.end`; if the first waited for queries on the way there, and the producer for the
+        second to release its own, nobody would ever go on.
+        """
+        return self.last_tile > self.first_tile
+
+    @property
     def first_query(self) -> Scalar:
         """Packed index of the tile's first row."""
         return self.line[Field.FIRST_EIGHTH] * 8  # The compiler must see the factor 8.

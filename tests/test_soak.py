@@ -1,0 +1,126 @@
+"""Two thousand random requests on the bundled model, disturbed in every way there is: each gets
+what it would have got alone, and nothing leaks."""
+
+import random
+import string
+
+import jax
+import psutil
+import pytest
+
+from jaxinfer import LLM, SamplingParams
+
+NUM_REQUESTS = 2_000
+MAX_MODEL_LEN = 160
+OPENINGS = (
+    "Once upon a time, there was a",
+    "What is 12 + 34?",
+    "The capital of",
+    '{"name": "',
+    "🦊 said 你好 to the",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """A crowded engine with too few blocks and small chunks, and one where a request is alone."""
+    shared = {"max_model_len": MAX_MODEL_LEN, "show_progress": False}
+    small = {"block_size": 8, "num_kv_blocks": 24, "max_num_batched_tokens": 48}
+    crowded = LLM(**shared, **small, max_num_seqs=12, compile_ahead=True)
+    alone = LLM(**shared, max_num_seqs=1, num_kv_blocks=40, compile_ahead=False)
+    with crowded, alone:
+        yield crowded, alone
+
+
+def random_prompt(rng: random.Random, index: int) -> str:
+    """An opening that many share, then a canary that nobody does."""
+    canary = "".join(rng.choices(string.ascii_lowercase, k=4)) + str(index)
+    return rng.choice(OPENINGS) * rng.choice((1, 1, 4)) + f" {canary}"
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    """Mostly plain sampling; now and then each of what needs the full sampler."""
+    given = {
+        "max_tokens": rng.randint(1, 24),
+        "temperature": rng.choice((0.0, 0.0, 0.5, 1.0)),
+        "seed": rng.randrange(2**40),
+        "ignore_eos": rng.random() < 0.3,
+    }
+    if rng.random() < 0.3:
+        given |= {"top_k": rng.choice((1, 5, 50)), "top_p": rng.choice((0.5, 0.9, 1.0))}
+    if rng.random() < 0.1:
+        given["min_p"] = 0.1
+    if rng.random() < 0.1:
+        given["stop"] = [rng.choice((".", "a", " the"))]
+    if rng.random() < 0.06:
+        extras = (
+            {"repetition_penalty": 1.3},
+            {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+            {"logit_bias": {rng.randrange(2000): 5.0}},
+            {"allowed_token_ids": rng.sample(range(2000), 40)},
+            {"min_tokens": 1},
+            {"bad_words": ["the", " was a"]},
+            {"logprobs": 3},
+        )
+        given |= rng.choice(extras)
+    return SamplingParams(**given)
+
+
+def run_crowded(llm: LLM, requests: list, rng: random.Random) -> dict[str, list[int]]:
+    """Feed requests as room appears, and abort one now and then; the tokens of each."""
+    waiting, tokens, aborted = list(enumerate(requests))[::-1], {}, set()
+    while waiting or llm.has_unfinished_requests():
+        while waiting and len(tokens) - len(aborted) < len(requests) and rng.random() < 0.5:
+            index, (prompt, params) = waiting.pop()
+            llm.add_request(str(index), prompt, params)
+        if rng.random() < 0.01:
+            victim = str(rng.randrange(len(requests)))
+            if llm.abort_request(victim):
+                aborted.add(victim)
+        for output in llm.step():
+            if output.finished and output.request_id not in aborted:
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+    return tokens
+
+
+def resources(llm: LLM) -> dict[str, int]:
+    """What must not grow while requests come and go."""
+    return {
+        "compilations": llm.num_compilations,
+        "arrays": len(jax.live_arrays()),
+        "file descriptors": psutil.Process().num_fds(),
+    }
+
+
+@pytest.mark.slow
+def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines):
+    crowded, alone = engines
+    rng = random.Random(20)
+    requests = [(random_prompt(rng, i), random_params(rng)) for i in range(NUM_REQUESTS)]
+
+    first = run_crowded(crowded, requests[:500], rng)
+    scheduler = crowded._loaded.scheduler
+    before = resources(crowded)
+    rest = run_crowded(crowded, requests[500:], rng)
+
+    after = resources(crowded)
+    assert after["compilations"] == before["compilations"]
+    assert after["file descriptors"] <= before["file descriptors"]
+    assert after["arrays"] <= before["arrays"] + 2  # the last step's results are still referenced
+    scheduler.check_invariants()
+    assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
+    assert scheduler.num_preemptions > 50
+    disturbed = first | {str(int(key) + 500): value for key, value in rest.items()}
+    assert len(disturbed) > 0.9 * NUM_REQUESTS
+    different = []
+    for key, token_ids in disturbed.items():
+        prompt, params = requests[int(key)]
+        (output,) = alone.generate(prompt, params, use_tqdm=False)
+        if token_ids != list(output.outputs[0].token_ids):
+            different.append((prompt, params, token_ids, output.outputs[0].token_ids))
+    # Another batch shape moves a logit in its last bits, and with it the edges between tokens on
+    # the unit interval, by about 1e-5: of some 20,000 draws, a point lies between the old and the
+    # new edge about once in five runs. Greedy tokens have no such edges.
+    assert all(params.temperature > 0 for _, params, *_ in different), different
+    assert len(different) <= 2, different
