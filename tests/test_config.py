@@ -59,7 +59,7 @@ def test_choices_list_what_is_possible(name, value):
 
 
 def test_only_compile_ahead_may_be_left_to_the_platform():
-    with pytest.raises(TypeError, match="^compile_ahead must be True, False or None, got 1"):
+    with pytest.raises(TypeError, match=r"^compile_ahead must be True, False or None, got 1$"):
         EngineConfig(compile_ahead=1)
     assert EngineConfig().compiles_ahead("gpu")
     assert not EngineConfig().compiles_ahead("cpu")

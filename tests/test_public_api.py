@@ -20,11 +20,6 @@ def test_importing_the_package_loads_nothing_heavy():
     assert output_of(code) == "[]"
 
 
-def test_importing_the_package_takes_milliseconds():
-    code = "import time; t = time.perf_counter(); import jaxinfer; print(time.perf_counter() - t)"
-    assert min(float(output_of(code)) for _ in range(5)) < 0.1
-
-
 @pytest.mark.parametrize("name", jaxinfer.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(jaxinfer, name) is getattr(jaxinfer, name)

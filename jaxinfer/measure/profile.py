@@ -46,7 +46,7 @@ def summarize(events: Iterable[tuple[str, float]]) -> dict[str, Any] | None:
     Args:
         events: name and seconds of each kernel that ran.
     """
-    seconds: collections.Counter[str] = collections.Counter()
+    seconds: dict[str, float] = collections.defaultdict(float)
     launches: collections.Counter[str] = collections.Counter()
     for name, duration in events:
         family = re.sub(r"[._]?\d+$", "", name)  # XLA numbers the copies of a kernel
@@ -55,17 +55,21 @@ def summarize(events: Iterable[tuple[str, float]]) -> dict[str, Any] | None:
     busy = sum(seconds.values())
     if not busy:
         return None
-    kinds: collections.Counter[str] = collections.Counter()
+    kinds: dict[str, float] = collections.defaultdict(float)
     for name, duration in seconds.items():
         kinds[_kind(name)] += duration
     return {
         "busy_s": busy,
-        "kinds": {kind: duration / busy for kind, duration in kinds.most_common()},
+        "kinds": {kind: duration / busy for kind, duration in _largest_first(kinds)},
         "kernels": [
             {"name": name, "seconds": duration, "launches": launches[name]}
-            for name, duration in seconds.most_common(_MOST_KERNELS)
+            for name, duration in _largest_first(seconds)[:_MOST_KERNELS]
         ],
     }
+
+
+def _largest_first(amounts: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(amounts.items(), key=lambda item: item[1], reverse=True)
 
 
 def _kind(name: str) -> str:

@@ -53,7 +53,7 @@ def host_cost_report(steps: int = 400) -> dict[str, Any]:
 
 def measure_host_cost(queue: Queue, steps: int, context: int = CONTEXT) -> dict[str, float]:
     """Medians over `steps` decode steps of 64 sequences at `context` tokens beside `queue`."""
-    bench = _Bench(queue, steps, context)
+    bench = DecodeBench(queue, steps, context)
     bench.prefill()
     parts = [bench.decode_step() for _ in range(steps)]
     schedule_us, batch_us, update_us = (
@@ -69,7 +69,7 @@ def measure_host_cost(queue: Queue, steps: int, context: int = CONTEXT) -> dict[
     }
 
 
-class _Bench:
+class DecodeBench:
     """A scheduler and a batch builder with 64 long sequences that are about to decode."""
 
     def __init__(self, queue: Queue, steps: int, context: int) -> None:
@@ -86,7 +86,7 @@ class _Bench:
             max_num_batched_tokens=8192,
             max_model_len=max_model_len,
             block_size=BLOCK_SIZE,
-            num_decode_steps=1,
+            burst_length=1,
             platform="gpu",
         )
         self.builder = BatchBuilder(

@@ -1,14 +1,19 @@
-"""Scheduling and batch building are cheap, and no dearer beside long queues."""
+"""What the host does in a decode step does not depend on who waits and who has finished."""
 
-from scripts.figures.host_cost import Queue, measure_host_cost
+import pytest
 
-
-def _cheapest(queue: Queue) -> float:
-    """Best of a few medians: other processes on the machine can only add."""
-    return min(measure_host_cost(queue, 100, context=64)["schedule_and_batch_us"] for _ in range(3))
+from scripts.figures.host_cost import DecodeBench, Queue
+from tests.call_count import calls_of
 
 
-def test_a_step_does_not_get_dearer_with_waiting_or_finished_requests():
-    alone = _cheapest(Queue(0, 0))
-    assert _cheapest(Queue(waiting=2000, finished=0)) < 1.5 * alone
-    assert _cheapest(Queue(waiting=0, finished=2000)) < 1.5 * alone
+def _calls_of_a_step(queue: Queue) -> int:
+    bench = DecodeBench(queue, steps=20, context=64)
+    bench.prefill()
+    bench.decode_step()
+    return calls_of(bench.decode_step)
+
+
+@pytest.mark.parametrize("queue", [Queue(waiting=500, finished=0), Queue(waiting=0, finished=500)])
+def test_a_step_does_the_same_beside_a_long_queue(queue):
+    # One look at the head of the queue is all that waiting requests may cost.
+    assert _calls_of_a_step(queue) <= _calls_of_a_step(Queue(0, 0)) + 2
