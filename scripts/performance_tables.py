@@ -5,13 +5,15 @@ python scripts/performance_tables.py --check   # status 1 if they are not up to 
 """
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scripts.figures.results import ROOT, load_results
+from scripts.figures.results import RESULTS, ROOT, load_results
 
+KERNELS = RESULTS / "kernels.json"
 PAGE = ROOT / "docs" / "performance.md"
 Record = dict[str, Any]
 
@@ -148,9 +150,54 @@ def start_up_table(records: list[Record]) -> list[str]:
     return _table("processor | device | cache empty s | cache filled s | commit", rows)
 
 
+def device_time_table(records: list[Record]) -> list[str]:
+    """What the GPU's time went into, for the latest profiled record of each workload."""
+    rows = [
+        (
+            record["workload"],
+            record["model"],
+            record["machine"]["device"],
+            ", ".join(
+                f"{kind} {share:.1%}" for kind, share in record["device_time"]["kinds"].items()
+            ),
+            _commit(record),
+        )
+        for record in _latest(records, "workload")
+        if record["device_time"]
+    ]
+    return _table("workload | model | device | share of the GPU's time | commit", rows)
+
+
+def kernel_table(records: list[Record]) -> list[str]:
+    """Each case of the attention kernels' own record, in its fastest configuration."""
+    if not KERNELS.exists():
+        return _table("", [])
+    record = json.loads(KERNELS.read_text())
+    fastest: dict[str, Record] = {}
+    for result in record["results"]:
+        best = fastest.setdefault(result["case"], result)
+        if result["median_microseconds"] < best["median_microseconds"]:
+            fastest[result["case"]] = result
+    rows = [
+        (
+            case,
+            ", ".join(f"{key} {value}" for key, value in (result["config"] or {}).items()) or "-",
+            f"{result['median_microseconds']:.1f}",
+            f"{result['tflops']:.0f} TFLOP/s"
+            if "tflops" in result
+            else f"{result['percent_of_4.3TBs']:.1f}% of 4.3 TB/s",
+            record["commit"][:7],
+        )
+        for case, result in fastest.items()
+    ]
+    return _table("case | configuration | us | reached | commit", rows)
+
+
 TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
     "workloads": workload_table,
     "starts": start_table,
+    "device-time": device_time_table,
+    "kernels": kernel_table,
     "transformers": transformers_table,
     "host": host_table,
     "start-up": start_up_table,

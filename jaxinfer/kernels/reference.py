@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32
 
-_CHUNK = 128  # keys in one step of the online softmax
+_CHUNK = 64  # keys in one step of the online softmax
 _QUERY_BLOCK = 64  # queries of one sequence that a prefill tile row holds
 # Starting value of the running maximum: finite, so that (-inf) - m is -inf and never NaN.
 _LOWEST = -1e30
@@ -55,7 +55,10 @@ def paged_decode_attention(
     B = q.shape[0]
     pages = _view_pages(k_pages, v_pages)
     tables = _pad_tables(block_tables, k_pages.shape[1])
+    # A tile takes as long as its longest row, so rows of like length share one.
+    order = jnp.argsort(context_lens)
     rows = _Rows(q[:, None], (context_lens - 1)[:, None], context_lens, tables)
+    rows = jax.tree.map(lambda x: jnp.take(x, order, axis=0, mode="clip"), rows)
     tile = min(B, _rows_per_tile(decode=True))
     pad = -B % tile
     tiles = jax.tree.map(
@@ -63,7 +66,8 @@ def paged_decode_attention(
         rows,
     )
     out = lax.map(lambda t: _attend(t, pages, scale=scale, causal=True, window=window), tiles)
-    return out.reshape(-1, *q.shape[1:])[:B]
+    out = out.reshape(-1, *q.shape[1:])[:B]
+    return jnp.zeros_like(out).at[order].set(out, unique_indices=True, mode="drop")
 
 
 def paged_prefill_attention(

@@ -98,8 +98,8 @@ def choose_buckets(
     most_tokens = max(max_num_batched_tokens, most_rows)
     full_width = -(-(max_model_len + burst_length - 1) // block_size)
     if platform == "cpu":
-        rows = _up_to(most_rows, [4 * 4**i for i in range(8)])
-        few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512])
+        rows = _up_to(most_rows, [4, *_powers(16)])
+        few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512, 1024])
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
