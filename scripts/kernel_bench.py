@@ -14,8 +14,8 @@ import argparse
 import dataclasses
 import fcntl
 import json
+import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +30,8 @@ import numpy as np
 from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
 from jaxinfer.kernels.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.measure.machine import describe_machine, git_commit
+from scripts.figures.results import ROOT
 
 _BANDWIDTH = 4.3e12  # bytes/s, copy bandwidth measured on the H200
 _W1_CONTEXTS = np.random.default_rng(0).integers(100, 1601, 256)
@@ -233,12 +235,6 @@ def results(only: str, sweep: bool, repeats: int) -> Iterator[dict[str, Any]]:
             }
 
 
-def commit() -> str:
-    """The checked-out commit, or "unknown" outside a repository."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> None:
     """Runs the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -249,10 +245,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None, help="JSON file to write")
     args = parser.parse_args()
     report = {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "commit": args.commit or commit(),
-        "command": " ".join(sys.argv),
+        "kind": "kernels",
+        "commit": args.commit or git_commit(ROOT),
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": describe_machine(),
         "results": [],
     }
     for result in results(args.only, args.sweep, args.repeats):

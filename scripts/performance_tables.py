@@ -5,15 +5,13 @@ python scripts/performance_tables.py --check   # status 1 if they are not up to 
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scripts.figures.results import RESULTS, ROOT, load_results
+from scripts.figures.results import ROOT, load_results
 
-KERNELS = RESULTS / "kernels.json"
 PAGE = ROOT / "docs" / "performance.md"
 Record = dict[str, Any]
 
@@ -170,14 +168,12 @@ def device_time_table(records: list[Record]) -> list[str]:
 
 def kernel_table(records: list[Record]) -> list[str]:
     """Each case of the attention kernels' own record, in its fastest configuration."""
-    if not KERNELS.exists():
-        return _table("", [])
-    record = json.loads(KERNELS.read_text())
-    fastest: dict[str, Record] = {}
-    for result in record["results"]:
-        best = fastest.setdefault(result["case"], result)
-        if result["median_microseconds"] < best["median_microseconds"]:
-            fastest[result["case"]] = result
+    fastest: dict[str, tuple[Record, str]] = {}
+    for record in (record for record in records if record["kind"] == "kernels"):
+        for result in record["results"]:
+            best = fastest.get(result["case"])
+            if best is None or result["median_microseconds"] < best[0]["median_microseconds"]:
+                fastest[result["case"]] = (result, _commit(record))
     rows = [
         (
             case,
@@ -186,9 +182,9 @@ def kernel_table(records: list[Record]) -> list[str]:
             f"{result['tflops']:.0f} TFLOP/s"
             if "tflops" in result
             else f"{result['percent_of_4.3TBs']:.1f}% of 4.3 TB/s",
-            record["commit"][:7],
+            commit,
         )
-        for case, result in fastest.items()
+        for case, (result, commit) in fastest.items()
     ]
     return _table("case | configuration | us | reached | commit", rows)
 

@@ -31,6 +31,7 @@ def _workload(workload: str, seconds: float, **changes):
         "commit": "0123456789abcdef+changes",
         "start_up_s": 20.0,
         "compiled_at_start": 30,
+        "device_time": {"kinds": {"attention": 0.75, "other": 0.25}},
         "memory": {"kv_bytes": 10**9, "kv_share": 0.5, "peak_bytes": None},
     }
     return record | changes
@@ -56,6 +57,20 @@ def test_another_mesh_is_another_row():
     page = fill_tables(EMPTY, [_workload("W1", 4.0), two])
     assert "1 x NVIDIA H200" in page
     assert "2 x NVIDIA H200" in page
+
+
+def test_a_kernel_is_listed_in_its_fastest_configuration():
+    slow = {"case": "decode", "config": {"stages": 2}, "median_microseconds": 9.0, "tflops": 100.0}
+    fast = slow | {"config": {"stages": 3}, "median_microseconds": 8.0, "tflops": 120.0}
+    page = fill_tables(
+        EMPTY, [{"kind": "kernels", "commit": "0123456789", "results": [slow, fast]}]
+    )
+    assert "| decode | stages 3 | 8.0 | 120 TFLOP/s | 0123456 |" in page
+    assert "100 TFLOP/s" not in page
+
+
+def test_the_gpus_time_is_listed_by_kind():
+    assert "attention 75.0%, other 25.0%" in fill_tables(EMPTY, [_workload("W1", 4.0)])
 
 
 def test_filling_twice_changes_nothing():
