@@ -9,8 +9,8 @@ How, and where each idea comes from:
 * **FlashAttention-2** (Dao 2023, arXiv:2307.08691): a tile of queries stays on the chip, keys and
   values stream past; only tiles that cross the diagonal pay for a mask.
 * **FlashAttention-3** (Shah et al. 2024, arXiv:2407.08608): a producer warpgroup starts TMA copies,
-  two consumer warpgroups of 64 query rows compute, and a barrier makes them take turns, so that
-  one's softmax runs under the other's matrix products.
+  two consumer warpgroups of 64 query rows compute; one's softmax runs under the other's matrix
+  products, by itself or (`take_turns`) because a barrier makes them alternate.
 * **PagedAttention** (Kwon et al. 2023): a stage of 128 keys is assembled from pages (`pages.py`).
 * **Grouped heads**: with an even GQA group the two consumers take two query heads of one kv head
   at the same 64 positions, otherwise one head at 128 positions. The first halves what is wasted

@@ -24,12 +24,14 @@ class PrefillConfig:
     Attributes:
         block_kv: keys in a stage, 64 or 128.
         stages: stages of keys and values in shared memory.
-        take_turns: let the consumers alternate between tensor cores and softmax.
+        take_turns: let the consumers alternate between tensor cores and softmax. On an H200 it
+            won 5% at 8,192 tokens and lost 3% at 2,048, less than repeats differed; off, the
+            consumers never wait for each other.
     """
 
     block_kv: int = 128
     stages: int = 2
-    take_turns: bool = True
+    take_turns: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
