@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer import LLM, ModelConfig, forward
+from jaxinfer import LLM, ModelConfig, SamplingParams, forward
 from jaxinfer.model.modules import init_params
 
 CONFIG = ModelConfig(
@@ -26,6 +26,8 @@ CONFIG = ModelConfig(
     max_position_embeddings=256,
 )
 MAX_MODEL_LEN = 64
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
 
 
 @functools.cache
@@ -81,3 +83,7 @@ def greedy_reference(prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(int(reference_logits(tokens)[-1].argmax()))
     return tokens[len(prompt) :]
+
+
+def ids(outputs):
+    return [output.outputs[0].token_ids for output in outputs]

@@ -6,40 +6,13 @@ import numpy as np
 import pytest
 
 from jaxinfer import SamplingParams
-from jaxinfer.model.tokenizer import Tokenizer
-from tests.model.small_tokenizer import write_tokenizer
-from tests.serving.small_llm import greedy_reference, reference_logprobs, small_llm
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path_factory.mktemp("llm")))
-    yield tokenizer
-    tokenizer.close()
-
-
-@pytest.fixture(scope="module")
-def llm(tokenizer):
-    with small_llm(tokenizer=tokenizer) as llm:
-        yield llm
-
-
-@pytest.fixture(autouse=True)
-def no_blocks_are_lost(request):
-    yield
-    if "llm" in request.fixturenames:
-        llm = request.getfixturevalue("llm")
-        assert not llm.has_unfinished_requests()
-        scheduler = llm._loaded.scheduler
-        scheduler.check_invariants()
-        assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
-
-
-def ids(outputs):
-    return [output.outputs[0].token_ids for output in outputs]
+from tests.serving.small_llm import (
+    GREEDY,
+    PROMPTS,
+    greedy_reference,
+    ids,
+    reference_logprobs,
+)
 
 
 def test_generate_returns_outputs_in_the_order_of_the_prompts(llm):

@@ -9,43 +9,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer import LLM, SamplingParams
+from jaxinfer import LLM
 from jaxinfer.errors import CapacityError, ModelLoadError, StepError
 from jaxinfer.model.sharding import make_mesh
-from jaxinfer.model.tokenizer import Tokenizer
 from tests.model.small_tokenizer import write_tokenizer
-from tests.serving.small_llm import greedy_reference, reference_logits, small_llm, small_params
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    tokenizer = Tokenizer.from_directory(write_tokenizer(tmp_path_factory.mktemp("llm")))
-    yield tokenizer
-    tokenizer.close()
-
-
-@pytest.fixture(scope="module")
-def llm(tokenizer):
-    with small_llm(tokenizer=tokenizer) as llm:
-        yield llm
-
-
-@pytest.fixture(autouse=True)
-def no_blocks_are_lost(request):
-    yield
-    if "llm" in request.fixturenames:
-        llm = request.getfixturevalue("llm")
-        assert not llm.has_unfinished_requests()
-        scheduler = llm._loaded.scheduler
-        scheduler.check_invariants()
-        assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
-
-
-def ids(outputs):
-    return [output.outputs[0].token_ids for output in outputs]
+from tests.serving.small_llm import (
+    GREEDY,
+    PROMPTS,
+    greedy_reference,
+    ids,
+    reference_logits,
+    small_llm,
+    small_params,
+)
 
 
 def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm):
