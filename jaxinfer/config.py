@@ -73,8 +73,8 @@ class EngineConfig:
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
         num_kv_blocks: KV blocks to allocate (block 0 is reserved); None measures device memory.
-        gpu_memory_utilization: share of each device's memory that the engine may use, in (0, 1]. JAX's
-            allocator never gives more than its own share, which is 75% unless the environment
+        gpu_memory_utilization: share of each device's memory that the engine may use, in (0, 1].
+            JAX's allocator never gives more than its own share, which is 75% unless the environment
             variable XLA_CLIENT_MEM_FRACTION is set before JAX starts; the commands set it.
         enable_prefix_caching: keep full blocks of finished requests for prompts that share them.
         swap_space: GiB of host memory that holds the blocks of preempted requests.
