@@ -223,11 +223,11 @@ def _model_config(directory: pathlib.Path | None, source: ModelSource) -> ModelC
 
 
 def _check_max_model_len(config: EngineConfig, model_config: ModelConfig) -> None:
-    longest = model_config.max_position_embeddings
+    longest = model_config.max_context_length
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(
             f"max_model_len {config.max_model_len} is more than the model's "
-            f"max_position_embeddings {longest}; lower it, or extend the model by YaRN "
+            f"longest context, {longest}; lower it, or extend the model by YaRN "
             "(rope_scaling in its config.json)"
         )
 

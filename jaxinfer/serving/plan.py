@@ -111,7 +111,7 @@ def plan_engine(
         platform=device.platform,
         compute_capability=_compute_capability(device),
     )
-    max_model_len = engine_config.max_model_len or model_config.max_position_embeddings
+    max_model_len = engine_config.max_model_len or model_config.max_context_length
     buckets = choose_buckets(
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),

@@ -9,6 +9,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError, ModelLoadError
+from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.model.weights import save_params
 from jaxinfer.serving.loading import ModelSource, choose_mesh
@@ -94,7 +95,7 @@ def test_something_that_is_no_qwen3_is_named(directory, tmp_path):
 
 
 def test_a_length_beyond_the_models_positions_is_refused():
-    with pytest.raises(ValueError, match=r"max_model_len 257 .* max_position_embeddings 256"):
+    with pytest.raises(ValueError, match=r"max_model_len 257 .* longest context, 256"):
         small_llm(max_model_len=257)
 
 
@@ -106,6 +107,15 @@ def test_compiling_ahead_leaves_nothing_to_compile(directory, capsys):
         llm.generate([[1, 2, 3], [4]], GREEDY, use_tqdm=False)
         llm.generate([[5]], SamplingParams(temperature=0.7, logprobs=2), use_tqdm=False)
         assert llm.num_compilations == before
+
+
+def test_yarn_stretches_what_max_model_len_may_be():
+    scaling = RopeScaling(factor=4.0, original_max_position_embeddings=256)
+    stretched = dataclasses.replace(CONFIG, rope_scaling=scaling)
+    with small_llm(config=stretched, max_model_len=1000, num_kv_blocks=130) as llm:
+        assert llm.max_model_len == 1000
+    with pytest.raises(ValueError, match="longest context, 1024"):
+        small_llm(config=stretched, max_model_len=1025)
 
 
 def test_too_little_memory_is_one_line_that_says_what_helps(monkeypatch):
