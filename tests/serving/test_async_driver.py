@@ -74,13 +74,15 @@ def test_two_event_loops_may_share_an_engine():
 def test_cancelling_a_task_aborts_its_request_and_no_other():
     async def main():
         long = PARAMS.clone(max_tokens=100)
-        cancelled = asyncio.create_task(setup.collect("a", [1], long))
-        other = asyncio.create_task(setup.collect("b", [2]))
-        while not setup.scheduler.get("a/0"):
-            await asyncio.sleep(0.001)
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
+        with setup.lock:  # the driver's thread stands still, so that "a" can't end by itself
+            cancelled = asyncio.create_task(setup.collect("a", [1], long))
+            other = asyncio.create_task(setup.collect("b", [2]))
+            await asyncio.sleep(0)
+            setup.driver._advance()
+            assert setup.scheduler.get("a/0") is not None
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
         tokens, _ = await other
         while setup.engine.has_unfinished:
             await asyncio.sleep(0.001)
