@@ -1,6 +1,7 @@
 """Shared test setup: eight emulated CPU devices, strict dtype promotion, GPU marks."""
 
 import os
+import signal
 
 # Must happen before JAX is imported anywhere: the flag is read once, when the backend starts.
 if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
@@ -13,6 +14,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import jax
 import pytest
+
+# Whoever starts the tests in the background may ignore Ctrl-C for them, and processes that they
+# start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
