@@ -224,7 +224,7 @@ def _integers(name: str, values: Any) -> list[int]:
     # NumPy and JAX arrays: one transfer instead of one an element.
     to_list = getattr(values, "tolist", None)
     ids = to_list() if to_list is not None else list(values)
-    if all(type(token_id) is int for token_id in ids):
+    if set(map(type, ids)) <= {int}:
         return ids
     return [_integer(name, i, token_id) for i, token_id in enumerate(ids)]
 

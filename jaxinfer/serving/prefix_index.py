@@ -2,8 +2,8 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from jaxinfer.serving.request import Request
 
@@ -13,8 +13,7 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     block: int
     parent: bytes
     tokens: bytes
@@ -58,12 +57,8 @@ class PrefixIndex:
         """
         self._forget_stale_hashes(request)
         found = []
-        for i in range(max_blocks):
-            tokens = self._block_tokens(request, i)
-            parent = self._parent(request, i)
-            if i == len(request.block_hashes):
-                request.block_hashes.append(self._hash(parent + tokens))
-            entry = self._entries.get(request.block_hashes[i])
+        for parent, tokens, digest in self._chain(request, 0, max_blocks):
+            entry = self._entries.get(digest)
             if entry is None or entry.tokens != tokens or entry.parent != parent:
                 break
             found.append(entry.block)
@@ -79,13 +74,9 @@ class PrefixIndex:
         first, request.num_registered_blocks = request.num_registered_blocks, num_blocks
         if request.weight_version != self.weight_version:
             return
-        for i in range(first, num_blocks):
-            tokens = self._block_tokens(request, i)
-            parent = self._parent(request, i)
-            if i == len(request.block_hashes):
-                request.block_hashes.append(self._hash(parent + tokens))
-            digest = request.block_hashes[i]
-            block = request.block_table[i]
+        blocks = request.block_table[first:num_blocks]
+        links = self._chain(request, first, num_blocks)
+        for block, (parent, tokens, digest) in zip(blocks, links, strict=True):
             if digest not in self._entries:
                 self._entries[digest] = _Entry(block, parent, tokens)
                 self._hash_of_block[block] = digest
@@ -111,11 +102,31 @@ class PrefixIndex:
             request.weight_version = self.weight_version
             request.block_hashes.clear()
 
-    def _parent(self, request: Request, i: int) -> bytes:
-        if i:
-            return request.block_hashes[i - 1]
+    def _chain(
+        self, request: Request, first: int, stop: int
+    ) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Parent's hash, tokens and hash of the request's blocks `[first, stop)`, in order.
+
+        Hashes are computed as far as the caller reads and kept in the request.
+        """
+        if first >= stop:
+            return
+        hashes = request.block_hashes
+        parent = hashes[first - 1] if first else self._root(request)
+        # Packed once for all blocks: a long prompt's chain is on the way to its first token.
+        packed = self._packed_tokens(request, first, stop)
+        size = len(packed) // (stop - first)
+        for i in range(first, stop):
+            start = (i - first) * size
+            tokens = packed[start : start + size]
+            if i == len(hashes):
+                hashes.append(self._hash(parent + tokens))
+            yield parent, tokens, hashes[i]
+            parent = hashes[i]
+
+    def _root(self, request: Request) -> bytes:
         return self._hash(repr((request.cache_salt, self.weight_version)).encode())
 
-    def _block_tokens(self, request: Request, i: int) -> bytes:
-        start = i * self.block_size
-        return array("q", request.tokens(start, start + self.block_size)).tobytes()
+    def _packed_tokens(self, request: Request, first: int, stop: int) -> bytes:
+        tokens = request.tokens(first * self.block_size, stop * self.block_size)
+        return array("q", tokens).tobytes()
