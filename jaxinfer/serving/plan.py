@@ -172,7 +172,8 @@ def _count_blocks(programs: Programs, buckets: Buckets, config: EngineConfig) ->
 def _compiler(
     programs: Programs, config: EngineConfig, platform: str
 ) -> CompiledPrograms[ProgramKey]:
-    options = functools.partial(options_of, platform=platform)
+    num_devices = programs.context.num_devices
+    options = functools.partial(options_of, platform=platform, num_devices=num_devices)
     return CompiledPrograms(programs.lower, options, config.compilation_cache_dir)
 
 

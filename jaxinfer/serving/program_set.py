@@ -3,6 +3,7 @@
 from typing import Any
 
 from jaxinfer.serving.buckets import Buckets
+from jaxinfer.serving.collectives import choose_collectives, collective_options
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs import BurstKey, ProgramKey, PromptLogprobsKey, SamplerKey
 from jaxinfer.serving.sampling.layout import MODES
@@ -46,8 +47,8 @@ def largest_programs(buckets: Buckets) -> list[ProgramKey]:
     ]
 
 
-def options_of(key: ProgramKey, *, platform: str) -> dict[str, Any]:
-    """XLA's options for one program.
+def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str, Any]:
+    """XLA's options for one program on a mesh of so many devices.
 
     On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2. They
     read weights that XLA merges (q, k and v; gate and up) where they lie, but for cuBLAS it would
@@ -68,4 +69,6 @@ def options_of(key: ProgramKey, *, platform: str) -> dict[str, Any]:
     options: dict[str, Any] = {"xla_gpu_enable_dynamic_slice_fusion": False}
     if rows >= 128:
         options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+    if num_devices > 1:
+        options |= collective_options(choose_collectives(rows))
     return options

@@ -1,0 +1,160 @@
+"""Time small all-reduces on the GPUs of one host, alone and inside decode steps.
+
+    python scripts/all_reduce_bench.py --model-shape 8b
+
+At decode an all-reduce moves a few KB, so what counts is how it is launched. XLA can run it as a
+kernel of its own or through NCCL, inside or outside a CUDA graph. The first table is a chain of
+dependent all-reduces of bf16 ``[B, 4096]``, the second whole decode steps of a model (the real
+programs, random weights). Every repeat goes to benchmarks/results/ as JSON. `NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches
+inside graphs cheaper; the record says whether it was set.
+"""
+
+import argparse
+import functools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.kernels.attention import Backend
+from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
+from jaxinfer.measure.random_model import random_params
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.serving import kv_cache
+from jaxinfer.serving.collectives import CollectiveChoice, collective_options
+from jaxinfer.serving.layout import DecodeShape
+from jaxinfer.serving.program_set import options_of
+from jaxinfer.serving.programs import Programs
+from jaxinfer.serving.steps import StepContext
+from scripts.figures.results import RESULTS, save_result
+
+_LAUNCHES, _WIDTH = 56, 4096
+_BLOCK_SIZE, _BLOCKS, _CONTEXT = 16, 20_000, 1024
+_CHOICES: tuple[CollectiveChoice, ...] = ("kernel", "nccl")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print both tables, keep the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[2, 8, 64, 256])
+    parser.add_argument("--model-shape", choices=SHAPE_NAMES, help="time decode steps of it too")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--output-directory", type=Path, default=RESULTS)
+    arguments = parser.parse_args(argv)
+    if len(jax.devices()) < 2:
+        print("all_reduce_bench: error: needs two devices or more", file=sys.stderr)
+        return 1
+    mesh = make_mesh(len(jax.devices()))
+    rows = list(chains(mesh, arguments.rows, arguments.repeats))
+    if arguments.model_shape:
+        rows += steps(mesh, arguments.model_shape, arguments.rows, arguments.repeats)
+    for row in rows:
+        print(f"{row['what']:<24} {row['rows']:>4} rows  {row['us']:>9.1f} us", flush=True)
+    figures = {
+        "num_devices": len(jax.devices()),
+        "nccl_graph_mixing": os.environ.get("NCCL_GRAPH_MIXING_SUPPORT", "default"),
+        "model_shape": arguments.model_shape,
+        "rows": rows,
+    }
+    print("kept in", save_result("all-reduce", figures, arguments.output_directory))
+    return 0
+
+
+def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
+    """Microseconds of one all-reduce among many dependent ones."""
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def chain(x: jax.Array) -> jax.Array:
+        for _ in range(_LAUNCHES):
+            x = jax.lax.psum(x, mesh.axis_names[0]) * jnp.asarray(0.5, x.dtype)
+        return x
+
+    split = jax.shard_map(
+        chain, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    for rows in sizes:
+        x = jax.device_put(jnp.ones((rows, _WIDTH), jnp.bfloat16), whole)
+        for choice in _CHOICES:
+            options = collective_options(choice)
+            run = jax.jit(split).lower(x).compile(compiler_options=options)
+            taken = seconds_of(lambda run=run, x=x: run(x), repeats)
+            yield _row(f"all-reduce, {choice}", rows, [t / _LAUNCHES for t in taken])
+
+
+def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
+    """Microseconds of a decode step at a context of 1,024 tokens."""
+    programs = _programs(mesh, shape)
+    keys = [DecodeShape(rows, _CONTEXT // _BLOCK_SIZE) for rows in sizes]
+    with ThreadPoolExecutor() as pool:
+        compiled = list(
+            pool.map(functools.partial(_compile, programs), *zip(*_cases(keys), strict=True))
+        )
+    params = random_params(programs.context.config, "bfloat16", mesh)
+    state = list(kv_cache.allocate(programs))
+    for (key, choice), run in zip(_cases(keys), compiled, strict=True):
+        packed = jax.device_put(_batch(key), NamedSharding(mesh, PartitionSpec()))
+
+        def step(run: Any = run, packed: jax.Array = packed) -> Any:
+            state[0], hidden, _ = run(params, state[0], packed, state[1])
+            return hidden
+
+        yield _row(f"decode step, {choice}", key.rows, seconds_of(step, repeats))
+
+
+def _cases(keys: Sequence[DecodeShape]) -> list[tuple[DecodeShape, CollectiveChoice]]:
+    return [(key, choice) for key in keys for choice in _CHOICES]
+
+
+def _compile(programs: Programs, key: DecodeShape, choice: CollectiveChoice) -> Any:
+    options = options_of(key, platform=jax.default_backend(), num_devices=1)
+    return programs.lower(key).compile(compiler_options=options | collective_options(choice))
+
+
+def seconds_of(run: Callable[[], Any], repeats: int, calls: int = 20) -> list[float]:
+    """Seconds of a call, back to back; one uncounted round goes first."""
+    taken = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        outputs = [run() for _ in range(calls)]
+        jax.block_until_ready(outputs)
+        taken.append((time.perf_counter() - start) / calls)
+    return taken[1:]
+
+
+def _programs(mesh: Mesh, shape: str) -> Programs:
+    config, rules = shape_config(shape), ShardingRules()
+    backend: Backend = "mosaic" if jax.default_backend() == "gpu" else "xla"
+    context = StepContext(config, mesh, rules, backend, _BLOCK_SIZE)
+    described = abstract_params(config, "bfloat16", mesh, rules)
+    return Programs(context, described, _BLOCKS, 2)
+
+
+def _batch(key: DecodeShape) -> np.ndarray:
+    """Rows of 1,024 tokens each in blocks of their own."""
+    packed = np.zeros(key.size, np.int32)
+    fields = key.split(packed)
+    fields.context_lens[:] = _CONTEXT
+    fields.slots[:] = 1
+    fields.block_tables[:] = 1 + np.arange(key.rows * key.width).reshape(key.rows, key.width)
+    return packed
+
+
+def _row(what: str, rows: int, seconds: list[float]) -> dict[str, Any]:
+    microseconds = [second * 1e6 for second in seconds]
+    return {"what": what, "rows": rows, "us": statistics.median(microseconds), "all": microseconds}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
