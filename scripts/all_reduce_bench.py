@@ -5,12 +5,12 @@
 At decode an all-reduce moves a few KB, so what counts is how it is launched. XLA can run it as a
 kernel of its own or through NCCL, inside or outside a CUDA graph. The first table is a chain of
 dependent all-reduces of bf16 ``[B, 4096]``, the second whole decode steps of a model (the real
-programs, random weights). Every repeat goes to benchmarks/results/ as JSON. `NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches
-inside graphs cheaper; the record says whether it was set.
+programs, random weights). Every repeat goes to benchmarks/results/ as JSON.
+`NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches inside graphs cheaper; the
+record says whether it was set.
 """
 
 import argparse
-import functools
 import os
 import statistics
 import sys
