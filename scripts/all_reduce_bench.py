@@ -39,7 +39,7 @@ from jaxinfer.serving.steps import StepContext
 from scripts.figures.results import RESULTS, save_result
 
 _LAUNCHES, _WIDTH = 56, 4096
-_BLOCK_SIZE, _BLOCKS, _CONTEXT = 16, 20_000, 1024
+_BLOCK_SIZE, _CONTEXT = 16, 1024
 _CHOICES: tuple[CollectiveChoice, ...] = ("kernel", "nccl")
 
 
@@ -95,12 +95,11 @@ def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str,
 
 def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
     """Microseconds of a decode step at a context of 1,024 tokens."""
-    programs = _programs(mesh, shape)
-    keys = [DecodeShape(rows, _CONTEXT // _BLOCK_SIZE) for rows in sizes]
+    width = _CONTEXT // _BLOCK_SIZE
+    programs = _programs(mesh, shape, num_blocks=1 + max(sizes) * width)
+    keys = [DecodeShape(rows, width) for rows in sizes]
     with ThreadPoolExecutor() as pool:
-        compiled = list(
-            pool.map(functools.partial(_compile, programs), *zip(*_cases(keys), strict=True))
-        )
+        compiled = list(pool.map(lambda case: _compile(programs, *case), _cases(keys)))
     params = random_params(programs.context.config, "bfloat16", mesh)
     state = list(kv_cache.allocate(programs))
     for (key, choice), run in zip(_cases(keys), compiled, strict=True):
@@ -133,12 +132,12 @@ def seconds_of(run: Callable[[], Any], repeats: int, calls: int = 20) -> list[fl
     return taken[1:]
 
 
-def _programs(mesh: Mesh, shape: str) -> Programs:
+def _programs(mesh: Mesh, shape: str, *, num_blocks: int) -> Programs:
     config, rules = shape_config(shape), ShardingRules()
     backend: Backend = "mosaic" if jax.default_backend() == "gpu" else "xla"
     context = StepContext(config, mesh, rules, backend, _BLOCK_SIZE)
     described = abstract_params(config, "bfloat16", mesh, rules)
-    return Programs(context, described, _BLOCKS, 2)
+    return Programs(context, described, num_blocks, 2)
 
 
 def _batch(key: DecodeShape) -> np.ndarray:
