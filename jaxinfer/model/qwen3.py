@@ -12,33 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxinfer.kernels.attention import Backend
+from jaxinfer.kernels.linear import contract, linear, precision, rms_norm
+from jaxinfer.kernels.projections import norm_gated, norm_project, project_add
+from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope import apply_rope, cos_sin
-from jaxinfer.model.rounding import narrow, rounded, rounded_add
 
 Params = Mapping[str, Any]
 Attend = Callable[[Params, jax.Array, jax.Array, jax.Array], jax.Array]
-
-
-def rms_norm(
-    x: Float[Array, "*batch E"], weight: Float[Array, " E"], eps: float
-) -> Float[Array, "*batch E"]:
-    """Root-mean-square norm (https://arxiv.org/abs/1910.07467) with Hugging Face's rounding.
-
-    The mean square and its root are float32; the normalized value is rounded to ``x.dtype`` and
-    only then multiplied by ``weight``.
-    """
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return narrow(rounded(wide * scale, x.dtype) * weight.astype(jnp.float32), x.dtype)
-
-
-def linear(
-    x: Float[Array, "*batch I"], weight: Float[Array, "O I"], bias: jax.Array | None = None
-) -> Float[Array, "*batch O"]:
-    """``x @ weight.T + bias`` with float32 accumulation and the result in ``x.dtype``."""
-    product = _contract(x, weight, x.dtype)
-    return product if bias is None else rounded_add(product, bias)
 
 
 def embed(
@@ -67,6 +49,7 @@ def decoder_layer(
     config: ModelConfig,
     attend: Attend,
     axis: str | None = None,
+    backend: Backend = "xla",
 ) -> Float[Array, "*batch E"]:
     """One transformer block: attention and gated MLP, each on a norm of the residual stream.
 
@@ -78,32 +61,38 @@ def decoder_layer(
             It receives the raw projections, because GPU kernels fuse the norm, the rotation and
             the page write; ``qk_norm_rope`` does the first two.
         axis: mesh axis of tensor parallelism, inside ``shard_map``.
+        backend: whose kernels compute the projections.
     """
-    attention, eps = layer["self_attn"], config.rms_norm_eps
-    q, k, v = project_qkv(attention, rms_norm(x, layer["input_layernorm"], eps), config, axis)
-    mixed = attend(attention, q, k, v)
-    mixed = mixed.reshape(*x.shape[:-1], -1)
-    output = _reduce(linear(mixed, attention["o_proj"]), axis)
-    if "o_proj_bias" in attention:
-        output = rounded_add(output, attention["o_proj_bias"])
-    x = rounded_add(x, output)
-    hidden = rms_norm(x, layer["post_attention_layernorm"], eps)
-    return rounded_add(x, _reduce(gated_mlp(layer["mlp"], hidden), axis))
+    attention, mlp, eps = layer["self_attn"], layer["mlp"], config.rms_norm_eps
+    q, k, v = project_qkv(attention, x, layer["input_layernorm"], config, axis, backend)
+    mixed = attend(attention, q, k, v).reshape(*x.shape[:-1], -1)
+    bias = attention.get("o_proj_bias")
+    x = _project_add(mixed, attention["o_proj"], bias, x, axis, backend)
+    norm, gate, up = layer["post_attention_layernorm"], mlp["gate_proj"], mlp["up_proj"]
+    inner = norm_gated(x, norm, gate, up, eps=eps, backend=backend)
+    return _project_add(inner, mlp["down_proj"], None, x, axis, backend)
 
 
 def project_qkv(
-    attention: Params, hidden: Float[Array, "*batch E"], config: ModelConfig, axis: str | None
+    attention: Params,
+    x: Float[Array, "*batch E"],
+    norm: Float[Array, " E"],
+    config: ModelConfig,
+    axis: str | None,
+    backend: Backend,
 ) -> tuple[Float[Array, "*batch H D"], Float[Array, "*batch K D"], Float[Array, "*batch K D"]]:
-    """Query, key and value heads of this device, before their norm and rotation."""
-    heads = (*hidden.shape[:-1], -1, config.head_dim)
-
-    def project(name: str, own: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        bias = attention.get(f"{name}_bias")
-        weight = own(attention[name])
-        return linear(hidden, weight, None if bias is None else own(bias)).reshape(heads)
-
+    """Query, key and value heads of this device from the norm of x, before their own norm."""
     own_kv = _own_kv_head(attention, config, axis)
-    return project("q_proj", lambda w: w), project("k_proj", own_kv), project("v_proj", own_kv)
+    own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
+    weights = [select(attention[name]) for name, select in own.items()]
+    projected = norm_project(x, norm, weights, eps=config.rms_norm_eps, backend=backend)
+    biases = [attention.get(f"{name}_bias") for name in own]
+    q, k, v = (
+        product if bias is None else rounded_add(product, select(bias))
+        for product, bias, select in zip(projected, biases, own.values(), strict=True)
+    )
+    heads = (*x.shape[:-1], -1, config.head_dim)
+    return q.reshape(heads), k.reshape(heads), v.reshape(heads)
 
 
 def qk_norm_rope(
@@ -119,13 +108,6 @@ def qk_norm_rope(
     return q, apply_rope(rms_norm(k, attention["k_norm"], eps), cos, sin)
 
 
-def gated_mlp(mlp: Params, x: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
-    """SwiGLU (https://arxiv.org/abs/2002.05202); a partial sum where F is split over devices."""
-    gate = jax.nn.silu(linear(x, mlp["gate_proj"]).astype(jnp.float32))
-    up = linear(x, mlp["up_proj"]).astype(jnp.float32)
-    return linear(narrow(rounded(gate, x.dtype) * up, x.dtype), mlp["down_proj"])
-
-
 def final_hidden(
     params: Params, x: Float[Array, "*batch E"], config: ModelConfig
 ) -> Float[Array, "*batch E"]:
@@ -139,7 +121,7 @@ def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*
     A tree without ``lm_head`` is tied: the embedding is the head.
     """
     head = params["lm_head"] if "lm_head" in params else params["model"]["embed_tokens"]
-    return _contract(hidden, head, jnp.dtype(jnp.float32))
+    return contract(hidden, head, jnp.float32)
 
 
 def forward(
@@ -203,7 +185,7 @@ def dense_attention(
     """
     *leading, heads, head_dim = q.shape
     grouped = q.reshape(*leading, k.shape[-2], -1, head_dim)
-    product = functools.partial(jnp.einsum, precision=_precision(q.dtype))
+    product = functools.partial(jnp.einsum, precision=precision(q.dtype))
     scores = product("...tkgd,...skd->...kgts", grouped, k, preferred_element_type=jnp.float32)
     scores = jnp.where(
         mask[..., None, None, :, :], scores * head_dim**-0.5, jnp.finfo(jnp.float32).min
@@ -228,25 +210,21 @@ def _dense_mask(shape: tuple[int, ...], attention_mask: jax.Array | None) -> jax
     )
 
 
-def _contract(x: jax.Array, weight: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Contract the last dimension of ``x`` with dimension 1 of ``weight [out, in]``."""
-    return jax.lax.dot_general(
-        x,
-        weight,
-        (((x.ndim - 1,), (1,)), ((), ())),
-        precision=_precision(x.dtype),
-        preferred_element_type=dtype,
-    )
-
-
-def _precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
-    """Float32 means float32: GPUs would otherwise use TF32. A precision the caller set wins."""
-    exact = dtype == jnp.float32 and jax.config.jax_default_matmul_precision is None
-    return jax.lax.Precision.HIGHEST if exact else None
-
-
-def _reduce(partial: jax.Array, axis: str | None) -> jax.Array:
-    return partial if axis is None else jax.lax.psum(partial, axis)
+def _project_add(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array,
+    axis: str | None,
+    backend: Backend,
+) -> jax.Array:
+    """``residual + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
+    if axis is None and bias is None:
+        return project_add(x, weight, residual, backend=backend)
+    output = linear(x, weight)
+    if axis is not None:
+        output = jax.lax.psum(output, axis)
+    return rounded_add(residual, output if bias is None else rounded_add(output, bias))
 
 
 def _own_kv_head(

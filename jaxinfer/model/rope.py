@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jaxinfer.kernels.rounding import narrow, rounded
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope_scaling import rope_frequencies
-from jaxinfer.model.rounding import narrow, rounded
 
 
 def cos_sin(

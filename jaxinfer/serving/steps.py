@@ -216,7 +216,7 @@ def _run_layers(
                 backend=context.backend,
             )
 
-        x = decoder_layer(layer, x, config, attend, axis)
+        x = decoder_layer(layer, x, config, attend, axis, context.backend)
         return written, x
 
     x = embed(params, token_ids, axis)
