@@ -15,6 +15,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import jax
 import pytest
 
+from tests.kernels import h200_target
+
 # Whoever starts the tests in the background may ignore Ctrl-C for them, and processes that they
 # start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,10 +25,14 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip GPU-marked tests where JAX sees no GPU."""
-    if jax.default_backend() == "gpu":
-        return
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
+    """Skip what needs a GPU where JAX sees none, and what needs the CUDA plugin without it."""
+    if jax.default_backend() != "gpu":
+        _skip(items, "gpu", "needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
+    if not h200_target.available():
+        _skip(items, "h200_compile", "needs JAX's CUDA plugin (run scripts/h200_compile.py)")
+
+
+def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+        if mark in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))

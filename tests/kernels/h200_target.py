@@ -1,8 +1,8 @@
-"""Compile for an H200 on a machine without a GPU: lowering and XLA's passes, no execution.
+"""Compile for H200s on a machine without a GPU: lowering and XLA's passes, no execution.
 
-The CUDA plugin's compiler needs no driver. It is not a test dependency (190 MB), so tests that use
-it skip where it is absent; `pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt` in jaxlib's
-version brings it.
+The CUDA plugin's compiler needs no driver. It is not a test dependency (140 MB, and JAX would look
+for a GPU in every other test), so what uses it is skipped where it is absent.
+`scripts/h200_compile.py` makes environments that have it, and runs these tests there.
 """
 
 import importlib.util
@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import pytest
 from jax.experimental import topologies
-from jax.sharding import AbstractMesh, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
+
+from jaxinfer.model.sharding import make_mesh
 
 _DESCRIPTION = """
 gpu_device_info {
@@ -37,23 +39,33 @@ def available() -> bool:
     return any(importlib.util.find_spec(f"jax_plugins.xla_cuda{v}") for v in (12, 13))
 
 
-needs_plugin = pytest.mark.skipif(
-    not available(),
-    reason="compiling for an H200 needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt",
-)
+# tests/conftest.py skips what bears this mark where no plugin is.
+needs_plugin = pytest.mark.h200_compile
+
+
+def h200_mesh(num_devices: int) -> Mesh:
+    """A mesh of the engine's kind over so many H200s of one host, none of which exists."""
+    return make_mesh(num_devices, _devices(num_devices))
 
 
 def compile_for_h200(
     function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()
 ) -> jax.stages.Compiled:
     """Compiles `function` for one H200 at the given `ShapeDtypeStruct`s."""
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", target_config=_DESCRIPTION, topology="1x1x1"
-    )
-    sharding = SingleDeviceSharding(topology.devices[0])
+    sharding = SingleDeviceSharding(_devices(1)[0])
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
     jitted = jax.jit(function, in_shardings=sharding, out_shardings=sharding, donate_argnums=donate)
     # Some kernels look the device up while they are traced.
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         return jitted.trace(*shapes).lower(lowering_platforms=("cuda",)).compile()
+
+
+def _devices(count: int) -> list[Any]:
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="h200",
+        target_config=_DESCRIPTION,
+        topology=f"1x1x{count}",
+    )
+    return list(topology.devices)

@@ -1,69 +1,108 @@
-"""The Mosaic kernels still lower for an H200, without copies of a pool and in few kernels."""
+"""Every Mosaic kernel still lowers for an H200, without copies of a pool and in few launches."""
 
 import functools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxinfer.kernels.mosaic
 from jaxinfer.kernels import attention
+from jaxinfer.kernels.mosaic import skinny
+from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
-pytestmark = needs_plugin
-
-B, H, K, D, S, W, P = 16, 16, 8, 128, 16, 64, 500
-_BF16, _INT32 = jnp.bfloat16, jnp.int32
+B, H, K, D, S, W, P, E, F = 16, 16, 8, 128, 16, 64, 500, 1024, 3072
+_SOURCES = Path(jaxinfer.kernels.mosaic.__file__).parent
 
 
-def _shape(*shape, dtype=_BF16):
+def _shape(*shape, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _kernels(compiled):
-    return compiled.as_text().count('custom_call_target="mosaic_gpu')
+def _int32(*shape):
+    return _shape(*shape, dtype=jnp.int32)
 
 
-@pytest.mark.parametrize(("batch", "kernels"), [(256, 1), (1, 2)])
-def test_decode_is_one_kernel_and_a_combine_pass_at_small_batch(batch, kernels):
-    op = functools.partial(
-        attention.paged_attention, scale=D**-0.5, max_query_len=1, backend="mosaic"
-    )
-    compiled = compile_for_h200(
-        op,
-        _shape(batch, H, D),
-        _shape(P, S, K, D),
-        _shape(P, S, K, D),
-        _shape(batch + 1, dtype=_INT32),
-        _shape(batch, dtype=_INT32),
-        _shape(batch, 4 * W, dtype=_INT32),
-    )
-    assert _kernels(compiled) == kernels
+def _attention(tokens, rows, width, **options):
+    op = functools.partial(attention.paged_attention, scale=D**-0.5, backend="mosaic", **options)
+    pages = _shape(P, S, K, D)
+    tables = _int32(rows + 1), _int32(rows), _int32(rows, width)
+    return compile_for_h200(op, _shape(tokens, H, D), pages, pages, *tables)
 
 
-def test_prefill_is_one_kernel_beside_its_work_list():
-    op = functools.partial(attention.paged_attention, scale=D**-0.5, backend="mosaic")
-    compiled = compile_for_h200(
-        op,
-        _shape(256, H, D),
-        _shape(P, S, K, D),
-        _shape(P, S, K, D),
-        _shape(B + 1, dtype=_INT32),
-        _shape(B, dtype=_INT32),
-        _shape(B, W, dtype=_INT32),
-    )
-    assert _kernels(compiled) == 1
-
-
-def test_page_write_aliases_the_donated_pools():
+def _page_write():
     op = functools.partial(attention.norm_rope_write, eps=1e-6, backend="mosaic")
     heads, pool, vector, row = _shape(B, K, D), _shape(P, S, K, D), _shape(D), _shape(B, D)
-    compiled = compile_for_h200(
-        op,
-        _shape(B, H, D),
-        *(heads, heads, vector, vector, row, row, pool, pool, _shape(B, dtype=_INT32)),
-        donate=(7, 8),
-    )
+    arguments = (heads, heads, vector, vector, row, row, pool, pool, _int32(B))
+    return compile_for_h200(op, _shape(B, H, D), *arguments, donate=(7, 8))
+
+
+def _skinny_plain():
+    op = functools.partial(skinny.norm_project, eps=1e-6)
+    weights = (_shape(H * D, E), _shape(K * D, E), _shape(K * D, E))
+    return compile_for_h200(op, _shape(B, E), _shape(E), weights)
+
+
+def _skinny_gated():
+    op = functools.partial(skinny.norm_gated, eps=1e-6)
+    return compile_for_h200(op, _shape(B, E), _shape(E), _shape(F, E), _shape(F, E))
+
+
+def _skinny_residual():
+    return compile_for_h200(skinny.project_add, _shape(B, F), _shape(E, F), _shape(B, E))
+
+
+# A program for each kernel: what compiles it, and every Mosaic kernel that it launches.
+_PROGRAMS = {
+    "decode_many_rows": (
+        functools.partial(_attention, 256, 256, 4 * W, max_query_len=1),
+        {"paged_decode_attention": 1},
+    ),
+    "decode_one_row": (
+        functools.partial(_attention, 1, 1, 4 * W, max_query_len=1),
+        {"paged_decode_attention": 1, "combine_splits": 1},
+    ),
+    "decode_window": (
+        functools.partial(_attention, 256, 256, 4 * W, max_query_len=1, window=100),
+        {"paged_decode_attention": 1},
+    ),
+    "prefill": (functools.partial(_attention, 256, B, W), {"paged_prefill_attention": 1}),
+    "prefill_window": (
+        functools.partial(_attention, 256, B, W, window=100),
+        {"paged_prefill_attention": 1},
+    ),
+    "page_write": (_page_write, {"norm_rope_write": 1}),
+    "skinny_plain": (_skinny_plain, {"skinny_plain": 1}),
+    "skinny_gated": (_skinny_gated, {"skinny_gated": 1}),
+    "skinny_residual": (_skinny_residual, {"skinny_residual": 1}),
+}
+
+
+@needs_plugin
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_each_program_launches_its_kernels_once(name):
+    build, kernels = _PROGRAMS[name]
+    assert hlo.mosaic_kernels(build().as_text()) == kernels
+
+
+@needs_plugin
+def test_page_write_aliases_the_donated_pools():
+    compiled = _page_write()
     pool_bytes = 2 * P * S * K * D * 2
     assert compiled.memory_analysis().alias_size_in_bytes >= pool_bytes
     assert compiled.memory_analysis().temp_size_in_bytes < pool_bytes / 100
     assert "copy" not in compiled.as_text()
+
+
+def test_no_kernel_is_left_out_above():
+    launched = {kernel for _, kernels in _PROGRAMS.values() for kernel in kernels}
+    for path in _SOURCES.glob("*.py"):
+        source = path.read_text()
+        # An f-string's name is known up to its first brace.
+        names = re.findall(r'kernel_name=f?"(\w+)', source)
+        assert len(names) == source.count("plgpu.kernel("), f"{path.name}: a kernel without a name"
+        for name in names:
+            assert any(kernel.startswith(name) for kernel in launched), f"{path.name}: {name}"

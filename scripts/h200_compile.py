@@ -1,0 +1,180 @@
+"""Compiles kernels and whole steps for H200s on a machine without a GPU, on two versions of JAX.
+
+python scripts/h200_compile.py [oldest] [newest]
+
+The oldest is the lowest that pyproject.toml allows. Each gets an environment of its own beside
+.venv, kept for the next run, because JAX's CUDA plugin would change the platform of every other
+test. What is checked are the tests marked `h200_compile`: warnings are errors there, so an API that
+JAX is about to drop fails before it is gone.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSIONS = ("oldest", "newest")
+TESTS = (
+    "tests/kernels/test_mosaic_lowering.py",
+    "tests/kernels/test_mosaic_skinny.py",
+    "tests/kernels/test_triton.py",
+    "tests/serving/test_h200_steps.py",
+)
+_PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
+_TEST_PACKAGES = ("pytest", "beartype")
+_INSTALL_LIMIT_S, _CHECK_LIMIT_S = 900, 1500
+
+
+class CheckError(Exception):
+    """A check that failed or could not run; its message says which, and why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check all versions asked for, side by side; status 1 when one fails or can't be checked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("versions", nargs="*", help="oldest, newest; both by default")
+    versions = parser.parse_args(argv).versions or list(VERSIONS)
+    if unknown := set(versions) - set(VERSIONS):
+        parser.error(f"no version {', '.join(sorted(unknown))}: choose from {', '.join(VERSIONS)}")
+    with ThreadPoolExecutor(len(versions)) as pool:
+        passed = list(pool.map(_report, versions))
+    return 0 if all(passed) else 1
+
+
+def _report(version: str) -> bool:
+    start = time.perf_counter()
+    try:
+        lines = check(version)
+    except CheckError as error:
+        print(f"h200_compile: error: {version} jax: {error}", file=sys.stderr, flush=True)
+        return False
+    seconds = time.perf_counter() - start
+    print("\n".join([*lines, f"{version} jax: passed in {seconds:.0f} s"]), flush=True)
+    return True
+
+
+def check(version: str) -> list[str]:
+    """Make the environment of "oldest" or "newest" and run every check in it.
+
+    Returns:
+        What to print: the versions, how long it took, and what the steps cost.
+
+    Raises:
+        CheckError: an installation or a check failed, or a test was skipped.
+    """
+    start = time.perf_counter()
+    python = _environment(version)
+    installed = time.perf_counter() - start
+    _start_up(python)
+    report = python.parents[1] / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", "-q", "-m", "h200_compile", "-p", "no:cacheprovider"]
+    command += ["-o", "junit_family=xunit1", f"--junitxml={report}", *TESTS]
+    _run(command, "the compiled programs are not what they should be", _CHECK_LIMIT_S)
+    tests, costs = read_report(report)
+    jax = _version(python, "jax")
+    return [f"{version} jax: {jax}, environment {installed:.0f} s, {tests} tests", *costs]
+
+
+def requirements(version: str, project: dict) -> list[str]:
+    """What pip installs beside the plugin, from pyproject.toml's `[project]` table."""
+    extras = project["optional-dependencies"]
+    tests = [line for line in extras["test"] if _name(line) in _TEST_PACKAGES]
+    (jax,) = [line for line in project["dependencies"] if _name(line) == "jax"]
+    others = [line for line in project["dependencies"] if line != jax]
+    chosen = jax.replace(">=", "==") if version == "oldest" else jax
+    return [chosen, *others, *extras["triton"], *tests]
+
+
+def read_report(path: Path) -> tuple[int, list[str]]:
+    """How many tests passed, and a line for each program whose cost was recorded.
+
+    Raises:
+        CheckError: no test ran, or one was skipped: then something was not checked.
+    """
+    cases = list(ElementTree.parse(path).iter("testcase"))
+    skipped = [str(case.get("name")) for case in cases if case.find("skipped") is not None]
+    if skipped or not cases:
+        raise CheckError(f"tests were skipped: {', '.join(skipped) or 'all of them'}")
+    costs = []
+    for case in cases:
+        values = [f"{p.get('name')} {p.get('value')}" for p in case.iter("property")]
+        if values:
+            program = re.sub(r".*\[(.*)\]", r"\1", str(case.get("name")))
+            costs.append(f"  {program:16}" + ", ".join(values))
+    return len(cases), costs
+
+
+def _environment(version: str) -> Path:
+    """An environment with the plugin in jaxlib's version; made, or completed if it is there."""
+    directory = ROOT / f".venv-h200-{version}"
+    python = directory / "bin" / "python"
+    if not python.exists():
+        _run([sys.executable, "-m", "venv", directory], "can't make the environment", 120)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    # pip leaves what is installed already as it is, unless it is asked for the newest.
+    upgrade = ["--upgrade"] if version == "newest" else []
+    _install(python, [*upgrade, *requirements(version, project)])
+    jaxlib = _version(python, "jaxlib")
+    # Without dependencies, which are CUDA's libraries: compiling needs none of them.
+    _install(python, ["--no-deps", *(f"{name}=={jaxlib}" for name in _PLUGIN)])
+    return python
+
+
+def _install(python: Path, arguments: list[str]) -> None:
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    problem = f"pip can't install {' '.join(arguments)} (is the package index reachable?)"
+    _run([*pip, *arguments], problem, _INSTALL_LIMIT_S)
+
+
+def _start_up(python: Path) -> None:
+    """Import all of the package that a command needs, with deprecations as errors."""
+    command = [python, "-W", "error::DeprecationWarning", "-m", "jaxinfer.env"]
+    _run(command, "`jaxinfer env` does not start", 300)
+
+
+def _version(python: Path, package: str) -> str:
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return _run([python, "-c", code], f"can't tell the version of {package}", 60).strip()
+
+
+def _run(command: Sequence[str | Path], problem: str, limit_s: float) -> str:
+    """Its standard output.
+
+    Raises:
+        CheckError: it took too long, or ended with another status than 0.
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CheckError(f"{problem}: still running after {limit_s} s") from error
+    if done.returncode:
+        raise CheckError(f"{problem}\n{(done.stdout + done.stderr)[-6000:]}")
+    return done.stdout
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[<>=\[]", requirement)[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
