@@ -30,7 +30,7 @@ TESTS = (
 )
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 _TEST_PACKAGES = ("pytest", "beartype")
-_INSTALL_LIMIT_S, _CHECK_LIMIT_S = 900, 1500
+_INSTALL_LIMIT_S, _CHECK_LIMIT_S = 600, 1200
 
 
 class CheckError(Exception):
