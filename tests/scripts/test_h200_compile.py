@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.h200_compile import TESTS, CheckError, read_report, requirements
+from scripts.h200_compile import TESTS, CheckError, count_passed, read_costs, requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,12 +43,25 @@ def test_costs_are_printed_beside_their_bounds(tmp_path):
     path = _report(
         tmp_path, '<testcase name="test_a"/>', f'<testcase name="b[decode]">{cost}</testcase>'
     )
-    tests, costs = read_report(path)
-    assert tests == 2
-    assert [line.split() for line in costs] == [["decode", "launches", "3", "of", "4"]]
+    assert count_passed(path) == 2
+    assert [line.split() for line in read_costs(path)] == [["decode", "launches", "3", "of", "4"]]
 
 
 @pytest.mark.parametrize("cases", [(), ('<testcase name="test_a"><skipped/></testcase>',)])
 def test_a_skipped_test_or_none_at_all_is_an_error(tmp_path, cases):
     with pytest.raises(CheckError, match="skipped"):
-        read_report(_report(tmp_path, *cases))
+        count_passed(_report(tmp_path, *cases))
+
+
+def test_pytest_checks_the_shapes_of_every_kernel_module_but_tritons_programs():
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+    listed = options["ini_options"]["addopts"].split("--jaxtyping-packages=")[1].split(",")
+    paths = sorted((ROOT / "jaxinfer" / "kernels").rglob("*.py"))
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    unchecked = [
+        module
+        for module in modules
+        if not module.endswith("__init__")
+        and not any(module == name or module.startswith(name + ".") for name in listed)
+    ]
+    assert unchecked == ["jaxinfer.kernels.triton.kernels"]
