@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.kernels.attention import Backend, choose_backend
+from jaxinfer.kernels.choice import Backend, choose_backend
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache, memory
