@@ -84,15 +84,17 @@ def run_tests(modules: Sequence[Path]) -> list[Row]:
     A kernel that hangs or kills its process then spoils no other module's verdict.
     """
     deadline = time.perf_counter() + _TESTS_LIMIT_S
-    workers = max(1, min(len(modules), (os.cpu_count() or 1) // 2))
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(workers) as pool:
-        rows = list(pool.map(lambda m: run_module(m, Path(directory), deadline), modules))
-    if not rows:
-        return [Row("tests", "no GPU-marked tests found", False)]
-    return rows
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        found = list(pool.map(lambda m: run_module(m, Path(directory), deadline), modules))
+    return [row for rows in found for row in rows] or [
+        Row("tests", "no GPU-marked tests found", False)
+    ]
 
 
-def run_module(module: Path, directory: Path, deadline: float) -> Row:
+def run_module(module: Path, directory: Path, deadline: float) -> list[Row]:
     """Run one module's GPU tests; prints the end of its output if they do not pass."""
     name = module.stem
     report = directory / f"{name}.xml"
@@ -100,20 +102,22 @@ def run_module(module: Path, directory: Path, deadline: float) -> Row:
     # Type checks while tracing and warnings as errors are the CPU tests' business: this machine
     # may have other versions of what warns, and no beartype.
     command += ["-o", "addopts=", "-W", "default", "-p", "no:cacheprovider", "--tb=short"]
+    command += ["-o", "junit_family=xunit1"]  # the newer one has no record_property
     done = _run([*command, f"--junitxml={report}"], limit_s=deadline - time.perf_counter())
-    row = module_row(name, report, done.returncode)
-    if not row.good:
+    rows = module_rows(name, report, done.returncode)
+    if not rows[0].good:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-_LOG_TAIL:])
         print(f"\n== {name}\n{tail}", flush=True)
-    return row
+    return rows
 
 
-def module_row(name: str, report: Path, status: int) -> Row:
-    """Passed, failed and skipped tests of a module, from pytest's JUnit report."""
+def module_rows(name: str, report: Path, status: int) -> list[Row]:
+    """A module's passed, failed and skipped tests, then what they recorded; from a JUnit report."""
     if not report.exists():
-        return Row(name, "timed out" if status == _TIMED_OUT else f"ended with {status}", False)
+        verdict = "timed out" if status == _TIMED_OUT else f"ended with {status}"
+        return [Row(name, verdict, False)]
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    seconds, reasons = 0.0, set()
+    seconds, reasons, recorded = 0.0, set(), []
     for case in ElementTree.parse(report).iter("testcase"):
         skipped = case.find("skipped")
         bad = case.find("failure") is not None or case.find("error") is not None
@@ -121,9 +125,15 @@ def module_row(name: str, report: Path, status: int) -> Row:
         seconds += float(case.get("time", 0))
         if skipped is not None:
             reasons.add(skipped.get("message", ""))
+        recorded += [
+            Row(f"  {case.get('name')}", each.get("value", ""), not bad)
+            for each in case.iter("property")
+        ]
     what = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     because = f" ({'; '.join(sorted(reasons))})" if reasons else ""
-    return Row(name, f"{what}, {seconds:.0f} s{because}", status == 0)
+    # A process that sees no GPU, on a machine that has one, has tested nothing.
+    good = status == 0 and not any("needs an NVIDIA GPU" in reason for reason in reasons)
+    return [Row(name, f"{what}, {seconds:.0f} s{because}", good), *recorded]
 
 
 def run_bench() -> list[Row]:

@@ -8,7 +8,8 @@ from scripts import gpu_check
 from scripts.gpu_check import ROOT, Row
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.a" name="one" time="1.5"/>
+<testcase classname="tests.a" name="one" time="1.5">
+<properties><property name="closeness" value="KL 0.1"/></properties></testcase>
 <testcase classname="tests.a" name="two" time="0.5"><failure/></testcase>
 <testcase classname="tests.a" name="three" time="0"><skipped message="no jax-triton"/></testcase>
 </testsuite></testsuites>"""
@@ -18,12 +19,21 @@ def test_a_module_is_counted_from_its_report(tmp_path):
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
     what = "1 passed, 1 failed, 1 skipped, 2 s (no jax-triton)"
-    assert gpu_check.module_row("a", report, 1) == Row("a", what, False)
+    assert gpu_check.module_rows("a", report, 1) == [
+        Row("a", what, False),
+        Row("  one", "KL 0.1", True),
+    ]
+
+
+def test_a_process_that_saw_no_gpu_is_bad(tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT.replace("<failure/>", "").replace("jax-triton", "needs an NVIDIA GPU"))
+    assert not gpu_check.module_rows("a", report, 0)[0].good
 
 
 @pytest.mark.parametrize(("status", "what"), [(124, "timed out"), (-11, "ended with -11")])
 def test_a_module_that_dies_is_bad(tmp_path, status, what):
-    assert gpu_check.module_row("a", tmp_path / "none.xml", status) == Row("a", what, False)
+    assert gpu_check.module_rows("a", tmp_path / "none.xml", status) == [Row("a", what, False)]
 
 
 def test_only_modules_with_gpu_tests_are_run():

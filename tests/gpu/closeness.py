@@ -32,14 +32,15 @@ class Closeness:
     backend: str
     num_preemptions: int
 
-    def check(self) -> None:
-        """Fail unless the engine is as near as `LIMIT` allows, and say the figures."""
-        text = (
+    def __str__(self) -> str:
+        return (
             f"{self.backend}, {self.num_tokens} tokens: KL of the engine {self.engine:.3g}, "
             f"of Hugging Face in bfloat16 {self.hugging_face:.3g}"
         )
-        print(text)
-        assert 0 < self.engine <= LIMIT * self.hugging_face, text
+
+    def check(self) -> None:
+        """Fail unless the engine is as near as `LIMIT` allows."""
+        assert 0 < self.engine <= LIMIT * self.hugging_face, str(self)
 
 
 def measure(

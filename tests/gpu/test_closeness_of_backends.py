@@ -10,8 +10,9 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("backend", ["mosaic", "triton", "xla"])
-def test_whatever_the_attention_backend(hugging_face, backend):
+def test_whatever_the_attention_backend(hugging_face, backend, record_property):
     skip_if_impossible(backend)
     closeness = measure_bundled(hugging_face, SETTINGS[2], backend)
     assert closeness.backend == backend
+    record_property("closeness", str(closeness))
     closeness.check()

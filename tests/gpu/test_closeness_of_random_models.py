@@ -20,7 +20,9 @@ pytestmark = pytest.mark.gpu
         (8, 1, 64, 32),
     ],
 )
-def test_whatever_the_heads(hugging_face, tmp_path, heads, kv_heads, head_dim, block_size):
+def test_whatever_the_heads(
+    hugging_face, record_property, tmp_path, heads, kv_heads, head_dim, block_size
+):
     config, params = random_model(tmp_path, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     closeness = measure(
         hugging_face,
@@ -35,4 +37,5 @@ def test_whatever_the_heads(hugging_face, tmp_path, heads, kv_heads, head_dim, b
         max_num_seqs=8,
         max_num_batched_tokens=128,
     )
+    record_property("closeness", str(closeness))
     closeness.check()

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_whatever_the_settings(hugging_face, setting):
+def test_whatever_the_settings(hugging_face, setting, record_property):
     closeness = measure_bundled(hugging_face, setting, "auto")
+    record_property("closeness", str(closeness))
     closeness.check()
     assert setting.tight == bool(closeness.num_preemptions)
