@@ -64,6 +64,24 @@ def test_modules_run_in_processes_of_their_own_and_failures_are_shown(tmp_path, 
     assert "'what went' == 'wrong'" in said
 
 
+def test_a_benchmark_that_compiled_while_it_measured_is_bad_and_says_so():
+    speed = {
+        "rows": 64,
+        "prompt_tokens": 512,
+        "prefill_tokens_per_s": 450_000.0,
+        "prefill_of_floor": 0.5,
+        "decode_step_s": 0.003,
+        "decode_of_floor": None,
+        "num_compilations": 0,
+    }
+    what = "prefill 450,000 tok/s (50% of the floor), decode 3.000 ms/step"
+    assert gpu_check.bench_row(speed) == Row("bench 64 x 512", what, True)
+    what += "; no steady state: 3 programs were compiled while it was measured"
+    assert gpu_check.bench_row(speed | {"num_compilations": 3}) == Row(
+        "bench 64 x 512", what, False
+    )
+
+
 def test_what_takes_too_long_is_ended():
     done = gpu_check._run([sys.executable, "-c", "import time; time.sleep(60)"], limit_s=0.2)
     assert done.returncode == 124

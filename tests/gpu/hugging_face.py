@@ -3,6 +3,7 @@
 Torch and JAX in one process would share CUDA libraries that only one of them has chosen.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-_DTYPES = ("float32", "bfloat16")
+EXACT, ROUNDED, SHARP = "float32", "bfloat16", "bfloat16, float32 head"
+_WAYS = (EXACT, ROUNDED, SHARP)
 
 
 class HuggingFace:
@@ -39,7 +41,12 @@ class HuggingFace:
     def logits(
         self, model: Path, sequences: list[list[int]], num_outputs: int
     ) -> dict[str, list[np.ndarray]]:
-        """Float32 logits ``[num_outputs, V]`` of each sequence's last tokens, by dtype computed in.
+        """Logits ``[num_outputs, V]`` of each sequence's last tokens, as float32.
+
+        Returns:
+            Lists by the way they were computed: `EXACT`, all in float32; `ROUNDED`, all in
+            bfloat16, the logits too, as Hugging Face does it; `SHARP`, the same up to the last
+            hidden state, whose product with the head is kept in float32, as the engine does it.
 
         Raises:
             RuntimeError: the process ended; what it said is on stderr.
@@ -55,7 +62,7 @@ class HuggingFace:
         if not self._process.stdout.readline():
             raise RuntimeError(f"transformers failed with status {self._process.wait()}")
         with np.load(answer) as arrays:
-            return {dtype: list(arrays[dtype]) for dtype in _DTYPES}
+            return {way: list(arrays[way]) for way in _WAYS}
 
     def __enter__(self) -> "HuggingFace":
         return self
@@ -77,31 +84,34 @@ def main() -> None:
 
     transformers.utils.logging.disable_progress_bar()
 
-    models: dict[tuple[str, str], Any] = {}
+    @functools.cache
+    def load(directory: str, dtype: torch.dtype) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
     for line in sys.stdin:
         question, answer = line.split()
         asked = json.loads(Path(question).read_text())
-        found = {}
-        for dtype in _DTYPES:
-            key = asked["model"], dtype
-            if key not in models:
-                models[key] = transformers.AutoModelForCausalLM.from_pretrained(
-                    asked["model"], dtype=getattr(torch, dtype)
-                ).eval()
-            found[dtype] = np.stack(
-                [_last_logits(models[key], ids, asked["num_outputs"]) for ids in asked["sequences"]]
-            )
+        models = [load(asked["model"], dtype) for dtype in (torch.float32, torch.bfloat16)]
+        rows = [_answer(*models, ids, asked["num_outputs"]) for ids in asked["sequences"]]
+        found = {way: np.stack([row[i] for row in rows]) for i, way in enumerate(_WAYS)}
         np.savez(answer, **found)
         print("done", flush=True)
 
 
-def _last_logits(model: Any, token_ids: list[int], count: int) -> np.ndarray:
+def _answer(exact: Any, rounded: Any, token_ids: list[int], count: int) -> list[np.ndarray]:
+    """Logits ``[count, V]`` of the last tokens in each of `_WAYS`."""
     import torch
 
+    # The last token's own logits would be of the token after it.
+    inputs = torch.tensor([token_ids[:-1]])
     with torch.inference_mode():
-        # The last token's own logits would be of the token after it.
-        logits = model(torch.tensor([token_ids[:-1]])).logits[0, -count:]
-    return logits.float().numpy()
+        hidden = rounded.model(inputs).last_hidden_state
+        logits = (
+            exact(inputs).logits,
+            rounded.lm_head(hidden),
+            hidden.float() @ rounded.lm_head.weight.float().T,
+        )
+    return [each[0, -count:].float().numpy() for each in logits]
 
 
 if __name__ == "__main__":

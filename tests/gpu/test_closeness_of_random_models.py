@@ -12,12 +12,10 @@ pytestmark = pytest.mark.gpu
     ("heads", "kv_heads", "head_dim", "block_size"),
     [
         (2, 2, 128, 16),
-        (8, 2, 128, 8),
         (10, 2, 128, 64),
         (16, 1, 128, 256),
-        (4, 2, 64, 16),
-        (6, 2, 64, 128),
-        (8, 1, 64, 32),
+        (4, 2, 64, 8),
+        (8, 1, 64, 128),
     ],
 )
 def test_whatever_the_heads(
@@ -36,6 +34,7 @@ def test_whatever_the_heads(
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
+        num_decode_steps=1,
     )
     record_property("closeness", str(closeness))
     closeness.check()

@@ -116,6 +116,17 @@ def test_speeds_are_measured_for_every_batch_size_on_an_engine_that_fits_them(mo
     assert report["num_compilations"] == 0
 
 
+def test_no_two_sizes_or_repeats_share_a_prompt():
+    engine = FakeEngine()
+    for rows in (1, 3):
+        for length in (8, 9):
+            measure_speed(
+                engine, rows=rows, prompt_tokens=length, decode_steps=4, repeats=2, vocab_size=9999
+            )
+    starts = [tuple(prompt[:8]) for prompts, _ in engine.batches for prompt in prompts]
+    assert len(set(starts)) == len(starts)
+
+
 def test_programs_found_in_the_persistent_cache_are_counted(monkeypatch):
     def build(shape, arguments):
         for event in ("cache_hits", "cache_misses", "cache_hits"):
