@@ -124,7 +124,8 @@ def measure_speed(
 ) -> Speed:
     """Time prompts with one output each, and with `decode_steps` more; the difference is decoding.
 
-    Each repeat of each size has its own token ids; one that is not counted goes first and compiles the shapes.
+    Each repeat of each size has its own token ids; a repeat that is not counted goes first and
+    compiles the shapes.
     """
     pairs: list[tuple[Timing, Timing]] = []
     for repeat in range(repeats + 1):
