@@ -107,15 +107,8 @@ def plan_engine(
         ValueError: the attention backend asked for is impossible here.
     """
     device = mesh.devices.flat[0]
-    backend, reason = choose_backend(
-        engine_config.attention_backend,
-        head_dim=model_config.head_dim,
-        dtype=params["model"]["embed_tokens"].dtype.name,
-        block_size=engine_config.block_size,
-        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
-        platform=device.platform,
-        compute_capability=_compute_capability(device),
-    )
+    dtype = params["model"]["embed_tokens"].dtype.name
+    backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     max_model_len = engine_config.max_model_len or model_config.max_context_length
     buckets = choose_buckets(
         max_num_seqs=engine_config.max_num_seqs,
@@ -151,6 +144,26 @@ def plan_engine(
     )
     compiled = _compiler(programs, engine_config, device.platform)
     return EnginePlan(device.platform, buckets, programs, compiled, report)
+
+
+def choose_attention(
+    model_config: ModelConfig, engine_config: EngineConfig, mesh: Mesh, dtype: str
+) -> tuple[Backend, str]:
+    """The attention implementation for a model in `dtype` on these devices, and the reason.
+
+    Raises:
+        ValueError: the one asked for is impossible here; says why and lists what can run.
+    """
+    device = mesh.devices.flat[0]
+    return choose_backend(
+        engine_config.attention_backend,
+        head_dim=model_config.head_dim,
+        dtype=dtype,
+        block_size=engine_config.block_size,
+        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
+        platform=device.platform,
+        compute_capability=_compute_capability(device),
+    )
 
 
 def _count_blocks(

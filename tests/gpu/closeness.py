@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from tests.gpu.hugging_face import EXACT, ROUNDED, SHARP, HuggingFace
+from tests.gpu.internals import num_preemptions
 from tests.gpu.recorded_logits import sample_recorded
 
 LIMIT = 2.0
@@ -75,7 +76,7 @@ def measure(
         with_rounded_logits=mean_kl(theirs[EXACT], theirs[ROUNDED]),
         num_tokens=num_outputs * len(prompts),
         backend=llm.report.attention_backend,
-        num_preemptions=llm._loaded.scheduler.num_preemptions,
+        num_preemptions=num_preemptions(llm),
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from tests.gpu.bundled import SETTINGS
 from tests.gpu.exact import engine, expected_tokens, greedy_tokens
+from tests.gpu.internals import num_preemptions
 
 pytestmark = pytest.mark.gpu
 
@@ -13,4 +14,4 @@ pytestmark = pytest.mark.gpu
 def test_greedy_tokens_equal_a_plain_loop_over_forward(setting):
     with engine(setting) as llm:
         assert greedy_tokens(llm) == expected_tokens()
-        assert setting.tight == bool(llm._loaded.scheduler.num_preemptions)
+        assert setting.tight == bool(num_preemptions(llm))

@@ -10,6 +10,7 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.serving.programs import BurstKey
 from tests.gpu.bundled import MAX_MODEL_LEN, ragged_prompts
 from tests.gpu.failing_step import fail_in_the_third_step
+from tests.gpu.internals import runner_of
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +41,7 @@ def llm():
 
 @pytest.fixture(scope="module")
 def runner(llm):
-    return llm._loaded.runner
+    return runner_of(llm)
 
 
 @pytest.fixture(scope="module")
