@@ -24,6 +24,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.block_pool import BlockPool
 from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import PromptReader
+from jaxinfer.serving.plan import choose_attention
 from jaxinfer.serving.runner import Runner
 from jaxinfer.serving.sampler import (
     CustomSampler,
@@ -262,6 +263,7 @@ def _load_weights(
     rules: ShardingRules,
 ) -> dict[str, Any]:
     dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
+    choose_attention(model_config, config, mesh, dtype)  # an impossible one must not wait for them
     with _byte_bar("Loading weights", show=config.show_progress) as advance:
         return load_params(directory, model_config, dtype, mesh, rules, advance)
 

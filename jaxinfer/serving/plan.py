@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.kernels.attention import Backend, choose_backend
+from jaxinfer.kernels.choice import Backend, choose_backend
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache, memory
@@ -34,6 +34,9 @@ class StartupReport:
         attention_reason: why.
         platform: of the devices.
         num_devices: how many share the model.
+        weight_bytes: of the parameters on each device.
+        step_bytes: what the largest step needs beside weights and pages, on each device; None where
+            `num_kv_blocks` was given or the device is a CPU, so that nobody asked.
     """
 
     num_kv_blocks: int
@@ -45,6 +48,8 @@ class StartupReport:
     attention_reason: str
     platform: str
     num_devices: int
+    weight_bytes: int
+    step_bytes: int | None
 
     def __str__(self) -> str:
         devices = f"{self.num_devices} {self.platform} device" + "s" * (self.num_devices > 1)
@@ -102,15 +107,8 @@ def plan_engine(
         ValueError: the attention backend asked for is impossible here.
     """
     device = mesh.devices.flat[0]
-    backend, reason = choose_backend(
-        engine_config.attention_backend,
-        head_dim=model_config.head_dim,
-        dtype=params["model"]["embed_tokens"].dtype.name,
-        block_size=engine_config.block_size,
-        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
-        platform=device.platform,
-        compute_capability=_compute_capability(device),
-    )
+    dtype = params["model"]["embed_tokens"].dtype.name
+    backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     max_model_len = engine_config.max_model_len or model_config.max_context_length
     buckets = choose_buckets(
         max_num_seqs=engine_config.max_num_seqs,
@@ -125,7 +123,7 @@ def plan_engine(
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
-    blocks = _count_blocks(programs, buckets, engine_config)
+    blocks, step_bytes = _count_blocks(programs, buckets, engine_config)
     memory.check_capacity(
         num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
     )
@@ -141,32 +139,60 @@ def plan_engine(
         attention_reason=reason,
         platform=device.platform,
         num_devices=mesh.devices.size,
+        weight_bytes=memory.bytes_per_device(params),
+        step_bytes=step_bytes,
     )
     compiled = _compiler(programs, engine_config, device.platform)
     return EnginePlan(device.platform, buckets, programs, compiled, report)
 
 
-def _count_blocks(programs: Programs, buckets: Buckets, config: EngineConfig) -> int:
+def choose_attention(
+    model_config: ModelConfig, engine_config: EngineConfig, mesh: Mesh, dtype: str
+) -> tuple[Backend, str]:
+    """The attention implementation for a model in `dtype` on these devices, and the reason.
+
+    Raises:
+        ValueError: the one asked for is impossible here; says why and lists what can run.
+    """
+    device = mesh.devices.flat[0]
+    return choose_backend(
+        engine_config.attention_backend,
+        head_dim=model_config.head_dim,
+        dtype=dtype,
+        block_size=engine_config.block_size,
+        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
+        platform=device.platform,
+        compute_capability=_compute_capability(device),
+    )
+
+
+def _count_blocks(
+    programs: Programs, buckets: Buckets, config: EngineConfig
+) -> tuple[int, int | None]:
+    """Blocks, and the largest step's bytes where they were counted for it."""
     if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
+        return config.num_kv_blocks, None
     mesh = programs.context.mesh
     platform = mesh.devices.flat[0].platform
     block_bytes = kv_cache.block_bytes(programs)
     if platform == "cpu":
-        return memory.blocks_on_cpu(
+        blocks = memory.blocks_on_cpu(
             block_bytes=block_bytes * mesh.devices.size,
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
+        return blocks, None
     probes = _compiler(programs, config, platform)
     keys = largest_programs(buckets)
     probes.compile(keys, show_progress=False)
-    return memory.blocks_on_devices(
+    step_bytes = memory.step_bytes([probes[key] for key in keys])
+    blocks = memory.blocks_on_devices(
         mesh.local_devices,
         block_bytes=block_bytes,
-        step_bytes=memory.step_bytes([probes[key] for key in keys]),
+        step_bytes=step_bytes,
         utilization=config.gpu_memory_utilization,
     )
+    return blocks, step_bytes
 
 
 def _compiler(
