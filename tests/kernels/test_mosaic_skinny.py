@@ -6,17 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.mosaic import skinny
+from jaxinfer.kernels.mosaic import skinny, skinny_plan
+from jaxinfer.kernels.mosaic.skinny_plan import SkinnyConfig
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
+from tests.kernels.mosaic_interpreted import interpret
 
-_SHAPES = [(1024, (2048, 1024, 1024)), (2048, (1024,)), (3072, (1024,)), (512, (64,))]
+# E, query features, key features, F.
+_LAYERS = {
+    "0.6B": (1024, 2048, 1024, 3072),
+    "1.7B": (2048, 2048, 1024, 6144),
+    "4B": (2560, 4096, 1024, 9728),
+    "8B": (4096, 4096, 1024, 12288),
+}
 
 
 def _draw(seed, *shapes):
     rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.standard_normal(s) / s[-1] ** 0.5, jnp.bfloat16) for s in shapes]
+    return [
+        jnp.asarray(rng.standard_normal(s, np.float32) / s[-1] ** 0.5, jnp.bfloat16) for s in shapes
+    ]
 
 
 def _close(got, expected):
@@ -33,38 +42,59 @@ def _rms_norm(x, weight, eps=1e-6):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("B", [2, 8, 16])
+@pytest.mark.parametrize("model", _LAYERS)
+def test_a_layers_products_match_fp64(model, B):
+    E, Q, K, F = _LAYERS[model]
+    _check(B, E, (Q, K, K), None)
+    _check(B, E, (F,), None)
+    _check_added(B, Q, E, None)
+    _check_added(B, F, E, None)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("B", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize(("size", "outputs"), _SHAPES)
-def test_projections_match_fp64(B, size, outputs):
-    _check_projections(B, size, outputs)
+@pytest.mark.parametrize(
+    "config",
+    [SkinnyConfig(n, stages, chunk) for n, stages, chunk in [(1, 2, 64), (4, 2, 128), (8, 8, 64)]],
+    ids=str,
+)
+def test_any_configuration_gives_the_same_products(B, config):
+    _check(B, 1024, (192, 64, 64), config)
+    _check_added(B, 1024, 128, config)
 
 
 @pytest.mark.parametrize("B", [2, 8])
-def test_projections_match_fp64_in_the_interpreter(B, monkeypatch):
-    kernel = functools.partial(plgpu.kernel, interpret=plgpu.InterpretGPUParams())
-    monkeypatch.setattr(plgpu, "kernel", kernel)
-    # The interpreter has no stores into another block's shared memory.
-    monkeypatch.setattr(skinny, "_splits", lambda *_: 1)
-    _check_projections(B, 128, (128, 64))
+@pytest.mark.parametrize("stages", [4, 2])
+def test_products_match_fp64_in_the_interpreter(B, stages, monkeypatch):
+    """Slices longer than the ring of stages, and than what registers hold at once."""
+    interpret(monkeypatch)
+    monkeypatch.setattr(skinny_plan, "_PIECE", 64 * 8 * stages // 2)
+    # One block a tile: the interpreter has no stores into another block's shared memory.
+    _check(B, 256, (128, 64), SkinnyConfig(1, stages, 64))
+    _check_added(B, 256, 64, SkinnyConfig(1, stages, 64))
 
 
-def _check_projections(B, size, outputs):
+def _check(B, size, outputs, config):
     x, norm, *weights = _draw(B, (B, size), (1, size), *((n, size) for n in outputs))
     norm = norm[0] + 1
     wide_x, wide_norm, *wide = _wide(x, norm, *weights)
     hidden = _rms_norm(wide_x, wide_norm)
-    project = jax.jit(functools.partial(skinny.norm_project, eps=1e-6))
+    project = jax.jit(functools.partial(skinny.norm_project, eps=1e-6, config=config))
     for got, weight in zip(project(x, norm, weights), wide, strict=True):
         _close(got, hidden @ weight.T)
 
     gate, up = weights[0], weights[0][::-1]
     a, b = hidden @ wide[0].T, hidden @ wide[0][::-1].T
-    gated = jax.jit(functools.partial(skinny.norm_gated, eps=1e-6))
+    gated = jax.jit(functools.partial(skinny.norm_gated, eps=1e-6, config=config))
     _close(gated(x, norm, gate, up), a / (1 + np.exp(-a)) * b)
 
-    (residual,) = _draw(B + 1, (B, outputs[0]))
-    added = jax.jit(skinny.project_add)(x, weights[0], residual)
-    _close(added, np.asarray(residual, np.float64) + wide_x @ wide[0].T)
+
+def _check_added(B, size, features, config):
+    x, weight, residual = _draw(B, (B, size), (features, size), (B, features))
+    wide_x, wide, stream = _wide(x, weight, residual)
+    add = jax.jit(functools.partial(skinny.project_add, config=config))
+    _close(add(x, weight, residual), stream + wide_x @ wide.T)
 
 
 def _shape(*shape):
@@ -72,18 +102,19 @@ def _shape(*shape):
 
 
 @needs_plugin
-@pytest.mark.parametrize("B", [2, 16])
-def test_a_layers_products_are_one_kernel_each(B):
-    def layer(x, norm, q, k, v, gate, up, down):
+@pytest.mark.parametrize(("model", "B"), [("0.6B", 2), ("4B", 8), ("8B", 16)])
+def test_a_layers_products_are_one_kernel_each(model, B):
+    def layer(x, norm, q, k, v, o, gate, up, down):
         heads = skinny.norm_project(x, norm, (q, k, v), eps=1e-6)
+        x = skinny.project_add(heads[0], o, x)
         inner = skinny.norm_gated(x, norm, gate, up, eps=1e-6)
-        return heads, skinny.project_add(inner, down, x)
+        return heads[1:], skinny.project_add(inner, down, x)
 
-    E, F = 1024, 3072
-    attention = (_shape(2048, E), _shape(1024, E), _shape(1024, E))
+    E, Q, K, F = _LAYERS[model]
+    attention = (_shape(Q, E), _shape(K, E), _shape(K, E), _shape(E, Q))
     mlp = (_shape(F, E), _shape(F, E), _shape(E, F))
     compiled = compile_for_h200(layer, _shape(B, E), _shape(E), *attention, *mlp)
-    assert compiled.as_text().count('custom_call_target="mosaic_gpu') == 3
+    assert compiled.as_text().count('custom_call_target="mosaic_gpu') == 4
     assert "fusion(" not in compiled.as_text()
 
 
