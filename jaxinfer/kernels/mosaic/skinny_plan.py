@@ -146,9 +146,9 @@ def make_plan(
 def choose_configs(B: int, size: int, matrices: int, tiles: int) -> list[SkinnyConfig]:
     """Sizes for `tiles` tiles of `matrices` weights over `size`, the best that fits first.
 
-    Measured on an H200 (docs/performance.md): a block whose whole slice is in flight streams well
-    even where half the multiprocessors have none, and a smaller cluster starts and gathers sooner.
-    With 16 columns the activations take longer to prepare, so they are spread over more blocks.
+    Chosen on an H200: a block whose whole slice is in flight streams well even where half the
+    multiprocessors have none, and a smaller cluster starts and gathers sooner. With 16 columns the
+    activations take longer to prepare, so they are spread over more blocks.
     """
     columns = _columns(B)
     fewest = 64 if columns == 8 else 118

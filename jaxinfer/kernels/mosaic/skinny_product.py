@@ -60,7 +60,6 @@ def request_weights(
 
         def refill(chunk: Scalar, _: None) -> None:
             slot = lax.rem(chunk, jnp.int32(p.stages))
-            assert free is not None
             plgpu.barrier_wait(free.at[slot])
             fetch(chunk, slot)
 
@@ -130,7 +129,6 @@ def multiply(p: Plan, w_smem: Ref, x_smem: Ref, filled: Ref, free: Any) -> tuple
     def add(chunk: Scalar, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         slot = lax.rem(chunk, jnp.int32(p.stages))
         more = products([(chunk, slot)])
-        assert free is not None
         plgpu.barrier_arrive(free.at[slot])
         return tuple(total + values for total, values in zip(sums, more, strict=True))
 
@@ -155,7 +153,6 @@ def sum_over_cluster(
     if p.splits == 1:
         finish(list(sums))
         return
-    assert partial is not None
 
     @pl.when(split > 0)
     def _send():
