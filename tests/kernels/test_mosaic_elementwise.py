@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxinfer.kernels.linear import rms_norm
 from jaxinfer.kernels.mosaic import add_norm as fused
 from jaxinfer.kernels.mosaic.silu_mul import silu_mul
 from jaxinfer.kernels.mosaic.silu_mul import supports as supports_silu_mul
-from jaxinfer.model.qwen3 import rms_norm
-from jaxinfer.model.rounding import narrow, rounded, rounded_add
+from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 _DTYPES = [jnp.bfloat16, jnp.float16]

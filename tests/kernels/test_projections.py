@@ -1,5 +1,7 @@
 """The projection ops: what they compute in plain XLA, and when kernels take over."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 
 from jaxinfer.kernels import projections
 from jaxinfer.kernels.linear import linear, rms_norm
-from jaxinfer.kernels.mosaic import skinny
+from jaxinfer.kernels.mosaic import add_norm, silu_mul, skinny
+from jaxinfer.kernels.projections import Stream
 
 E, F = 128, 192
 
@@ -46,15 +49,20 @@ def test_without_kernels_every_operation_rounds(shape, dtype, backend):
 
     @jax.jit
     def ops(x):
-        projected = projections.norm_project(x, norm, (gate, up), eps=1e-6, backend=backend)
-        gated = projections.norm_gated(x, norm, gate, up, eps=1e-6, backend=backend)
-        return *projected, gated, projections.project_add(gated, down, x, backend=backend)
+        stream = Stream(x[::-1], x)
+        stream, projected = projections.norm_project(
+            stream, norm, (gate, up), eps=1e-6, backend=backend
+        )
+        same, gated = projections.norm_gated(stream, norm, gate, up, eps=1e-6, backend=backend)
+        added = projections.project_add(gated, down, same, backend=backend)
+        return *projected, gated, added.settled()
 
+    given, x = x, x[::-1] + x
     hidden = rms_norm(x, norm, 1e-6)
     opened, value = linear(hidden, gate), linear(hidden, up)
     gated = jax.nn.silu(opened.astype(jnp.float32)).astype(dtype) * value
     added = x + linear(gated, down)
-    for got, expected in zip(ops(x), (opened, value, gated, added), strict=True):
+    for got, expected in zip(ops(given), (opened, value, gated, added), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -64,9 +72,40 @@ def test_the_kernels_take_few_rows_on_mosaic(monkeypatch):
     monkeypatch.setattr(skinny, "norm_project", lambda *_, eps: (inner,))
     monkeypatch.setattr(skinny, "norm_gated", lambda *_, eps: inner + 1)
     monkeypatch.setattr(skinny, "project_add", lambda *_: x)
-    (projected,) = projections.norm_project(x, norm, (gate,), eps=1e-6, backend="mosaic")
-    gated = projections.norm_gated(x, norm, gate, gate, eps=1e-6, backend="mosaic")
-    added = projections.project_add(_draw(2, F), down, x, backend="mosaic")
+    stream = Stream(x)
+    stream, (projected,) = projections.norm_project(
+        stream, norm, (gate,), eps=1e-6, backend="mosaic"
+    )
+    stream, gated = projections.norm_gated(stream, norm, gate, gate, eps=1e-6, backend="mosaic")
+    added = projections.project_add(_draw(2, F), down, Stream(x), backend="mosaic")
     assert projected is inner
     assert (gated == inner + 1).all()
-    assert added is x
+    assert added.x is x
+    assert added.delta is None
+
+
+def test_with_many_rows_the_norms_kernel_performs_the_addition(monkeypatch):
+    monkeypatch.setattr(add_norm, "rms_norm", lambda x, weight, *, eps: x * 2)
+    monkeypatch.setattr(add_norm, "add_norm", lambda x, delta, weight, *, eps: (x + delta, x))
+    x, weight = _draw(300, 256), _draw(256, 256)
+    projections_of = functools.partial(
+        projections.norm_project, norm=x[0], weights=(weight,), eps=1e-6, backend="mosaic"
+    )
+    stream, (first,) = projections_of(Stream(x))
+    assert stream.x is x
+    np.testing.assert_array_equal(first, linear(x * 2, weight))
+    stream = projections.project_add(first, weight, stream, backend="mosaic")
+    assert stream.x is x
+    np.testing.assert_array_equal(stream.delta, linear(first, weight))
+    settled, (second,) = projections_of(stream)
+    np.testing.assert_array_equal(settled.x, x + stream.delta)
+    np.testing.assert_array_equal(second, linear(x, weight))
+
+
+def test_with_many_rows_a_kernel_multiplies_gate_and_up(monkeypatch):
+    monkeypatch.setattr(add_norm, "rms_norm", lambda x, weight, *, eps: x)
+    monkeypatch.setattr(silu_mul, "silu_mul", lambda gate, up: gate - up)
+    x, gate, up = _draw(300, 256), _draw(512, 256), _draw(512, 256, seed=1)
+    stream = Stream(x)
+    _, inner = projections.norm_gated(stream, x[0], gate, up, eps=1e-6, backend="mosaic")
+    np.testing.assert_array_equal(inner, linear(x, gate) - linear(x, up))
