@@ -2,9 +2,12 @@
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
-where they know the shape. With many rows the products are XLA's, and kernels of their own take the
-elementwise work between them: an addition to the stream waits there for the norm that follows it.
-Everywhere else the ops are the plain XLA functions of `linear.py`.
+with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
+functions of `linear.py`.
+
+With many rows there are kernels for what is elementwise. XLA alone writes no residual stream in a
+long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
+is left to the norm that reads it, whose kernel writes both (`Stream.delta`).
 """
 
 from collections.abc import Sequence
@@ -19,6 +22,11 @@ from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
+# Rows from which the elementwise kernels pay. Every program that holds one takes longer to lower,
+# and where XLA merges products, a kernel's operands must first be cut out of what they gave.
+_ADD_NORM_ROWS = 256
+_SILU_MUL_ROWS = 1024
+
 
 class Stream(NamedTuple):
     """The residual stream: `x`, or `x + delta` where the next norm is to perform the addition."""
@@ -29,6 +37,14 @@ class Stream(NamedTuple):
     def settled(self) -> Float[Array, "*batch E"]:
         """The stream as one array."""
         return self.x if self.delta is None else rounded_add(self.x, self.delta)
+
+
+def begin(x: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:
+    """The stream that the first layer reads, of the same form as the one that it returns.
+
+    Where additions are left to norms, this one adds zeros: so all layers are traced as one.
+    """
+    return Stream(x, jnp.zeros_like(x)) if _leaves_additions(x, backend) else Stream(x)
 
 
 def norm_project(
@@ -52,7 +68,7 @@ def norm_project(
         x = stream.settled()
         return Stream(x), kernels.norm_project(x, norm, weights, eps=eps)
     x, hidden = _add_norm(stream, norm, eps, backend)
-    return Stream(x), tuple(linear(hidden, weight) for weight in weights)
+    return Stream(x), _project(hidden, weights, backend)
 
 
 def norm_gated(
@@ -72,7 +88,7 @@ def norm_gated(
         x = stream.settled()
         return Stream(x), kernels.norm_gated(x, norm, gate, up, eps=eps)
     x, hidden = _add_norm(stream, norm, eps, backend)
-    return Stream(x), _silu_mul(linear(hidden, gate), linear(hidden, up), backend)
+    return Stream(x), _gated(hidden, gate, up, backend)
 
 
 def project_add(
@@ -91,39 +107,52 @@ def project_add(
 def add(stream: Stream, delta: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:
     """`stream + delta`, performed now or left to the next norm."""
     x = stream.settled()
-    return Stream(x, delta) if _has_add_norm(x, backend) else Stream(rounded_add(x, delta))
+    return Stream(x, delta) if _leaves_additions(x, backend) else Stream(rounded_add(x, delta))
 
 
 def _add_norm(
     stream: Stream, norm: jax.Array, eps: float, backend: Backend
 ) -> tuple[jax.Array, jax.Array]:
     """The settled stream and its norm."""
-    if not _has_add_norm(stream.x, backend):
-        x = stream.settled()
-        return x, rms_norm(x, norm, eps)
-    from jaxinfer.kernels.mosaic import add_norm
+    if stream.delta is not None and _leaves_additions(stream.x, backend):
+        from jaxinfer.kernels.mosaic import add_norm
 
-    if stream.delta is None:
-        return stream.x, add_norm.rms_norm(stream.x, norm, eps=eps)
-    return add_norm.add_norm(stream.x, stream.delta, norm, eps=eps)
+        return add_norm.add_norm(stream.x, stream.delta, norm, eps=eps)
+    x = stream.settled()
+    return x, rms_norm(x, norm, eps)
 
 
-def _has_add_norm(x: jax.Array, backend: Backend) -> bool:
-    if backend != "mosaic" or x.ndim != 2:
+def _leaves_additions(x: jax.Array, backend: Backend) -> bool:
+    if backend != "mosaic" or x.ndim != 2 or x.shape[0] < _ADD_NORM_ROWS:
         return False
     from jaxinfer.kernels.mosaic import add_norm
 
     return add_norm.supports(x.shape[1], x.dtype)
 
 
-def _silu_mul(gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:
-    if backend == "mosaic":
-        from jaxinfer.kernels.mosaic import silu_mul
+def _project(
+    hidden: jax.Array, weights: Sequence[jax.Array], backend: Backend
+) -> tuple[jax.Array, ...]:
+    if backend == "mosaic" and hidden.ndim == 2:
+        from jaxinfer.kernels.mosaic import wide
 
-        if silu_mul.supports(gate.shape, gate.dtype):
-            return silu_mul.silu_mul(gate, up)
-    opened = jax.nn.silu(gate.astype(jnp.float32))
-    return narrow(rounded(opened, gate.dtype) * up.astype(jnp.float32), gate.dtype)
+        if wide.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
+            return wide.project(hidden, weights)
+    return tuple(linear(hidden, weight) for weight in weights)
+
+
+def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:
+    if backend == "mosaic" and hidden.ndim == 2:
+        from jaxinfer.kernels.mosaic import silu_mul, wide
+
+        rows, shapes = hidden.shape[0], [gate.shape, up.shape]
+        if wide.choose(rows, shapes, hidden.dtype, matrices=2):
+            return wide.gated(hidden, gate, up)
+        if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
+            return silu_mul.silu_mul(linear(hidden, gate), linear(hidden, up))
+    opened = jax.nn.silu(linear(hidden, gate).astype(jnp.float32))
+    product = rounded(opened, hidden.dtype) * linear(hidden, up).astype(jnp.float32)
+    return narrow(product, hidden.dtype)
 
 
 def _kernels(backend: Backend, x: jax.Array, weights: Sequence[jax.Array]) -> ModuleType | None:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import contract, linear, precision, rms_norm
-from jaxinfer.kernels.projections import Stream, add, norm_gated, norm_project, project_add
+from jaxinfer.kernels.projections import Stream, add, begin, norm_gated, norm_project, project_add
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope import apply_rope, cos_sin
@@ -173,7 +173,7 @@ def forward(
     layer_step = functools.partial(decoder_layer, config=config, attend=attend)
     if remat:
         layer_step = jax.checkpoint(layer_step)
-    stream = Stream(x)
+    stream = begin(x)
     for index in range(config.num_hidden_layers):
         stream = layer_step(params["model"]["layers"][str(index)], stream)
     return lm_head(params, final_hidden(params, stream.settled(), config))

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention import Backend, norm_rope_write, paged_attention
-from jaxinfer.kernels.projections import Stream
+from jaxinfer.kernels.projections import Stream, begin
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import decoder_layer, embed, final_hidden
 from jaxinfer.model.rope import cos_sin
@@ -221,7 +221,7 @@ def _run_layers(
         return written, stream
 
     x = embed(params, token_ids, axis)
-    stream = Stream(x)
+    stream = begin(x, backend=context.backend)
     # The barrier keeps XLA from computing cosines again inside every layer.
     cos, sin = jax.lax.optimization_barrier(cos_sin(positions, config, x.dtype))
     pages_of_layers = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxinfer.kernels.projections import Stream
+from jaxinfer.kernels.projections import begin
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.qwen3 import (
     decoder_layer,
@@ -41,7 +41,7 @@ def local_forward(params, tokens, *, config):
         q, k = qk_norm_rope(attention, q, k, cos, sin, config.rms_norm_eps)
         return dense_attention(q, k, v, mask)
 
-    stream = Stream(x)
+    stream = begin(x)
     for index in range(config.num_hidden_layers):
         layer = params["model"]["layers"][str(index)]
         stream = decoder_layer(layer, stream, config, attend, axis="tensor")

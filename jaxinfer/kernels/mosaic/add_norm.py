@@ -1,12 +1,11 @@
 """Residual add and RMSNorm in one pass over the rows, at the speed of the memory.
 
-Between two blocks of products the residual stream takes the last product's output and its norm
-feeds the next product. Both are one read of the two inputs and one write of the two outputs; left
-to a compiler they became kernels that read rows twice. Here a row stays in the registers of a warp
-(or of all four warps of a block, where rows are long or few) from its load to its store.
+Between two blocks of products the residual stream takes the last product's output, and its norm
+feeds the next product: one read of two inputs and one write of two outputs. A row stays in the
+registers of a warp (of all four warps of a block, where rows are long) from its load to its store.
 
-Roundings are those of `jaxinfer.model.qwen3`: the sum is rounded to the rows' dtype and the norm is
-taken of the rounded sum; the normalised value is rounded, then multiplied by the weight.
+Roundings are those of `jaxinfer.kernels.linear`: the sum is rounded to the rows' dtype and the norm
+is taken of the rounded sum; the normalised value is rounded, then multiplied by the weight.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
 _WARPS = 4
 _LANES = 32
-_LONG = 2048  # elements of a row from which on one warp's registers would spill
-_FEW = 2048  # rows below which a warp each would leave the chip's load units idle
+_LONG = 2048  # elements of a row beyond which one warp's registers would spill
 
 
+# A layer has two of them: under a jit of its own the kernel is traced and lowered once.
+@functools.partial(jax.jit, static_argnames=("eps",))
 def add_norm(
     x: Float[Array, "T E"],
     delta: Float[Array, "T E"],
     weight: Float[Array, " E"],
     *,
     eps: float,
-    warps: int | None = None,
 ) -> tuple[Float[Array, "T E"], Float[Array, "T E"]]:
     """The residual stream `x + delta` and its RMSNorm (https://arxiv.org/abs/1910.07467).
 
@@ -44,7 +43,6 @@ def add_norm(
         delta: what is added to it, in the same dtype.
         weight: of the norm.
         eps: of the norm.
-        warps: that share a row, 1 or 4; None chooses.
 
     Returns:
         The sum and the norm, in x's dtype.
@@ -52,50 +50,35 @@ def add_norm(
     Raises:
         ValueError: `supports` says no.
     """
-    return _launch((x, delta), weight, eps, warps)
-
-
-def rms_norm(
-    x: Float[Array, "T E"],
-    weight: Float[Array, " E"],
-    *,
-    eps: float,
-    warps: int | None = None,
-) -> Float[Array, "T E"]:
-    """RMSNorm of every row; arguments and errors as in `add_norm`."""
-    return _launch((x,), weight, eps, warps)[0]
-
-
-def supports(size: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Whether rows of `size` elements of this dtype can be normalised here."""
-    whole = size % (_WARPS * _LANES * 2) == 0 and size <= 8192
-    return whole and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-
-
-def _launch(inputs, weight, eps, warps):
-    T, E = inputs[0].shape
-    if not supports(E, inputs[0].dtype):
+    T, E = x.shape
+    if not supports(E, x.dtype):
         raise ValueError(
             "rows must be bfloat16 or float16 with a multiple of 256 elements, 8192 at most;"
-            f" got {inputs[0].dtype}{inputs[0].shape}"
+            f" got {x.dtype}{x.shape}"
         )
-    if warps is None:
-        warps = _WARPS if E > _LONG or T < _FEW else 1
+    warps = _WARPS if E > _LONG else 1
     rows = _WARPS // warps
     padding = -T % rows
     if padding:
-        inputs = tuple(jnp.pad(a, ((0, padding), (0, 0))) for a in inputs)
+        x, delta = (jnp.pad(a, ((0, padding), (0, 0))) for a in (x, delta))
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
     kernel = plgpu.kernel(
-        functools.partial(_block, eps, rows, _row_layout(E, warps), len(inputs)),
-        out_type=(jax.ShapeDtypeStruct(inputs[0].shape, inputs[0].dtype),) * len(inputs),
+        functools.partial(_block, eps, rows, _row_layout(E, warps)),
+        out_type=(out, out),
         grid=((T + padding) // rows,),
         grid_names=("block",),
         # Nothing is both read and written.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
-        kernel_name="add_norm" if len(inputs) == 2 else "rms_norm",
+        kernel_name="add_norm",
     )
-    outputs = kernel(*inputs, weight)
-    return tuple(a[:T] for a in outputs) if padding else tuple(outputs)
+    total, normal = kernel(x, delta, weight)
+    return (total[:T], normal[:T]) if padding else (total, normal)
+
+
+def supports(size: int, dtype: jax.typing.DTypeLike) -> bool:
+    """Whether rows of `size` elements of this dtype can be added and normalised here."""
+    whole = size % (_WARPS * _LANES * 2) == 0 and size <= 8192
+    return whole and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
 
 
 def _row_layout(size: int, warps: int) -> RegisterLayout:
@@ -110,19 +93,15 @@ def _row_layout(size: int, warps: int) -> RegisterLayout:
     return plgpu.Layout.TILED(plgpu.Tiling(tiles), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
-def _block(eps, rows, layout, count, *refs):
-    inputs, weight, outputs = refs[:count], refs[count], refs[count + 1 :]
+def _block(eps, rows, layout, x, delta, weight, total, normal):
     at = (pl.ds(lax.axis_index("block") * rows, rows),)
     # All loads before the arithmetic, so that they are in flight together.
-    loaded = [load_global(ref.at[at], layout) for ref in inputs]
-    scale = load_global(weight, layout.reduce(0))
-    dtype = loaded[0].dtype
-    total = loaded[0]
-    if count == 2:
-        total = (loaded[0].astype(jnp.float32) + loaded[1].astype(jnp.float32)).astype(dtype)
-        store_anyhow(outputs[0].at[at], total)
-    wide = total.astype(jnp.float32)
+    old, new = (load_global(ref.at[at], layout) for ref in (x, delta))
+    scale = load_global(weight, layout.reduce(0)).astype(jnp.float32)
+    summed = (old.astype(jnp.float32) + new.astype(jnp.float32)).astype(total.dtype)
+    store_anyhow(total.at[at], summed)
+    wide = summed.astype(jnp.float32)
     inverse = lax.rsqrt((wide * wide).sum(axis=1) / weight.shape[0] + eps)
-    normal = (wide * lax.broadcast_in_dim(inverse, wide.shape, [0])).astype(dtype)
-    scale = lax.broadcast_in_dim(scale.astype(jnp.float32), wide.shape, [1])
-    store_anyhow(outputs[-1].at[at], (normal.astype(jnp.float32) * scale).astype(dtype))
+    narrow = (wide * lax.broadcast_in_dim(inverse, wide.shape, [0])).astype(total.dtype)
+    scaled = narrow.astype(jnp.float32) * lax.broadcast_in_dim(scale, wide.shape, [1])
+    store_anyhow(normal.at[at], scaled.astype(normal.dtype))
