@@ -30,6 +30,7 @@ import numpy as np
 
 from jaxinfer.kernels.attention import paged_attention
 from jaxinfer.kernels.choice import RANKINGS, Backend, choose_backend
+from jaxinfer.kernels.mosaic import wide
 from jaxinfer.kernels.mosaic.add_norm import add_norm
 from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
@@ -54,11 +55,14 @@ class Case:
     K: int = 8
     D: int = 128
     S: int = 16
-    columns: int = 0  # of a row of the elementwise kernels
+    columns: int = 0  # of a row of the elementwise kernels and of products
+    features: tuple[int, ...] = ()  # of the weights of products
 
     @property
     def work(self) -> tuple[str, float]:
         """What the time is held against: ("bytes" or "operations", how many)."""
+        if self.features:
+            return "bytes", sum(self.features) * self.columns * 2
         if self.columns:
             arrays = 4 if self.name.startswith("add_norm") else 3
             return "bytes", self.tokens * self.columns * 2 * arrays
@@ -88,6 +92,11 @@ def cases() -> list[Case]:
         *(Case(f"write/T={t}", None, tokens=t) for t in (2, 256, 8192)),
         *(Case(f"add_norm/T={t}", None, tokens=t, columns=1024) for t in (1024, 8192)),
         *(Case(f"silu_mul/T={t}", None, tokens=t, columns=3072) for t in (1024, 8192)),
+        *(
+            Case(f"{name}/B={b}", None, tokens=b, columns=1024, features=features)
+            for name, features in (("q, k, v", (2048, 1024, 1024)), ("gate, up", (3072, 3072)))
+            for b in (32, 64, 128, 256)
+        ),
     ]
 
 
@@ -256,6 +265,32 @@ def elementwise_runner(case: Case, launches: int) -> Callable[[], Any]:
     return lambda: compiled(inputs)
 
 
+def products_runner(case: Case, launches: int) -> Callable[[], Any]:
+    """A call that runs `launches` dependent launches, each with weights of its own."""
+    draw = jax.jit(
+        lambda seed, rows: jax.random.normal(
+            jax.random.key(seed), (rows, case.columns), jnp.bfloat16
+        ),
+        static_argnums=1,
+    )
+    weights = [[draw(i, rows) for rows in case.features] for i in range(launches)]
+    x = draw(launches, case.tokens)
+
+    @jax.jit
+    def once(x, weights):
+        if len(weights) == 2:  # The next rows are cut out of the result: a kernel of 1.7 us.
+            return wide.gated(x, *weights)[:, : case.columns]
+        return wide.project(x, weights)[1]
+
+    def many(x, weights):
+        for one in weights:
+            x = once(x, one)
+        return x
+
+    compiled = jax.jit(many).lower(x, weights).compile()
+    return lambda: compiled(x, weights)
+
+
 def measure(run: Callable[[], Any], launches: int, repeats: int) -> list[float]:
     """Microseconds per launch, `repeats` times, after warming up the clocks."""
     lock = Path(tempfile.gettempdir()) / "jaxinfer-kernel-bench.lock"
@@ -284,7 +319,9 @@ def results(only: str, repeats: int, *, sweep: bool, compare: bool) -> Iterator[
         for backend, config in variants(case, sweep=sweep, compare=compare):
             launches = 8 if case.queries or len(case.contexts or ()) >= 64 else 24
             try:
-                if case.columns:
+                if case.features:
+                    run = products_runner(case, launches)
+                elif case.columns:
                     run = elementwise_runner(case, launches)
                 elif case.contexts is None:
                     run = write_runner(case, launches)

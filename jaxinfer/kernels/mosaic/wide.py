@@ -149,9 +149,11 @@ class _Problem:
         return tile * self.config.share_rows + lax.axis_index("column")
 
     @property
-    def row(self) -> Scalar | int:
-        """First row of this block."""
-        return lax.axis_index("rows") * self.config.rows if self.row_blocks > 1 else 0
+    def row(self) -> Scalar:
+        """First row of this block; copies of rows beyond the last read zeros and write nothing."""
+        if self.row_blocks == 1:
+            return lax.axis_index("tile") * 0  # A constant slice must not reach beyond the last.
+        return lax.axis_index("rows") * self.config.rows
 
     def by_output(self, do: Callable[[int, Scalar], None]) -> None:
         """Calls `do(output, first feature)` for the output that this block's tile belongs to."""
