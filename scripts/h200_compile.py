@@ -23,8 +23,10 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("oldest", "newest")
 TESTS = (
+    "tests/kernels/test_mosaic_elementwise.py",
     "tests/kernels/test_mosaic_lowering.py",
     "tests/kernels/test_mosaic_skinny.py",
+    "tests/kernels/test_mosaic_wide.py",
     "tests/kernels/test_triton.py",
     "tests/serving/test_h200_steps.py",
 )

@@ -30,9 +30,12 @@ import numpy as np
 
 from jaxinfer.kernels.attention import paged_attention
 from jaxinfer.kernels.choice import RANKINGS, Backend, choose_backend
+from jaxinfer.kernels.mosaic import wide
+from jaxinfer.kernels.mosaic.add_norm import add_norm
 from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
 from jaxinfer.kernels.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.kernels.mosaic.silu_mul import silu_mul
 from jaxinfer.measure.machine import describe_machine, git_commit
 from scripts.figures.results import ROOT
 
@@ -42,7 +45,7 @@ _W1_CONTEXTS = np.random.default_rng(0).integers(100, 1601, 256)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One problem. `queries` is None for decoding; `contexts` is None for the page write."""
+    """One problem. `queries` is None for decoding; `contexts` for what only reads `tokens` rows."""
 
     name: str
     contexts: tuple[int, ...] | None
@@ -52,10 +55,17 @@ class Case:
     K: int = 8
     D: int = 128
     S: int = 16
+    columns: int = 0  # of a row of the elementwise kernels and of products
+    features: tuple[int, ...] = ()  # of the weights of products
 
     @property
     def work(self) -> tuple[str, float]:
         """What the time is held against: ("bytes" or "operations", how many)."""
+        if self.features:
+            return "bytes", sum(self.features) * self.columns * 2
+        if self.columns:
+            arrays = 4 if self.name.startswith("add_norm") else 3
+            return "bytes", self.tokens * self.columns * 2 * arrays
         if self.contexts is None:
             return "bytes", self.tokens * (self.H + 2 * self.K) * self.D * 2 * 2
         if self.queries is None:
@@ -80,6 +90,13 @@ def cases() -> list[Case]:
         Case("prefill/16 x 512", (512,) * 16, (512,) * 16),
         Case("prefill/2k after 6k", (8192,), (2048,)),
         *(Case(f"write/T={t}", None, tokens=t) for t in (2, 256, 8192)),
+        *(Case(f"add_norm/T={t}", None, tokens=t, columns=1024) for t in (1024, 8192)),
+        *(Case(f"silu_mul/T={t}", None, tokens=t, columns=3072) for t in (1024, 8192)),
+        *(
+            Case(f"{name}/B={b}", None, tokens=b, columns=1024, features=features)
+            for name, features in (("q, k, v", (2048, 1024, 1024)), ("gate, up", (3072, 3072)))
+            for b in (32, 64, 128, 256)
+        ),
     ]
 
 
@@ -225,6 +242,55 @@ def write_runner(case: Case, launches: int) -> Callable[[], Any]:
     return run
 
 
+def elementwise_runner(case: Case, launches: int) -> Callable[[], Any]:
+    """A call that runs `launches` dependent launches over inputs larger together than the L2."""
+    shape = (case.tokens, case.columns)
+    draw = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16))
+    inputs = [draw(seed) for seed in range(max(4, int(4e8 / draw(0).nbytes)))]
+    weight = jnp.ones(case.columns, jnp.bfloat16)
+
+    @jax.jit
+    def once(x, other):
+        if case.name.startswith("silu_mul"):
+            return silu_mul(x, other)
+        return add_norm(x, other, weight, eps=1e-6)[0]
+
+    def many(inputs):
+        x = inputs[0]
+        for index in range(launches):
+            x = once(x, inputs[1 + index % (len(inputs) - 1)])
+        return x
+
+    compiled = jax.jit(many).lower(inputs).compile()
+    return lambda: compiled(inputs)
+
+
+def products_runner(case: Case, launches: int) -> Callable[[], Any]:
+    """A call that runs `launches` dependent launches, each with weights of its own."""
+    draw = jax.jit(
+        lambda seed, rows: jax.random.normal(
+            jax.random.key(seed), (rows, case.columns), jnp.bfloat16
+        ),
+        static_argnums=1,
+    )
+    weights = [[draw(i, rows) for rows in case.features] for i in range(launches)]
+    x = draw(launches, case.tokens)
+
+    @jax.jit
+    def once(x, weights):
+        if len(weights) == 2:  # The next rows are cut out of the result: a kernel of 1.7 us.
+            return wide.gated(x, *weights)[:, : case.columns]
+        return wide.project(x, weights)[1]
+
+    def many(x, weights):
+        for one in weights:
+            x = once(x, one)
+        return x
+
+    compiled = jax.jit(many).lower(x, weights).compile()
+    return lambda: compiled(x, weights)
+
+
 def measure(run: Callable[[], Any], launches: int, repeats: int) -> list[float]:
     """Microseconds per launch, `repeats` times, after warming up the clocks."""
     lock = Path(tempfile.gettempdir()) / "jaxinfer-kernel-bench.lock"
@@ -253,7 +319,11 @@ def results(only: str, repeats: int, *, sweep: bool, compare: bool) -> Iterator[
         for backend, config in variants(case, sweep=sweep, compare=compare):
             launches = 8 if case.queries or len(case.contexts or ()) >= 64 else 24
             try:
-                if case.contexts is None:
+                if case.features:
+                    run = products_runner(case, launches)
+                elif case.columns:
+                    run = elementwise_runner(case, launches)
+                elif case.contexts is None:
                     run = write_runner(case, launches)
                 else:
                     run = attention_runner(case, backend, config, launches)

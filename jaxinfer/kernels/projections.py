@@ -2,11 +2,17 @@
 
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
-where they know the shape; everywhere else the ops are the plain XLA functions of `linear.py`.
+with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
+functions of `linear.py`.
+
+With many rows there are kernels for what is elementwise. XLA alone writes no residual stream in a
+long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
+is left to the norm that reads it, whose kernel writes both (`Stream.delta`).
 """
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,65 +22,141 @@ from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
+# Rows from which the elementwise kernels pay. Every program that holds one takes longer to lower,
+# and where XLA merges products, a kernel's operands must first be cut out of what they gave.
+_ADD_NORM_ROWS = 256
+_SILU_MUL_ROWS = 1024
+
+
+class Stream(NamedTuple):
+    """The residual stream: `x`, or `x + delta` where the next norm is to perform the addition."""
+
+    x: Float[Array, "*batch E"]
+    delta: Float[Array, "*batch E"] | None = None
+
+    def settled(self) -> Float[Array, "*batch E"]:
+        """The stream as one array."""
+        return self.x if self.delta is None else rounded_add(self.x, self.delta)
+
+
+def begin(x: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:
+    """The stream that the first layer reads, of the same form as the one that it returns.
+
+    Where additions are left to norms, this one adds zeros: so all layers are traced as one.
+    """
+    return Stream(x, jnp.zeros_like(x)) if _leaves_additions(x, backend) else Stream(x)
+
 
 def norm_project(
-    x: Float[Array, "*batch I"],
+    stream: Stream,
     norm: Float[Array, " I"],
     weights: Sequence[Float[Array, "_ I"]],
     *,
     eps: float,
     backend: Backend = "xla",
-) -> tuple[Float[Array, "*batch _"], ...]:
-    """`rms_norm(x) @ weight.T` for every weight.
+) -> tuple[Stream, tuple[Float[Array, "*batch _"], ...]]:
+    """`rms_norm(stream) @ weight.T` for every weight, and the stream, now settled.
 
     Args:
-        x: activations; its dtype is that of the results.
+        stream: activations; their dtype is that of the results.
         norm: weight of the RMSNorm.
         weights: `[O, I]` each.
         eps: of the norm.
         backend: the engine's kernels; "xla" asks for none.
     """
-    if kernels := _kernels(backend, x, weights):
-        return kernels.norm_project(x, norm, weights, eps=eps)
-    hidden = rms_norm(x, norm, eps)
-    return tuple(linear(hidden, weight) for weight in weights)
+    if kernels := _kernels(backend, stream.x, weights):
+        x = stream.settled()
+        return Stream(x), kernels.norm_project(x, norm, weights, eps=eps)
+    x, hidden = _add_norm(stream, norm, eps, backend)
+    return Stream(x), _project(hidden, weights, backend)
 
 
 def norm_gated(
-    x: Float[Array, "*batch I"],
+    stream: Stream,
     norm: Float[Array, " I"],
     gate: Float[Array, "F I"],
     up: Float[Array, "F I"],
     *,
     eps: float,
     backend: Backend = "xla",
-) -> Float[Array, "*batch F"]:
-    """`silu(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x)`; arguments as in `norm_project`.
+) -> tuple[Stream, Float[Array, "*batch F"]]:
+    """`silu(h @ gate.T) * (h @ up.T)` with `h = rms_norm(stream)`, and the stream, now settled.
 
-    The first half of SwiGLU (https://arxiv.org/abs/2002.05202).
+    The first half of SwiGLU (https://arxiv.org/abs/2002.05202). Arguments as in `norm_project`.
     """
-    if kernels := _kernels(backend, x, (gate, up)):
-        return kernels.norm_gated(x, norm, gate, up, eps=eps)
-    hidden = rms_norm(x, norm, eps)
-    opened = jax.nn.silu(linear(hidden, gate).astype(jnp.float32))
-    return narrow(rounded(opened, x.dtype) * linear(hidden, up).astype(jnp.float32), x.dtype)
+    if kernels := _kernels(backend, stream.x, (gate, up)):
+        x = stream.settled()
+        return Stream(x), kernels.norm_gated(x, norm, gate, up, eps=eps)
+    x, hidden = _add_norm(stream, norm, eps, backend)
+    return Stream(x), _gated(hidden, gate, up, backend)
 
 
 def project_add(
     x: Float[Array, "*batch I"],
     weight: Float[Array, "O I"],
-    residual: Float[Array, "*batch O"],
+    stream: Stream,
     *,
     backend: Backend = "xla",
-) -> Float[Array, "*batch O"]:
-    """`residual + x @ weight.T`, the product rounded before it is added."""
+) -> Stream:
+    """`stream + x @ weight.T`, the product rounded before it is added."""
     if kernels := _kernels(backend, x, (weight,)):
-        return kernels.project_add(x, weight, residual)
-    return rounded_add(residual, linear(x, weight))
+        return Stream(kernels.project_add(x, weight, stream.settled()))
+    return add(stream, linear(x, weight), backend=backend)
+
+
+def add(stream: Stream, delta: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:
+    """`stream + delta`, performed now or left to the next norm."""
+    x = stream.settled()
+    return Stream(x, delta) if _leaves_additions(x, backend) else Stream(rounded_add(x, delta))
+
+
+def _add_norm(
+    stream: Stream, norm: jax.Array, eps: float, backend: Backend
+) -> tuple[jax.Array, jax.Array]:
+    """The settled stream and its norm."""
+    if stream.delta is not None and _leaves_additions(stream.x, backend):
+        from jaxinfer.kernels.mosaic import add_norm
+
+        return add_norm.add_norm(stream.x, stream.delta, norm, eps=eps)
+    x = stream.settled()
+    return x, rms_norm(x, norm, eps)
+
+
+def _leaves_additions(x: jax.Array, backend: Backend) -> bool:
+    if backend != "mosaic" or x.ndim != 2 or x.shape[0] < _ADD_NORM_ROWS:
+        return False
+    from jaxinfer.kernels.mosaic import add_norm
+
+    return add_norm.supports(x.shape[1], x.dtype)
+
+
+def _project(
+    hidden: jax.Array, weights: Sequence[jax.Array], backend: Backend
+) -> tuple[jax.Array, ...]:
+    if backend == "mosaic" and hidden.ndim == 2:
+        from jaxinfer.kernels.mosaic import wide
+
+        if wide.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
+            return wide.project(hidden, weights)
+    return tuple(linear(hidden, weight) for weight in weights)
+
+
+def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:
+    if backend == "mosaic" and hidden.ndim == 2:
+        from jaxinfer.kernels.mosaic import silu_mul, wide
+
+        rows, shapes = hidden.shape[0], [gate.shape, up.shape]
+        if wide.choose(rows, shapes, hidden.dtype, matrices=2):
+            return wide.gated(hidden, gate, up)
+        if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
+            return silu_mul.silu_mul(linear(hidden, gate), linear(hidden, up))
+    opened = jax.nn.silu(linear(hidden, gate).astype(jnp.float32))
+    product = rounded(opened, hidden.dtype) * linear(hidden, up).astype(jnp.float32)
+    return narrow(product, hidden.dtype)
 
 
 def _kernels(backend: Backend, x: jax.Array, weights: Sequence[jax.Array]) -> ModuleType | None:
-    """The module of kernels that takes these operands, or None where XLA does the work."""
+    """The module of kernels that takes these operands, or None where XLA does the products."""
     if backend != "mosaic" or x.ndim != 2:
         return None
     # They import GPU-only packages, so they load when they are first chosen.

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import contract, linear, precision, rms_norm
-from jaxinfer.kernels.projections import norm_gated, norm_project, project_add
+from jaxinfer.kernels.projections import Stream, add, begin, norm_gated, norm_project, project_add
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope import apply_rope, cos_sin
@@ -45,17 +45,17 @@ def embed(
 
 def decoder_layer(
     layer: Params,
-    x: Float[Array, "*batch E"],
+    stream: Stream,
     config: ModelConfig,
     attend: Attend,
     axis: str | None = None,
     backend: Backend = "xla",
-) -> Float[Array, "*batch E"]:
+) -> Stream:
     """One transformer block: attention and gated MLP, each on a norm of the residual stream.
 
     Args:
         layer: this layer's subtree; inside ``shard_map`` one device's shards of it.
-        x: the residual stream, the same on every device.
+        stream: the residual stream, the same on every device.
         config: constants and the global number of key/value heads.
         attend: ``attend(attn_params, q[..., H, D], k[..., K, D], v[..., K, D]) -> [..., H, D]``.
             It receives the raw projections, because GPU kernels fuse the norm, the rotation and
@@ -64,35 +64,40 @@ def decoder_layer(
         backend: whose kernels compute the projections.
     """
     attention, mlp, eps = layer["self_attn"], layer["mlp"], config.rms_norm_eps
-    q, k, v = project_qkv(attention, x, layer["input_layernorm"], config, axis, backend)
-    mixed = attend(attention, q, k, v).reshape(*x.shape[:-1], -1)
+    norm = layer["input_layernorm"]
+    stream, (q, k, v) = project_qkv(attention, stream, norm, config, axis, backend)
+    mixed = attend(attention, q, k, v).reshape(*stream.x.shape[:-1], -1)
     bias = attention.get("o_proj_bias")
-    x = _project_add(mixed, attention["o_proj"], bias, x, axis, backend)
+    stream = _project_add(mixed, attention["o_proj"], bias, stream, axis, backend)
     norm, gate, up = layer["post_attention_layernorm"], mlp["gate_proj"], mlp["up_proj"]
-    inner = norm_gated(x, norm, gate, up, eps=eps, backend=backend)
-    return _project_add(inner, mlp["down_proj"], None, x, axis, backend)
+    stream, inner = norm_gated(stream, norm, gate, up, eps=eps, backend=backend)
+    return _project_add(inner, mlp["down_proj"], None, stream, axis, backend)
 
 
 def project_qkv(
     attention: Params,
-    x: Float[Array, "*batch E"],
+    stream: Stream,
     norm: Float[Array, " E"],
     config: ModelConfig,
     axis: str | None,
     backend: Backend,
-) -> tuple[Float[Array, "*batch H D"], Float[Array, "*batch K D"], Float[Array, "*batch K D"]]:
-    """Query, key and value heads of this device from the norm of x, before their own norm."""
+) -> tuple[Stream, tuple[jax.Array, ...]]:
+    """Heads of queries, keys and values (``[..., H, D]`` and twice ``[..., K, D]``, this device's).
+
+    They are projected from the norm of the stream, which is returned settled; their own norm and
+    rotation are still to come.
+    """
     own_kv = _own_kv_head(attention, config, axis)
     own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
     weights = [select(attention[name]) for name, select in own.items()]
-    projected = norm_project(x, norm, weights, eps=config.rms_norm_eps, backend=backend)
+    eps = config.rms_norm_eps
+    stream, projected = norm_project(stream, norm, weights, eps=eps, backend=backend)
     biases = [attention.get(f"{name}_bias") for name in own]
-    q, k, v = (
-        product if bias is None else rounded_add(product, select(bias))
+    heads = (*stream.x.shape[:-1], -1, config.head_dim)
+    return stream, tuple(
+        (product if bias is None else rounded_add(product, select(bias))).reshape(heads)
         for product, bias, select in zip(projected, biases, own.values(), strict=True)
     )
-    heads = (*x.shape[:-1], -1, config.head_dim)
-    return q.reshape(heads), k.reshape(heads), v.reshape(heads)
 
 
 def qk_norm_rope(
@@ -168,9 +173,10 @@ def forward(
     layer_step = functools.partial(decoder_layer, config=config, attend=attend)
     if remat:
         layer_step = jax.checkpoint(layer_step)
+    stream = begin(x)
     for index in range(config.num_hidden_layers):
-        x = layer_step(params["model"]["layers"][str(index)], x)
-    return lm_head(params, final_hidden(params, x, config))
+        stream = layer_step(params["model"]["layers"][str(index)], stream)
+    return lm_head(params, final_hidden(params, stream.settled(), config))
 
 
 def dense_attention(
@@ -214,17 +220,17 @@ def _project_add(
     x: jax.Array,
     weight: jax.Array,
     bias: jax.Array | None,
-    residual: jax.Array,
+    stream: Stream,
     axis: str | None,
     backend: Backend,
-) -> jax.Array:
-    """``residual + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
+) -> Stream:
+    """``stream + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
     if axis is None and bias is None:
-        return project_add(x, weight, residual, backend=backend)
+        return project_add(x, weight, stream, backend=backend)
     output = linear(x, weight)
     if axis is not None:
         output = jax.lax.psum(output, axis)
-    return rounded_add(residual, output if bias is None else rounded_add(output, bias))
+    return add(stream, output if bias is None else rounded_add(output, bias), backend=backend)
 
 
 def _own_kv_head(

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention import Backend, norm_rope_write, paged_attention
+from jaxinfer.kernels.projections import Stream, begin
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import decoder_layer, embed, final_hidden
 from jaxinfer.model.rope import cos_sin
@@ -183,12 +184,12 @@ def _run_layers(
     def layer_step(
         layer: Mapping[str, Any],
         pages: tuple[Array, Array],
-        x: Array,
+        stream: Stream,
         cos: Array,
         sin: Array,
         slot_mapping: Array,
         rows: tuple[Array, Array, Array],
-    ) -> tuple[tuple[Array, Array], Array]:
+    ) -> tuple[tuple[Array, Array], Stream]:
         written = pages
 
         def attend(attention: Mapping[str, Any], q: Array, k: Array, v: Array) -> Array:
@@ -216,15 +217,16 @@ def _run_layers(
                 backend=context.backend,
             )
 
-        x = decoder_layer(layer, x, config, attend, axis, context.backend)
-        return written, x
+        stream = decoder_layer(layer, stream, config, attend, axis, context.backend)
+        return written, stream
 
     x = embed(params, token_ids, axis)
+    stream = begin(x, backend=context.backend)
     # The barrier keeps XLA from computing cosines again inside every layer.
     cos, sin = jax.lax.optimization_barrier(cos_sin(positions, config, x.dtype))
     pages_of_layers = []
     for index in range(config.num_hidden_layers):
         layer = params["model"]["layers"][str(index)]
-        pages, x = layer_step(layer, kv[index], x, cos, sin, slot_mapping, rows)
+        pages, stream = layer_step(layer, kv[index], stream, cos, sin, slot_mapping, rows)
         pages_of_layers.append(pages)
-    return tuple(pages_of_layers), x
+    return tuple(pages_of_layers), stream.settled()

@@ -7,7 +7,8 @@ import pytest
 
 from jaxinfer.kernels import projections
 from jaxinfer.kernels.linear import linear, rms_norm
-from jaxinfer.kernels.mosaic import skinny
+from jaxinfer.kernels.mosaic import add_norm, silu_mul, skinny, wide
+from jaxinfer.kernels.projections import Stream
 
 E, F = 128, 192
 
@@ -46,15 +47,20 @@ def test_without_kernels_every_operation_rounds(shape, dtype, backend):
 
     @jax.jit
     def ops(x):
-        projected = projections.norm_project(x, norm, (gate, up), eps=1e-6, backend=backend)
-        gated = projections.norm_gated(x, norm, gate, up, eps=1e-6, backend=backend)
-        return *projected, gated, projections.project_add(gated, down, x, backend=backend)
+        stream = Stream(x[::-1], x)
+        stream, projected = projections.norm_project(
+            stream, norm, (gate, up), eps=1e-6, backend=backend
+        )
+        same, gated = projections.norm_gated(stream, norm, gate, up, eps=1e-6, backend=backend)
+        added = projections.project_add(gated, down, same, backend=backend)
+        return *projected, gated, added.settled()
 
+    given, x = x, x[::-1] + x
     hidden = rms_norm(x, norm, 1e-6)
     opened, value = linear(hidden, gate), linear(hidden, up)
     gated = jax.nn.silu(opened.astype(jnp.float32)).astype(dtype) * value
     added = x + linear(gated, down)
-    for got, expected in zip(ops(x), (opened, value, gated, added), strict=True):
+    for got, expected in zip(ops(given), (opened, value, gated, added), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -64,9 +70,72 @@ def test_the_kernels_take_few_rows_on_mosaic(monkeypatch):
     monkeypatch.setattr(skinny, "norm_project", lambda *_, eps: (inner,))
     monkeypatch.setattr(skinny, "norm_gated", lambda *_, eps: inner + 1)
     monkeypatch.setattr(skinny, "project_add", lambda *_: x)
-    (projected,) = projections.norm_project(x, norm, (gate,), eps=1e-6, backend="mosaic")
-    gated = projections.norm_gated(x, norm, gate, gate, eps=1e-6, backend="mosaic")
-    added = projections.project_add(_draw(2, F), down, x, backend="mosaic")
+    stream = Stream(x)
+    stream, (projected,) = projections.norm_project(
+        stream, norm, (gate,), eps=1e-6, backend="mosaic"
+    )
+    stream, gated = projections.norm_gated(stream, norm, gate, gate, eps=1e-6, backend="mosaic")
+    added = projections.project_add(_draw(2, F), down, Stream(x), backend="mosaic")
     assert projected is inner
     assert (gated == inner + 1).all()
-    assert added is x
+    assert added.x is x
+    assert added.delta is None
+
+
+@pytest.mark.parametrize(("rows", "backend"), [(255, "mosaic"), (1024, "xla"), (1024, "triton")])
+def test_additions_are_performed_at_once_unless_many_rows_have_a_kernel(rows, backend):
+    x = _draw(rows, 256)
+    stream = projections.begin(x, backend=backend)
+    assert stream.delta is None
+    stream = projections.add(stream, x, backend=backend)
+    assert stream.delta is None
+    np.testing.assert_array_equal(stream.x, x + x)
+
+
+def test_with_many_rows_the_norms_kernel_performs_the_addition(monkeypatch):
+    monkeypatch.setattr(add_norm, "add_norm", lambda x, delta, weight, *, eps: (x + delta, x * 2))
+    x, weight = _draw(256, 256), _draw(256, 256)
+    stream = projections.begin(x, backend="mosaic")
+    assert jax.tree.structure(stream) == jax.tree.structure(Stream(x, x))
+    settled, (product,) = projections.norm_project(
+        stream, x[0], (weight,), eps=1e-6, backend="mosaic"
+    )
+    np.testing.assert_array_equal(settled.x, x)
+    np.testing.assert_array_equal(product, linear(x * 2, weight))
+    left = projections.project_add(product, weight, settled, backend="mosaic")
+    assert left.x is settled.x
+    np.testing.assert_array_equal(left.delta, linear(product, weight))
+    settled, _ = projections.norm_gated(left, x[0], weight, weight, eps=1e-6, backend="mosaic")
+    np.testing.assert_array_equal(settled.x, x + left.delta)
+    np.testing.assert_array_equal(left.settled(), settled.x)
+
+
+def test_in_long_prefills_a_kernel_multiplies_gate_and_up(monkeypatch):
+    monkeypatch.setattr(add_norm, "supports", lambda *_: False)
+    monkeypatch.setattr(silu_mul, "silu_mul", lambda gate, up: gate - up)
+    x, gate, up = _draw(1024, 256), _draw(512, 256), _draw(512, 256, seed=1)
+    _, inner = projections.norm_gated(Stream(x), x[0], gate, up, eps=1e-6, backend="mosaic")
+    hidden = rms_norm(x, x[0], 1e-6)
+    np.testing.assert_array_equal(inner, linear(hidden, gate) - linear(hidden, up))
+
+
+def test_measured_shapes_take_the_kernels_that_read_several_weights(monkeypatch):
+    def repeated(x, weight):
+        return jnp.tile(x, (1, len(weight) // x.shape[1]))
+
+    monkeypatch.setattr(wide, "project", lambda x, weights: tuple(repeated(x, w) for w in weights))
+    monkeypatch.setattr(wide, "gated", lambda x, gate, up: repeated(x, gate))
+    x, norm = _draw(40, 1024), _draw(1024) + 1
+    k, q, up = (jnp.zeros((n, 1024), x.dtype) for n in (1024, 2048, 3072))
+    hidden = rms_norm(x, norm, 1e-6)
+    ops = {"eps": 1e-6, "backend": "mosaic"}
+    _, projected = projections.norm_project(Stream(x), norm, (q, k, k), **ops)
+    _, inner = projections.norm_gated(Stream(x), norm, up, up, **ops)
+    assert len(projected) == 3
+    for got in (*projected, inner):
+        np.testing.assert_array_equal(got[:, -1024:], hidden)
+    # Other shapes, and fewer or more rows, are XLA's: zeros here.
+    _, (other,) = projections.norm_project(Stream(x), norm, (q,), **ops)
+    _, few = projections.norm_gated(Stream(x[:24]), norm, up, up, **ops)
+    assert not other.any()
+    assert not few.any()

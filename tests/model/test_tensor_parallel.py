@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxinfer.kernels.projections import begin
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.qwen3 import (
     decoder_layer,
@@ -40,9 +41,11 @@ def local_forward(params, tokens, *, config):
         q, k = qk_norm_rope(attention, q, k, cos, sin, config.rms_norm_eps)
         return dense_attention(q, k, v, mask)
 
+    stream = begin(x)
     for index in range(config.num_hidden_layers):
-        x = decoder_layer(params["model"]["layers"][str(index)], x, config, attend, axis="tensor")
-    return lm_head(params, final_hidden(params, x, config))
+        layer = params["model"]["layers"][str(index)]
+        stream = decoder_layer(layer, stream, config, attend, axis="tensor")
+    return lm_head(params, final_hidden(params, stream.settled(), config))
 
 
 @functools.cache
