@@ -10,7 +10,7 @@ import pytest
 
 import jaxinfer.kernels.mosaic
 from jaxinfer.kernels import attention
-from jaxinfer.kernels.mosaic import skinny
+from jaxinfer.kernels.mosaic import add_norm, silu_mul, skinny, wide
 from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
@@ -55,6 +55,24 @@ def _skinny_residual():
     return compile_for_h200(skinny.project_add, _shape(B, F), _shape(E, F), _shape(B, E))
 
 
+def _add_norm():
+    op = functools.partial(add_norm.add_norm, eps=1e-6)
+    return compile_for_h200(op, _shape(2048, E), _shape(2048, E), _shape(E))
+
+
+def _silu_mul():
+    return compile_for_h200(silu_mul.silu_mul, _shape(2048, F), _shape(2048, F))
+
+
+def _wide_project():
+    weights = (_shape(H * D, E), _shape(K * D, E), _shape(K * D, E))
+    return compile_for_h200(wide.project, _shape(64, E), weights)
+
+
+def _wide_gated():
+    return compile_for_h200(wide.gated, _shape(256, E), _shape(F, E), _shape(F, E))
+
+
 # A program for each kernel: what compiles it, and every Mosaic kernel that it launches.
 _PROGRAMS = {
     "decode_many_rows": (
@@ -78,6 +96,10 @@ _PROGRAMS = {
     "skinny_plain": (_skinny_plain, {"skinny_plain": 1}),
     "skinny_gated": (_skinny_gated, {"skinny_gated": 1}),
     "skinny_residual": (_skinny_residual, {"skinny_residual": 1}),
+    "wide_project": (_wide_project, {"wide_project": 1}),
+    "wide_gated": (_wide_gated, {"wide_gated": 1}),
+    "add_norm": (_add_norm, {"add_norm": 1}),
+    "silu_mul": (_silu_mul, {"silu_mul": 1}),
 }
 
 
@@ -101,7 +123,7 @@ def test_no_kernel_is_left_out_above():
     launched = {kernel for _, kernels in _PROGRAMS.values() for kernel in kernels}
     for path in _SOURCES.glob("*.py"):
         source = path.read_text()
-        # An f-string's name is known up to its first brace.
+        # An f-string's name is known up to its first brace, a conditional one by its first value.
         names = re.findall(r'kernel_name=f?"(\w+)', source)
         assert len(names) == source.count("plgpu.kernel("), f"{path.name}: a kernel without a name"
         for name in names:
