@@ -109,7 +109,7 @@ class Runner:
             sampler=sampler,
         )
         self._programs, self._buckets = plan.programs, plan.buckets
-        self._compiled = plan.compiled
+        self._compiled, self._lowering = plan.compiled, plan.lowering
         self.report = plan.report
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
