@@ -1,24 +1,19 @@
 """Lowers an engine's programs, those that an earlier process traced without tracing them again."""
 
+import contextlib
 import dataclasses
 import importlib
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.export
 
-from jaxinfer.serving.program_store import ProgramStore, identity_of
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.programs import BurstKey, Program, ProgramKey, Programs, SamplerKey
-from jaxinfer.serving.sampling.layout import SamplingArrays
-
-# Their serialized form is of one version of JAX and Triton; so is an entry of the store.
-_KERNEL_CALLS = ("mosaic_gpu_v2", "triton_kernel_call")
-
-# The only argument that is more than tuples and dictionaries of arrays.
-jax.export.register_namedtuple_serialization(
-    SamplingArrays, serialized_name="jaxinfer.SamplingArrays"
-)
+from jaxinfer.serving.tracing import TracingWorkers
 
 
 class Lowering:
@@ -39,9 +34,40 @@ class Lowering:
 
     def __init__(self, store: ProgramStore | None) -> None:
         self._store = store
+        self._workers: TracingWorkers | None = None
         self.seconds = 0.0
         self.num_traced = 0
         self.num_read = 0
+
+    @contextlib.contextmanager
+    def ahead(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[list[ProgramKey]]:
+        """Have worker processes trace what is slow to trace and missing from the store.
+
+        Args:
+            programs: the engine's.
+            keys: programs that are going to be lowered inside this block.
+
+        Yields:
+            The same keys: what this process traces itself first, while the workers are at work.
+        """
+        if self._store is None:
+            yield list(keys)
+            return
+        identities = {
+            key: _identity(programs, key, programs.program(key))
+            for key in dict.fromkeys(keys)
+            if _is_for_workers(programs, key)
+        }
+        missing = {key: each for key, each in identities.items() if not self._store.holds(each)}
+        with TracingWorkers(self._store) as workers:
+            self._workers = workers
+            workers.start(
+                programs, list(missing), list(missing.values()), platform=_platform(programs)
+            )
+            try:
+                yield sorted(keys, key=lambda key: key in missing)
+            finally:
+                self._workers = None
 
     def lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
         """Lower one program for the engine's mesh."""
@@ -59,10 +85,12 @@ class Lowering:
     ) -> jax.stages.Lowered:
         program = programs.program(key)
         identity = _identity(programs, key, program)
+        if self._workers is not None:
+            self._workers.wait(identity)
         exported = store.load(identity)
         if exported is None:
             self.num_traced += 1
-            exported = _export(program, programs)
+            exported = export_program(program, _platform(programs))
             store.save(identity, exported)
         else:
             self.num_read += 1
@@ -70,13 +98,22 @@ class Lowering:
         return dataclasses.replace(program, function=exported.call).lower()
 
 
-def _export(program: Program, programs: Programs) -> jax.export.Exported:
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _KERNEL_CALLS]
+def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
+    """Whether a program takes long to trace, and tracing does not ask where it happens.
+
+    Those with Mosaic kernels do; but the truncating sampler asks JAX for its default backend.
+    """
+    if programs.context.backend != "mosaic" or _runs_user_code(programs, key):
+        return False
+    if isinstance(key, BurstKey):
+        return key.mode != "truncate"
+    return isinstance(key, PrefillShape | DecodeShape)
+
+
+def _platform(programs: Programs) -> str:
+    """What to lower for. JAX calls every GPU "gpu", but lowers for a maker's."""
     device = programs.context.mesh.devices.flat[0]
-    # JAX calls every GPU "gpu", but lowers for a maker's.
-    platform = device.platform if device.platform != "gpu" else jax.export.default_export_platform()
-    export = jax.export.export(program.jit(), platforms=[platform], disabled_checks=checks)
-    return export(*program.arguments)
+    return device.platform if device.platform != "gpu" else jax.export.default_export_platform()
 
 
 def _identity(programs: Programs, key: ProgramKey, program: Program) -> str:

@@ -17,12 +17,23 @@ from pathlib import Path
 import jax
 import jax.export
 
-_MAGIC = b"jaxinfer program 1\n"
+from jaxinfer.serving.programs import Program
+from jaxinfer.serving.sampling.layout import SamplingArrays
+
+_MAGIC = "jaxinfer program 1"
 _DIGEST = hashlib.sha256().digest_size
 _FAST = 1  # zlib level; a program shrinks to a fifth
 
 # Whose version decides what tracing yields, beside this package's own source.
 _DISTRIBUTIONS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "triton")
+
+# Their serialized form is of one version of JAX and Triton; so is an entry of the store.
+_KERNEL_CALLS = ("mosaic_gpu_v2", "triton_kernel_call")
+
+# The only argument that is more than tuples and dictionaries of arrays.
+jax.export.register_namedtuple_serialization(
+    SamplingArrays, serialized_name="jaxinfer.SamplingArrays"
+)
 
 
 class ProgramStore:
@@ -36,17 +47,20 @@ class ProgramStore:
         directory: made when first written to.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    def holds(self, identity: str) -> bool:
+        """Whether there is an entry, sound or not."""
+        return self._path(identity).exists()
 
     def load(self, identity: str) -> jax.export.Exported | None:
-        """The program saved under this identity (see `identity_of`), or None."""
-        digest = _digest(identity)
+        """The program saved under this identity, which is `identity_of`'s, or None."""
         try:
-            data = self._path(digest).read_bytes()
+            data = self._path(identity).read_bytes()
         except OSError:
             return None
-        header = _MAGIC + digest
+        header = _header(identity)
         body = data[len(header) + _DIGEST :]
         if data[: len(header) + _DIGEST] != header + hashlib.sha256(body).digest():
             return None
@@ -57,32 +71,43 @@ class ProgramStore:
 
     def save(self, identity: str, program: jax.export.Exported) -> None:
         """Keep a program; the file is there whole or not at all."""
-        digest = _digest(identity)
         body = zlib.compress(bytes(program.serialize()), _FAST)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._directory, prefix=".writing-")
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.directory, prefix=".writing-")
         except OSError:
             return
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + digest + hashlib.sha256(body).digest() + body)
-            temporary.replace(self._path(digest))
+                file.write(_header(identity) + hashlib.sha256(body).digest() + body)
+            temporary.replace(self._path(identity))
         except OSError:
             temporary.unlink(missing_ok=True)
 
-    def _path(self, digest: bytes) -> Path:
-        return self._directory / f"{digest.hex()}.stablehlo"
+    def _path(self, identity: str) -> Path:
+        return self.directory / f"{identity}.stablehlo"
+
+
+def _header(identity: str) -> bytes:
+    return f"{_MAGIC} {identity}\n".encode()
+
+
+def export_program(program: Program, platform: str) -> jax.export.Exported:
+    """Trace and lower a program for a platform as `jax.export` names it ("cpu", "cuda")."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _KERNEL_CALLS]
+    export = jax.export.export(program.jit(), platforms=[platform], disabled_checks=checks)
+    return export(*program.arguments)
 
 
 def identity_of(*parts: object) -> str:
-    """What a traced program depends on: `parts`, this source, JAX's versions and its settings.
+    """A digest of `parts`, this source, JAX's versions and its settings: all that tracing reads.
 
     Args:
         parts: whose ``repr`` tells them apart and is the same in every process.
     """
-    return "\n".join(map(repr, (*parts, _environment(), _settings())))
+    text = "\n".join(map(repr, (*parts, _environment(), _settings())))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache
@@ -110,7 +135,3 @@ def _settings() -> list[tuple[str, str]]:
     """JAX's settings, such as the precision of products, which tracing may read; not its caches."""
     names = sorted(name for name in jax.config.values if "cache" not in name)
     return [(name, repr(getattr(jax.config, name, None))) for name in names]
-
-
-def _digest(identity: str) -> bytes:
-    return hashlib.sha256(identity.encode()).digest()

@@ -162,7 +162,8 @@ class Runner:
         Then allocate the pages: XLA tries kernels out while it compiles, which takes memory.
         """
         keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
-        self._compiled.compile(keys, show_progress=self._config.show_progress)
+        with self._lowering.ahead(self._programs, keys) as ordered:
+            self._compiled.compile(ordered, show_progress=self._config.show_progress)
         if self._kv is None:
             self.reset_cache()
 
