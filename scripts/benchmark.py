@@ -2,6 +2,7 @@
 
 On a CPU: python scripts/benchmark.py --compare-transformers --host-cost --start-up
 On a GPU: python scripts/benchmark.py --workload W1 --batch-sizes --model-shape 0.6b
+          python scripts/benchmark.py --start-up --model-shape 0.6b
 """
 
 import argparse
@@ -37,7 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--compare-transformers", action="store_true")
     parser.add_argument("--host-cost", action="store_true", help="scheduler and batch building")
-    parser.add_argument("--start-up", action="store_true", help="process start to first token")
+    parser.add_argument(
+        "--start-up",
+        action="store_true",
+        help="process start to first token; of a --model-shape, to an engine that is ready",
+    )
     parser.add_argument("--repeats", type=positive_integer, default=3)
     parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
@@ -59,7 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     """Measure one thing after another; each is kept before the next begins."""
     status = OK
-    if arguments.start_up:
+    if arguments.start_up and arguments.model_shape:
+        from scripts.figures.engine_start import engine_start_lines, engine_start_report
+
+        report = engine_start_report(
+            arguments.model_shape, engine_arguments(arguments), arguments.repeats
+        )
+        kind = f"engine-start-{arguments.model_shape}"
+        _keep(kind, report, engine_start_lines(report), arguments)
+    elif arguments.start_up:
         from scripts.figures.startup import start_up_lines, start_up_report
 
         # Before JAX starts here: on a GPU it would hold the memory that those processes need.

@@ -18,6 +18,16 @@ def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
 
     if model_shape is None:
         return LLM(**arguments)
+    return LLM(**random_weights(model_shape, arguments), **arguments)
+
+
+def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What `LLM` takes for a model of random weights: params, config and mesh.
+
+    Args:
+        model_shape: a name of `SHAPE_NAMES`.
+        arguments: engine arguments as `LLM` takes them.
+    """
     import jax
 
     from jaxinfer.config import EngineConfig
@@ -30,5 +40,4 @@ def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
     # Speed on a CPU is measured in the dtype that is served there, float32.
     dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
     mesh = make_mesh(settings.tensor_parallel_size)
-    params = random_params(config, dtype, mesh)
-    return LLM(params=params, config=config, mesh=mesh, **arguments)
+    return {"params": random_params(config, dtype, mesh), "config": config, "mesh": mesh}

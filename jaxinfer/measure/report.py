@@ -140,4 +140,15 @@ def _workload_lines(report: dict[str, Any]) -> list[str]:
         f"start to ready {report['start_up_s']:.1f} s, {report['compiled_at_start']} programs; "
         f"compiled while measuring: {report['num_compilations']}"
     )
+    lines.append(f"of the start: {start_up_line(report['start_up'])}")
     return lines
+
+
+def start_up_line(times: dict[str, Any]) -> str:
+    """Where the time of a start went, from the fields of `StartUpTimes`."""
+    return (
+        f"loading {times['load_s']:.1f} s, planning {times['plan_s']:.1f}, compiling "
+        f"{times['compile_s']:.1f}, allocating {times['allocate_s']:.1f}; lowering "
+        f"{times['lower_s']:.1f} ({times['num_traced']} programs traced here, "
+        f"{times['num_read']} read), XLA {times['xla_s']:.1f} over all threads"
+    )

@@ -57,6 +57,7 @@ def measure_workloads(
                 "description": workload.description,
                 **describe_engine(llm, model_shape),
                 "start_up_s": start_up_s,
+                "start_up": dataclasses.asdict(llm.start_up),
                 "compiled_at_start": compiled_at_start,
                 "found_in_cache": hits.count,
                 "num_compilations": sum(

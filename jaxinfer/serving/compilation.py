@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -75,6 +75,10 @@ class CompiledPrograms[Key: Hashable]:
         if first not in self._compiled or second not in self._compiled:
             self.compile([first, second], show_progress=False)
         return self._compiled[first], self._compiled[second]
+
+    def adopt(self, compiled: Mapping[Key, jax.stages.Compiled]) -> None:
+        """Take over programs that were compiled elsewhere."""
+        self._compiled.update(compiled)
 
     def compile(self, keys: Sequence[Key], *, show_progress: bool) -> None:
         """Compile what is missing: tracing in order on this thread, XLA on all cores.

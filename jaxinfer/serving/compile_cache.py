@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, on while an engine compiles and as it was afterwards."""
+"""Where compiled and traced programs are kept, and JAX's own cache while an engine compiles."""
 
 import contextlib
 import os
@@ -14,6 +14,8 @@ _SETTINGS = {
     "jax_persistent_cache_min_entry_size_bytes": -1,
     "jax_enable_compilation_cache": True,
 }
+
+_TRACED = "traced"
 
 
 def default_directory() -> Path:
@@ -57,6 +59,23 @@ def persistent_cache(directory: str | None) -> Iterator[Path | None]:
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
+
+
+def store_directory(directory: str | None) -> Path | None:
+    """Where traced programs are kept (see `program_store`): below the compilation cache.
+
+    Args:
+        directory: as for `persistent_cache`.
+
+    Returns:
+        A directory that need not exist yet, or None where nothing is kept, or where the user's own
+        cache is no local directory.
+    """
+    configured = jax.config.jax_compilation_cache_dir
+    if configured is not None:
+        return None if "://" in configured else Path(configured) / _TRACED
+    path = None if directory == "" else _made(directory)
+    return path and path / _TRACED
 
 
 def _made(directory: str | None) -> Path | None:

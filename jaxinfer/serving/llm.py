@@ -24,6 +24,7 @@ from jaxinfer.serving.loading import ModelSource, load_engine, say
 from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
+from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.sync_driver import SyncDriver
 
 _OWN_KEYWORDS = ("params", "config", "mesh", "rules", "logits_processor", "sampler")
@@ -132,6 +133,11 @@ class LLM:
     def report(self) -> StartupReport:
         """What the engine decided at start-up: blocks, attention backend and why."""
         return self._loaded.runner.report
+
+    @property
+    def start_up(self) -> StartUpTimes:
+        """Where the time of the engine's start went."""
+        return self._loaded.start_up
 
     @property
     def num_kv_blocks(self) -> int:

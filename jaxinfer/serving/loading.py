@@ -5,6 +5,7 @@ import dataclasses
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ from jaxinfer.serving.sampler import (
     check_sampler,
 )
 from jaxinfer.serving.scheduler import Scheduler
+from jaxinfer.serving.start_up import StartUpTimes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ class LoadedEngine:
         tokenizer: None for token ids only.
         generation: what the model's authors recommend for sampling.
         default_params: for calls that give none.
+        start_up: where the time of the start went.
     """
 
     engine: Engine
@@ -81,6 +84,7 @@ class LoadedEngine:
     tokenizer: Tokenizer | None
     generation: GenerationConfig
     default_params: SamplingParams
+    start_up: StartUpTimes
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
@@ -91,6 +95,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         CapacityError: the KV cache can't hold one full-length request.
         ValueError: arguments contradict each other, or the devices can't do what is asked.
     """
+    start = time.perf_counter()
     directory = None
     if source.params is None:
         directory = resolve_model(config.model, config.revision)
@@ -113,6 +118,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         params = source.params
         if directory is not None:
             params = _load_weights(directory, model_config, config, mesh, source.rules)
+        load_s = time.perf_counter() - start
         runner = Runner(
             params or {},
             model_config,
@@ -157,6 +163,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         tokenizer,
         generation,
         default_params,
+        runner.start_up_times(load_s),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
@@ -14,7 +15,10 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache, memory
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
-from jaxinfer.serving.program_set import largest_programs, options_of
+from jaxinfer.serving.compile_cache import store_directory
+from jaxinfer.serving.lowering import Lowering
+from jaxinfer.serving.program_set import largest_programs, options_of, uses_pages
+from jaxinfer.serving.program_store import ProgramStore
 from jaxinfer.serving.programs import ProgramKey, Programs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.steps import StepContext
@@ -69,7 +73,8 @@ class EnginePlan:
         platform: of the devices: "cpu", "gpu".
         buckets: the shapes of its steps.
         programs: lowers them.
-        compiled: compiles them; empty so far.
+        compiled: compiles them; holds what the memory was measured with.
+        lowering: what lowers them for it.
         report: what to tell the user.
     """
 
@@ -77,6 +82,7 @@ class EnginePlan:
     buckets: Buckets
     programs: Programs
     compiled: CompiledPrograms[ProgramKey]
+    lowering: Lowering
     report: StartupReport
 
 
@@ -123,7 +129,9 @@ def plan_engine(
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
-    blocks, step_bytes = _count_blocks(programs, buckets, engine_config)
+    store = store_directory(engine_config.compilation_cache_dir)
+    lowering = Lowering(store and ProgramStore(store))
+    blocks, probes = _count_blocks(programs, buckets, lowering, engine_config)
     memory.check_capacity(
         num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
     )
@@ -140,10 +148,12 @@ def plan_engine(
         platform=device.platform,
         num_devices=mesh.devices.size,
         weight_bytes=memory.bytes_per_device(params),
-        step_bytes=step_bytes,
+        step_bytes=memory.step_bytes(list(probes.values())) if probes else None,
     )
-    compiled = _compiler(programs, engine_config, device.platform)
-    return EnginePlan(device.platform, buckets, programs, compiled, report)
+    compiled = _compiler(programs, lowering, engine_config, device.platform)
+    # Only steps know how many pages there are; the samplers are compiled once.
+    compiled.adopt({key: each for key, each in probes.items() if not uses_pages(key)})
+    return EnginePlan(device.platform, buckets, programs, compiled, lowering, report)
 
 
 def choose_attention(
@@ -167,11 +177,11 @@ def choose_attention(
 
 
 def _count_blocks(
-    programs: Programs, buckets: Buckets, config: EngineConfig
-) -> tuple[int, int | None]:
-    """Blocks, and the largest step's bytes where they were counted for it."""
+    programs: Programs, buckets: Buckets, lowering: Lowering, config: EngineConfig
+) -> tuple[int, dict[ProgramKey, jax.stages.Compiled]]:
+    """The number of blocks, and the programs that were compiled to find it."""
     if config.num_kv_blocks is not None:
-        return config.num_kv_blocks, None
+        return config.num_kv_blocks, {}
     mesh = programs.context.mesh
     platform = mesh.devices.flat[0].platform
     block_bytes = kv_cache.block_bytes(programs)
@@ -181,26 +191,29 @@ def _count_blocks(
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
-        return blocks, None
-    probes = _compiler(programs, config, platform)
+        return blocks, {}
+    compiler = _compiler(programs, lowering, config, platform)
     keys = largest_programs(buckets)
-    probes.compile(keys, show_progress=False)
-    step_bytes = memory.step_bytes([probes[key] for key in keys])
+    compiler.compile(keys, show_progress=False)
+    probes = {key: compiler[key] for key in keys}
     blocks = memory.blocks_on_devices(
         mesh.local_devices,
         block_bytes=block_bytes,
-        step_bytes=step_bytes,
+        step_bytes=memory.step_bytes(list(probes.values())),
         utilization=config.gpu_memory_utilization,
     )
-    return blocks, step_bytes
+    return blocks, probes
 
 
 def _compiler(
-    programs: Programs, config: EngineConfig, platform: str
+    programs: Programs, lowering: Lowering, config: EngineConfig, platform: str
 ) -> CompiledPrograms[ProgramKey]:
     num_devices = programs.context.num_devices
-    options = functools.partial(options_of, platform=platform, num_devices=num_devices)
-    return CompiledPrograms(programs.lower, options, config.compilation_cache_dir)
+    return CompiledPrograms(
+        functools.partial(lowering.lower, programs),
+        functools.partial(options_of, platform=platform, num_devices=num_devices),
+        config.compilation_cache_dir,
+    )
 
 
 def _compute_capability(device: Any) -> tuple[int, int] | None:

@@ -47,6 +47,11 @@ def largest_programs(buckets: Buckets) -> list[ProgramKey]:
     ]
 
 
+def uses_pages(key: ProgramKey) -> bool:
+    """Whether a program's shapes depend on the number of KV blocks."""
+    return not isinstance(key, SamplerKey | PromptLogprobsKey)
+
+
 def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str, Any]:
     """XLA's options for one program on a mesh of so many devices.
 

@@ -1,4 +1,4 @@
-"""Every device program of an engine: its name, its argument shapes, and how it is lowered.
+"""Every device program of an engine: its name, its argument shapes, what it donates.
 
 All run under ``shard_map`` over the mesh, also on one device, so that there is one code path. The
 pages are donated and have the same sharding going in and coming out, hence are updated in place.
@@ -66,8 +66,40 @@ ProgramKey = PrefillShape | DecodeShape | SamplerKey | BurstKey | PromptLogprobs
 
 
 @dataclass(frozen=True)
+class Program:
+    """A function and all that jit needs to know of it.
+
+    Attributes:
+        name: in profiles and in the compilation cache.
+        function: on arrays of all devices.
+        arguments: trees of ``jax.ShapeDtypeStruct``.
+        donate: which arguments' memory the results take.
+        out_shardings: of the results.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donate: tuple[int, ...]
+    out_shardings: Any
+
+    def lower(self) -> jax.stages.Lowered:
+        """Trace and lower."""
+        return self.jit().lower(*self.arguments)
+
+    def jit(self) -> Any:
+        """The jitted function."""
+
+        def program(*args: Any) -> Any:
+            return self.function(*args)
+
+        program.__name__ = self.name
+        return jax.jit(program, donate_argnums=self.donate, out_shardings=self.out_shardings)
+
+
+@dataclass(frozen=True)
 class Programs:
-    """Lowers an engine's programs.
+    """Describes an engine's programs.
 
     Attributes:
         context: what is static in every step.
@@ -83,19 +115,23 @@ class Programs:
 
     def lower(self, key: ProgramKey) -> jax.stages.Lowered:
         """Trace and lower one program for the engine's mesh."""
+        return self.program(key).lower()
+
+    def program(self, key: ProgramKey) -> Program:
+        """One program for the engine's mesh."""
         match key:
             case PrefillShape():
-                return self._lower_forward(prefill_step, key, num_outputs=3)
+                return self._forward(prefill_step, key, num_outputs=3)
             case DecodeShape():
-                return self._lower_forward(decode_step, key, num_outputs=2)
+                return self._forward(decode_step, key, num_outputs=2)
             case SamplerKey():
-                return self._lower_sampler(key)
+                return self._sampler(key)
             case BurstKey():
-                return self._lower_burst(key)
+                return self._burst(key)
             case PromptLogprobsKey():
-                return self._lower_prompt_logprobs(key)
+                return self._prompt_logprobs(key)
             case SwapKey():
-                return self._lower_swap(key)
+                return self._swap(key)
 
     @property
     def pages(self) -> jax.ShapeDtypeStruct:
@@ -123,23 +159,23 @@ class Programs:
     def _whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
 
-    def _lower_forward(
+    def _forward(
         self, step: Callable[..., Any], shape: PrefillShape | DecodeShape, *, num_outputs: int
-    ) -> jax.stages.Lowered:
+    ) -> Program:
         run = functools.partial(step, context=self.context, shape=shape)
         arguments = (self.params, self.kv, self._whole((shape.size,)), self.last_tokens)
         outputs = (_specs(self.kv), *[WHOLE] * num_outputs)
-        return self._lower(step.__name__, run, arguments, outputs, donate=(1,))
+        return self._sharded(step.__name__, run, arguments, outputs, donate=(1,))
 
-    def _lower_sampler(self, key: SamplerKey) -> jax.stages.Lowered:
+    def _sampler(self, key: SamplerKey) -> Program:
         run = functools.partial(sample_step, context=self.context, mode=key.mode)
         hidden = self._whole((key.rows, self.context.config.hidden_size), self._dtype)
         arrays = self._sampling(key.rows, key.mode, key.history_width)
         rows = self._whole((2, key.rows))
         arguments = (head_params(self.params), hidden, rows, arrays, self.last_tokens)
-        return self._lower(f"sample_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(4,))
+        return self._sharded(f"sample_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(4,))
 
-    def _lower_burst(self, key: BurstKey) -> jax.stages.Lowered:
+    def _burst(self, key: BurstKey) -> Program:
         run = functools.partial(
             decode_burst,
             context=self.context,
@@ -151,22 +187,22 @@ class Programs:
         packed = self._whole((key.shape.size,))
         arguments = (self.params, self.kv, packed, arrays, self.last_tokens)
         outputs = (_specs(self.kv), WHOLE, WHOLE)
-        return self._lower("decode_burst", run, arguments, outputs, donate=(1, 4))
+        return self._sharded("decode_burst", run, arguments, outputs, donate=(1, 4))
 
-    def _lower_prompt_logprobs(self, key: PromptLogprobsKey) -> jax.stages.Lowered:
+    def _prompt_logprobs(self, key: PromptLogprobsKey) -> Program:
         run = functools.partial(prompt_logprobs_step, context=self.context)
         residual = self._whole((key.tokens, self.context.config.hidden_size), self._dtype)
         arguments = (head_params(self.params), residual, self._whole((key.tokens,)))
-        return self._lower("prompt_logprobs_step", run, arguments, WHOLE, donate=())
+        return self._sharded("prompt_logprobs_step", run, arguments, WHOLE, donate=())
 
-    def _lower_swap(self, key: SwapKey) -> jax.stages.Lowered:
+    def _swap(self, key: SwapKey) -> Program:
         ids = self._whole((key.num_blocks,))
         if key.to_host:
-            return self._lower(
+            return self._sharded(
                 "gather_blocks", gather_blocks, (self.kv, ids), _specs(self.kv), donate=()
             )
         arguments = (self.kv, ids, self.blocks(key.num_blocks))
-        return self._lower(
+        return self._sharded(
             "scatter_blocks", scatter_blocks, arguments, _specs(self.kv), donate=(0,)
         )
 
@@ -188,7 +224,7 @@ class Programs:
             self._whole((rows, -(-self.context.config.vocab_size // 32))),
         )
 
-    def _lower(
+    def _sharded(
         self,
         name: str,
         run: Callable[..., Any],
@@ -196,24 +232,18 @@ class Programs:
         out_specs: Any,
         *,
         donate: tuple[int, ...],
-    ) -> jax.stages.Lowered:
+    ) -> Program:
         mesh = self.context.mesh
-
-        def program(*args: Any) -> Any:
-            return run(*args)
-
-        program.__name__ = name  # the program's name in profiles and in the compilation cache
         # Kernels can't say which mesh axes their results vary over.
         sharded = jax.shard_map(
-            program, mesh=mesh, in_specs=_specs(arguments), out_specs=out_specs, check_vma=False
+            run, mesh=mesh, in_specs=_specs(arguments), out_specs=out_specs, check_vma=False
         )
         out_shardings = jax.tree.map(
             lambda spec: NamedSharding(mesh, spec),
             out_specs,
             is_leaf=lambda node: isinstance(node, PartitionSpec),
         )
-        jitted = jax.jit(sharded, donate_argnums=donate, out_shardings=out_shardings)
-        return jitted.lower(*arguments)
+        return Program(name, sharded, arguments, donate, out_shardings)
 
 
 def _specs(structs: Any) -> Any:

@@ -1,6 +1,7 @@
 """Owns the device: its programs, pages and parameters; launches steps and reads them late."""
 
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from jaxinfer.serving.result import StepResult, unpack_scores
 from jaxinfer.serving.sample_steps import head_params
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.schedule import Schedule
+from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.swap import HostBlocks
 
 
@@ -99,6 +101,7 @@ class Runner:
         self._wanted = describe_params(params, model_config, mesh, rules)
         self._params: Any = place_params(params, self._wanted)
         self._head: Any = head_params(self._params)
+        start = time.perf_counter()
         plan = plan_engine(
             self._wanted,
             model_config,
@@ -108,8 +111,10 @@ class Runner:
             logits_processor=logits_processor,
             sampler=sampler,
         )
+        self._plan_s = time.perf_counter() - start
+        self._compile_s = self._allocate_s = 0.0
         self._programs, self._buckets = plan.programs, plan.buckets
-        self._compiled = plan.compiled
+        self._compiled, self._lowering = plan.compiled, plan.lowering
         self.report = plan.report
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
@@ -162,9 +167,29 @@ class Runner:
         Then allocate the pages: XLA tries kernels out while it compiles, which takes memory.
         """
         keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
-        self._compiled.compile(keys, show_progress=self._config.show_progress)
+        start = time.perf_counter()
+        with self._lowering.ahead(self._programs, keys) as ordered:
+            self._compiled.compile(ordered, show_progress=self._config.show_progress)
+        self._compile_s = time.perf_counter() - start
         if self._kv is None:
             self.reset_cache()
+
+    def start_up_times(self, load_s: float) -> StartUpTimes:
+        """Where the time went until now, which is the end of the start.
+
+        Args:
+            load_s: what passed before this runner was made.
+        """
+        return StartUpTimes(
+            load_s=load_s,
+            plan_s=self._plan_s,
+            compile_s=self._compile_s,
+            allocate_s=self._allocate_s,
+            lower_s=self._lowering.seconds,
+            xla_s=self._counter.seconds,
+            num_traced=self._lowering.num_traced,
+            num_read=self._lowering.num_read,
+        )
 
     def launch(self, schedule: Schedule) -> InFlightStep:
         """Start a step and return at once; its tokens stay on the device for the next one.
@@ -211,8 +236,11 @@ class Runner:
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones."""
+        start = time.perf_counter()
         kv_cache.free(self._kv, self._last_tokens)
         self._kv, self._last_tokens = kv_cache.allocate(self._programs)
+        jax.block_until_ready(self._kv)
+        self._allocate_s = time.perf_counter() - start
         self._builder.clear()
 
     def update_params(self, params: Mapping[str, Any]) -> None:

@@ -65,6 +65,16 @@ def test_a_workload_gives_its_medians_and_its_share_of_the_floor():
         "description": "one sequence",
         "runs": {"cold": run},
         "start_up_s": 12.0,
+        "start_up": {
+            "load_s": 1.0,
+            "plan_s": 2.5,
+            "compile_s": 7.0,
+            "allocate_s": 0.5,
+            "lower_s": 3.25,
+            "xla_s": 60.0,
+            "num_traced": 4,
+            "num_read": 26,
+        },
         "compiled_at_start": 30,
         "num_compilations": 0,
         "device_time": {"kinds": {"attention": 0.75, "other": 0.25}},
@@ -75,6 +85,8 @@ def test_a_workload_gives_its_medians_and_its_share_of_the_floor():
     assert "50% of the floor" in text
     assert "75.0% attention" in text
     assert "compiled while measuring: 0" in text
+    assert "loading 1.0 s, planning 2.5, compiling 7.0, allocating 0.5" in text
+    assert "4 programs traced here, 26 read" in text
 
 
 def _memory_of(monkeypatch, **report):

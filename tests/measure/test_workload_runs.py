@@ -11,6 +11,7 @@ from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.timing import measure_speed, run_workload
 from jaxinfer.measure.workloads import make_workload
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jaxinfer.serving.start_up import StartUpTimes
 
 
 class FakeEngine:
@@ -22,6 +23,7 @@ class FakeEngine:
         self.report = types.SimpleNamespace(
             attention_backend="xla", weight_bytes=3, step_bytes=None
         )
+        self.start_up = StartUpTimes(1.0, 2.0, 3.0, 0.5, 1.5, 20.0, 4, 66)
         self.num_compilations, self.num_kv_blocks, self.kv_bytes = 0, 2, 10
         self.compiles, self.missing = compiles, missing
         self.batches: list[tuple[list[list[int]], list]] = []

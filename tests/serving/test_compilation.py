@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.serving.compilation import CompilationCounter, CompiledPrograms
-from jaxinfer.serving.compile_cache import default_directory, persistent_cache
+from jaxinfer.serving.compile_cache import default_directory, persistent_cache, store_directory
 
 
 def _lower(size):
@@ -111,3 +111,17 @@ def test_the_default_directory_is_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_directory() == tmp_path / ".cache" / "jaxinfer" / "xla"
+
+
+def test_traced_programs_lie_beside_the_compiled_ones(tmp_path):
+    assert store_directory(str(tmp_path / "a")) == tmp_path / "a" / "traced"
+    assert store_directory("") is None
+    for configured, expected in (
+        (str(tmp_path / "theirs"), tmp_path / "theirs" / "traced"),
+        ("gs://bucket/theirs", None),
+    ):
+        jax.config.update("jax_compilation_cache_dir", configured)
+        try:
+            assert store_directory(str(tmp_path / "a")) == expected
+        finally:
+            jax.config.update("jax_compilation_cache_dir", None)

@@ -1,0 +1,145 @@
+"""Lowers an engine's programs, those that an earlier process traced without tracing them again."""
+
+import contextlib
+import dataclasses
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.export
+
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_store import ProgramStore, export_program, identity_of
+from jaxinfer.serving.programs import BurstKey, Program, ProgramKey, Programs, SamplerKey
+from jaxinfer.serving.tracing import TracingWorkers
+
+
+class Lowering:
+    """Lowers programs and notes how long that took.
+
+    With a store, a program is always built from what would be read back from disk, also by the
+    process that writes it: so cold and warm starts compile the same, and find the same
+    executables in the compilation cache.
+
+    Args:
+        store: None traces everything anew.
+
+    Attributes:
+        seconds: spent here so far.
+        num_traced: programs traced so far.
+        num_read: programs found in the store.
+    """
+
+    def __init__(self, store: ProgramStore | None) -> None:
+        self._store = store
+        self._workers: TracingWorkers | None = None
+        self.seconds = 0.0
+        self.num_traced = 0
+        self.num_read = 0
+
+    @contextlib.contextmanager
+    def ahead(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[list[ProgramKey]]:
+        """Have worker processes trace what is slow to trace and missing from the store.
+
+        Args:
+            programs: the engine's.
+            keys: programs that are going to be lowered inside this block.
+
+        Yields:
+            The same keys: what this process traces itself first, while the workers are at work.
+        """
+        if self._store is None:
+            yield list(keys)
+            return
+        identities = {
+            key: _identity(programs, key, programs.program(key))
+            for key in dict.fromkeys(keys)
+            if _is_for_workers(programs, key)
+        }
+        missing = {key: each for key, each in identities.items() if not self._store.holds(each)}
+        with TracingWorkers(self._store) as workers:
+            self._workers = workers
+            workers.start(
+                programs, list(missing), list(missing.values()), platform=_platform(programs)
+            )
+            try:
+                yield sorted(keys, key=lambda key: key in missing)
+            finally:
+                self._workers = None
+
+    def lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
+        """Lower one program for the engine's mesh."""
+        start = time.perf_counter()
+        try:
+            if self._store is None or _runs_user_code(programs, key):
+                self.num_traced += 1
+                return programs.lower(key)
+            return self._lower_stored(programs, key, self._store)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def _lower_stored(
+        self, programs: Programs, key: ProgramKey, store: ProgramStore
+    ) -> jax.stages.Lowered:
+        program = programs.program(key)
+        identity = _identity(programs, key, program)
+        if self._workers is not None:
+            self._workers.wait(identity)
+        exported = store.load(identity)
+        if exported is None:
+            self.num_traced += 1
+            exported = export_program(program, _platform(programs))
+            store.save(identity, exported)
+        else:
+            self.num_read += 1
+            _register_kernels(programs)
+        return dataclasses.replace(program, function=exported.call).lower()
+
+
+def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
+    """Whether a program takes long to trace, and tracing does not ask where it happens.
+
+    Those with Mosaic kernels do; but the truncating sampler asks JAX for its default backend.
+    """
+    if programs.context.backend != "mosaic" or _runs_user_code(programs, key):
+        return False
+    if isinstance(key, BurstKey):
+        return key.mode != "truncate"
+    return isinstance(key, PrefillShape | DecodeShape)
+
+
+def _platform(programs: Programs) -> str:
+    """What to lower for. JAX calls every GPU "gpu", but lowers for a maker's."""
+    device = programs.context.mesh.devices.flat[0]
+    return device.platform if device.platform != "gpu" else jax.export.default_export_platform()
+
+
+def _identity(programs: Programs, key: ProgramKey, program: Program) -> str:
+    context = dataclasses.replace(programs.context, logits_processor=None, sampler=None)
+    leaves, structure = jax.tree.flatten(program.arguments)
+    arguments = [(leaf.shape, str(leaf.dtype), str(leaf.sharding.spec)) for leaf in leaves]
+    devices = [_describe(device) for device in context.mesh.devices.flat]
+    return identity_of(
+        key, context, str(structure), arguments, devices, jax.default_backend(), program.donate
+    )
+
+
+def _describe(device: Any) -> tuple[Any, ...]:
+    """What kernels are chosen by; which of several equal devices it is does not matter."""
+    names = ("platform", "device_kind", "compute_capability", "core_count")
+    return tuple(str(getattr(device, name, None)) for name in names)
+
+
+def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
+    """Whether the program holds a caller's function, of which nothing tells when it changes."""
+    context = programs.context
+    custom = context.logits_processor is not None or context.sampler is not None
+    return custom and isinstance(key, SamplerKey | BurstKey)
+
+
+def _register_kernels(programs: Programs) -> None:
+    """Import what tracing would have imported: it tells XLA how the kernels are called."""
+    if programs.context.backend != "xla":
+        importlib.import_module(f"jaxinfer.kernels.{programs.context.backend}.decode")

@@ -1,0 +1,110 @@
+"""Seconds from `LLM(...)` to an engine that is ready, without and with the caches on disk."""
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+_COLD_LIMIT_S, _WARM_LIMIT_S = 40.0, 12.0
+
+
+def engine_start_report(
+    model_shape: str, engine_arguments: dict[str, Any], repeats: int = 3
+) -> dict[str, Any]:
+    """Start an engine of random weights in fresh processes, with empty and with filled caches.
+
+    Each repeat has a cache directory of its own: its first process is cold, its second warm.
+
+    Args:
+        model_shape: see `jaxinfer.measure.model_shapes`.
+        engine_arguments: as `LLM` takes them.
+        repeats: of both.
+    """
+    cold, warm = [], []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            arguments = engine_arguments | {"compilation_cache_dir": cache}
+            cold.append(_start(model_shape, arguments))
+            warm.append(_start(model_shape, arguments))
+    return {
+        "model": f"Qwen3-{model_shape} shape",
+        "engine": engine_arguments,
+        "cold": cold,
+        "warm": warm,
+        "cold_median_s": statistics.median(start["engine_s"] for start in cold),
+        "warm_median_s": statistics.median(start["engine_s"] for start in warm),
+        "cold_limit_s": _COLD_LIMIT_S,
+        "warm_limit_s": _WARM_LIMIT_S,
+    }
+
+
+def engine_start_lines(report: dict[str, Any]) -> list[str]:
+    """The report for people."""
+    from jaxinfer.measure.report import start_up_line
+
+    lines = [f"{report['model']}: LLM(...) to ready"]
+    for kind, state in (("cold", "empty"), ("warm", "filled")):
+        first = report[kind][0]
+        median, limit = report[f"{kind}_median_s"], report[f"{kind}_limit_s"]
+        lines += [
+            f"  caches {state:<7} {median:.1f} s (limit {limit:.0f}), "
+            f"{first['num_programs']} programs; process to ready {first['process_s']:.1f} s",
+            f"    {start_up_line(first['start_up'])}",
+        ]
+    return lines
+
+
+def _start(model_shape: str, engine_arguments: dict[str, Any]) -> dict[str, Any]:
+    """One start in a process of its own.
+
+    Raises:
+        RuntimeError: it failed; with what it said.
+    """
+    task = json.dumps({"model_shape": model_shape, "arguments": engine_arguments})
+    # A cache that the user configured for JAX itself would win over the one that is measured.
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.figures.engine_start", task],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise RuntimeError(f"the engine did not start: {done.stderr}")
+    return {"process_s": seconds, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def _measure(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    from jaxinfer.cli.platform import start_platform
+
+    begin = time.perf_counter()
+    start_platform()  # before JAX is imported: it sets how much memory JAX may take
+    import jax
+
+    from jaxinfer import LLM
+    from jaxinfer.measure.engines import random_weights
+
+    weights = random_weights(model_shape, arguments)
+    jax.block_until_ready(weights["params"])
+    ready_weights = time.perf_counter()
+    with LLM(**weights, **arguments) as llm:
+        ready = time.perf_counter()
+        return {
+            "engine_s": ready - ready_weights,
+            "weights_s": ready_weights - begin,
+            "num_programs": llm.num_compilations,
+            "start_up": dataclasses.asdict(llm.start_up),
+        }
+
+
+if __name__ == "__main__":
+    _task = json.loads(sys.argv[1])
+    print(json.dumps(_measure(_task["model_shape"], _task["arguments"])))
