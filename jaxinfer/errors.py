@@ -15,3 +15,7 @@ class CapacityError(JaxinferError, ValueError):
 
 class StepError(JaxinferError, RuntimeError):
     """A device step raised; the donated KV cache of that step is gone."""
+
+
+class DistributedError(JaxinferError, RuntimeError):
+    """One of several processes that run an engine together failed, differs, or did not come."""

@@ -14,7 +14,7 @@ With fewer key/value heads than devices, k_proj and v_proj are whole on every de
 computes the one head its query heads read, and the pages hold that head once per device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,20 +51,43 @@ def make_mesh(num_devices: int, devices: Sequence[Any] | None = None) -> Mesh:
 
     Args:
         num_devices: N, tensor-parallel degree.
-        devices: `jax.Device`s to take the first N of; all that JAX sees if None.
+        devices: `jax.Device`s to take the first N of, in equal shares of several processes; all
+            that JAX sees if None.
 
     Raises:
-        ValueError: there are fewer devices than asked for.
+        ValueError: there are fewer devices than asked for, or they don't make equal shares.
     """
     available = jax.devices() if devices is None else list(devices)
+    by_process: dict[int, list[Any]] = {}
+    for device in available:
+        by_process.setdefault(device.process_index, []).append(device)
     if not 1 <= num_devices <= len(available):
         raise ValueError(
             f"tensor_parallel_size must be from 1 to the {len(available)} available "
-            f"{available[0].platform} devices, got {num_devices}"
+            f"{available[0].platform} devices{_per_process(by_process)}, got {num_devices}"
         )
-    chosen = np.asarray(available[:num_devices], dtype=object)
+    share, rest = divmod(num_devices, len(by_process))
+    if rest or any(len(local) < share for local in by_process.values()):
+        raise ValueError(
+            f"tensor_parallel_size {num_devices} must take the same number of devices from each "
+            f"process, and there are {len(available)}{_per_process(by_process)}; give a multiple "
+            f"of {len(by_process)}, or mesh="
+        )
+    chosen = np.asarray([d for local in by_process.values() for d in local[:share]], dtype=object)
     # Auto, not Explicit: shardings of intermediate values are the compiler's and shard_map's.
     return Mesh(chosen, (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def spans_processes(mesh: Mesh) -> bool:
+    """Whether a mesh has devices of more than one process."""
+    return len({device.process_index for device in mesh.devices.flat}) > 1
+
+
+def _per_process(by_process: Mapping[int, Sequence[Any]]) -> str:
+    if len(by_process) == 1:
+        return ""
+    counts = [f"{len(local)} in process {i}" for i, local in sorted(by_process.items())]
+    return f" ({', '.join(counts)})"
 
 
 def check_divisible(config: ModelConfig, num_devices: int) -> None:

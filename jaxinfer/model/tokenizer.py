@@ -1,5 +1,6 @@
 """Text to token ids and back, from a model directory's own files, without transformers."""
 
+import hashlib
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -134,6 +135,10 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` leaves this token out of the text."""
         return token_id in self._special_ids
+
+    def fingerprint(self) -> str:
+        """A hash over everything that decides ids and text."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token given by its vocabulary spelling, or None."""

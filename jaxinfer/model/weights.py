@@ -38,7 +38,8 @@ def load_params(
 
     Names, shapes and sizes are checked against ``config`` from the files' headers before memory is
     taken. Files are memory-mapped and each device is sent only its slice, so the host holds at
-    most one tensor of its own at a time.
+    most one tensor of its own at a time. Of several processes each reads only what its devices
+    need.
 
     Args:
         directory: holds safetensors (one file or shards with an index) or an Orbax checkpoint.
@@ -62,7 +63,7 @@ def load_params(
     expected = abstract_params(config, dtype, mesh, rules)
     if checkpoint.is_checkpoint(directory):
         params = checkpoint.restore(directory, expected)
-        finite = {path: is_finite(leaf) for path, leaf in flatten(params)}
+        finite = {path: are_finite(leaf) for path, leaf in flatten(params)}
         check_finite(finite, dict.fromkeys(finite, str(directory / checkpoint.SUBDIRECTORY)))
         return params
     entries = _match(tensor_entries(directory), dict(flatten(expected)), directory)
@@ -70,7 +71,7 @@ def load_params(
     done, leaves, finite = 0, {}, {}
     for path, leaf in flatten(expected):
         leaves[path] = _to_devices(entries[path], leaf)
-        finite[path] = is_finite(leaves[path])
+        finite[path] = are_finite(leaves[path])
         done += entries[path].num_bytes
         if progress is not None:
             progress(done, total)
@@ -124,18 +125,29 @@ def is_finite(x: jax.Array) -> jax.Array:
     return jnp.isfinite(x).all()
 
 
-def check_finite(finite: Mapping[str, jax.Array], files: Mapping[str, str]) -> None:
+def are_finite(leaf: jax.Array) -> list[jax.Array]:
+    """`is_finite` of what lies on this process's devices.
+
+    Nothing is reduced over processes: while they read files, one may be ahead of the others.
+    """
+    if leaf.is_fully_addressable:
+        return [is_finite(leaf)]
+    parts = {str(shard.index): shard.data for shard in leaf.addressable_shards}
+    return [is_finite(part) for part in parts.values()]
+
+
+def check_finite(finite: Mapping[str, list[jax.Array]], files: Mapping[str, str]) -> None:
     """Raise for the first parameter that is not finite.
 
     Args:
-        finite: ``is_finite`` of each parameter, by path.
+        finite: ``are_finite`` of each parameter, by path.
         files: where each came from, for the message.
 
     Raises:
         ModelLoadError: names the file and the parameter.
     """
     for path, ok in jax.device_get(dict(finite)).items():
-        if not ok:
+        if not all(ok):
             raise ModelLoadError(f"{files[path]}: {tensor_name(path)} holds NaN or infinity")
 
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.serving.upload import upload
 
 
 def describe_params(
@@ -37,7 +38,7 @@ def place_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mappin
     check_like(params, wanted)
 
     def place(leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-        return leaf if _is_placed(leaf, like) else jax.device_put(leaf, like.sharding)
+        return leaf if _is_placed(leaf, like) else upload(leaf, like.sharding)
 
     return jax.tree.map(place, params, wanted)
 

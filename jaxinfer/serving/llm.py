@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from jaxinfer.outputs import RequestOutput, ScoreOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_driver import AsyncDriver
 from jaxinfer.serving.chat_prompts import chat_prompts
+from jaxinfer.serving.distributed.engines import FollowingEngine
+from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import Prompt, match_params
 from jaxinfer.serving.loading import ModelSource, load_engine, say
@@ -27,7 +29,10 @@ from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.sync_driver import SyncDriver
 
-_OWN_KEYWORDS = ("params", "config", "mesh", "rules", "logits_processor", "sampler")
+_OWN_KEYWORDS = (
+    *("params", "config", "mesh", "rules", "logits_processor", "sampler"),
+    *("coordinator_address", "num_processes", "process_id"),
+)
 
 
 class LLM:
@@ -51,6 +56,13 @@ class LLM:
         logits_processor: `(logits, state) -> logits`, compiled into the step; see
             `jaxinfer.serving.sampler`.
         sampler: `(logits, state, keys) -> token ids`, replaces the draw.
+        coordinator_address: "HOST:PORT" of process 0 where several processes run one engine, or
+            "auto" under Slurm, Kubernetes or MPI. Every process makes the same LLM; process 0
+            takes the requests and the others call `follow`. None takes the environment's
+            JAX_COORDINATOR_ADDRESS, and without that there is one process, unless
+            `jax.distributed.initialize` was called before.
+        num_processes: how many there are; None takes JAX_NUM_PROCESSES.
+        process_id: which one this is; None takes JAX_PROCESS_ID.
         engine_args: fields of `EngineConfig`.
 
     Raises:
@@ -58,6 +70,7 @@ class LLM:
         ValueError: an argument out of range or in contradiction to another.
         ModelLoadError: the model can't be read; one line that names the file.
         CapacityError: the KV cache can't hold one full-length request.
+        DistributedError: the processes were started differently, or another one failed.
     """
 
     def __init__(
@@ -71,6 +84,9 @@ class LLM:
         rules: ShardingRules | None = None,
         logits_processor: LogitsProcessor | None = None,
         sampler: CustomSampler | None = None,
+        coordinator_address: str | None = None,
+        num_processes: int | None = None,
+        process_id: int | None = None,
         **engine_args: Any,
     ):
         if params is not None and model is not None:
@@ -84,6 +100,7 @@ class LLM:
             **engine_args,
         }
         self.engine_config = EngineConfig.from_keywords(keywords, owner="LLM", also=_OWN_KEYWORDS)
+        start_processes(coordinator_address, num_processes, process_id)
         loaded = load_engine(
             self.engine_config,
             ModelSource(
@@ -153,6 +170,11 @@ class LLM:
     def num_compilations(self) -> int:
         """Programs that were compiled since this engine was made."""
         return self._loaded.runner.num_compilations
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is one of several processes and not process 0: all it can do is `follow`."""
+        return isinstance(self._engine, FollowingEngine)
 
     @property
     def is_closed(self) -> bool:
@@ -350,6 +372,24 @@ class LLM:
         with self._lock:
             self._engine.update_params(params)
 
+    def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
+        """Do this process's part of what process 0 is asked for, until it closes its LLM.
+
+        Args:
+            new_params: called when process 0 calls `update_params`; returns the new weights as
+                this process holds them. Without it, such an update is refused.
+
+        Raises:
+            RuntimeError: this is process 0, or the only one.
+            DistributedError: another process has failed.
+            KeyboardInterrupt: Ctrl-C; the other processes end too.
+        """
+        if self.is_closed:
+            raise RuntimeError("this LLM is closed; make a new one")
+        if not isinstance(self._engine, FollowingEngine):
+            raise RuntimeError("follow() is for processes other than 0: this one takes requests")
+        self._engine.follow(new_params)
+
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""
         self._finalizer()
@@ -394,6 +434,8 @@ class LLM:
     def _check_open(self) -> None:
         if self.is_closed:
             raise RuntimeError("this LLM is closed; make a new one")
+        if self.follows:
+            raise RuntimeError("process 0 takes the requests; this process can only follow()")
 
 
 def _difference(params: SamplingParams) -> str:

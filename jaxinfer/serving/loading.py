@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -18,11 +19,25 @@ from jaxinfer.errors import CapacityError, ModelLoadError
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.hub import resolve_model
-from jaxinfer.model.sharding import ShardingRules, check_divisible, make_mesh, tensor_parallel_size
+from jaxinfer.model.sharding import (
+    ShardingRules,
+    check_divisible,
+    make_mesh,
+    spans_processes,
+    tensor_parallel_size,
+)
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.model.weights import load_params
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.block_pool import BlockPool
+from jaxinfer.serving.distributed.description import (
+    describe_engine,
+    describe_environment,
+    describe_model,
+)
+from jaxinfer.serving.distributed.engines import FollowingEngine, LeadingEngine
+from jaxinfer.serving.distributed.group import ProcessGroup
+from jaxinfer.serving.distributed.meeting import meet
 from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import PromptReader
 from jaxinfer.serving.plan import choose_attention
@@ -88,13 +103,28 @@ class LoadedEngine:
 
 
 def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
-    """Load a model, allocate its cache, compile its steps.
+    """Load a model, allocate its cache, compile its steps; on several processes in step.
 
     Raises:
         ModelLoadError: the model can't be read; one line that names the file.
         CapacityError: the KV cache can't hold one full-length request.
         ValueError: arguments contradict each other, or the devices can't do what is asked.
+        DistributedError: the processes differ, or another one failed.
     """
+    mesh = source.mesh or _mesh_of(source.params)
+    group = meet() if mesh is None or spans_processes(mesh) else None
+    if group is None:
+        return _load(config, source, None)
+    try:
+        with group.reporting_failures():
+            group.require_same(describe_environment())
+            return _load(config, source, group)
+    except BaseException:
+        group.close()
+        raise
+
+
+def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None) -> LoadedEngine:
     start = time.perf_counter()
     directory = None
     if source.params is None:
@@ -110,10 +140,17 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
     check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
-    say(config, _announce_devices(mesh))
+    eos_token_ids = _eos_token_ids(model_config, tokenizer)
+    say(config, _announce_devices(mesh, group))
+    if group is not None:
+        hooks = {"logits_processor": source.logits_processor, "sampler": source.sampler}
+        group.require_same(describe_engine(config, model_config, mesh, source.rules))
+        group.require_same(
+            describe_model(directory, source.params, tokenizer, eos_token_ids, hooks)
+        )
+        config = _on_this_process(config, group, mesh)
     if source.params is not None and config.dtype != "auto":
         _check_dtype(source.params, config.dtype)
-    eos_token_ids = _eos_token_ids(model_config, tokenizer)
     with _memory_errors_explained():
         params = source.params
         if directory is not None:
@@ -129,11 +166,14 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
             tokenizer=tokenizer,
             logits_processor=source.logits_processor,
             sampler=source.sampler,
+            fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
         )
     try:
         say(config, str(runner.report))
         if runner.compiles_ahead:
             runner.compile_all()
+        if group is not None:
+            group.agree("ready", True)
     except BaseException:  # Ctrl-C while compiling: the device memory must not stay taken
         runner.close()
         raise
@@ -146,7 +186,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         preemption_mode=config.preemption_mode,
         num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
     )
-    engine = Engine(
+    engine = _engine_class(group)(
         runner,
         scheduler,
         tokenizer,
@@ -188,6 +228,8 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
     mesh = source.mesh or _mesh_of(source.params)
     if mesh is None:
         return make_mesh(config.tensor_parallel_size, _devices_of(source.params))
+    _check_processes(mesh)
+    _check_devices(source.params, mesh)
     size = tensor_parallel_size(mesh, source.rules)
     if config.tensor_parallel_size not in (1, size):
         raise ValueError(
@@ -195,6 +237,32 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
             "devices to split the model over; leave tensor_parallel_size out"
         )
     return mesh
+
+
+def _check_processes(mesh: Mesh) -> None:
+    """Raise unless a mesh of several processes has devices of all of them."""
+    missing = set(range(jax.process_count())) - {d.process_index for d in mesh.devices.flat}
+    if spans_processes(mesh) and missing:
+        names = ", ".join(map(str, sorted(missing)))
+        raise ValueError(
+            f"the mesh has devices of several processes, but none of process {names}; take some "
+            "of each, or of one process alone"
+        )
+
+
+def _check_devices(params: Any, mesh: Mesh) -> None:
+    """Raise if parameters are split over a mesh of other devices than the engine's."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
+            continue
+        if sharding.device_set != set(mesh.devices.flat):
+            name = ".".join(str(getattr(key, "key", key)) for key in path)
+            raise ValueError(
+                f"params[{name}] lies on {sharding.num_devices} devices, which are not the "
+                f"{mesh.devices.size} of mesh; leave mesh out, or move params to it "
+                "(jax.device_put)"
+            )
 
 
 def say(config: EngineConfig, text: str) -> None:
@@ -253,10 +321,32 @@ def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tu
     return tuple(token_id for token_id in known if token_id < model_config.vocab_size)
 
 
-def _announce_devices(mesh: Mesh) -> str:
+def _engine_class(group: ProcessGroup | None) -> Callable[..., Engine]:
+    """What makes this process's engine."""
+    if group is None:
+        return Engine
+    return functools.partial(LeadingEngine if group.leads else FollowingEngine, group=group)
+
+
+def _on_this_process(config: EngineConfig, group: ProcessGroup, mesh: Mesh) -> EngineConfig:
+    """The same, but for what only process 0 shows and what must not be found on one alone."""
+    platform = mesh.devices.flat[0].platform
+    return dataclasses.replace(
+        config,
+        show_progress=config.show_progress and group.leads,
+        # On a GPU, processes tune their kernels together: all of them must compile a program.
+        compilation_cache_dir=config.compilation_cache_dir if platform == "cpu" else "",
+    )
+
+
+def _announce_devices(mesh: Mesh, group: ProcessGroup | None) -> str:
     devices = list(mesh.devices.flat)
     platform, kind = devices[0].platform, devices[0].device_kind
     text = f"Devices: {len(devices)} x {platform}" + (f" ({kind})" if kind != platform else "")
+    if group is not None:
+        text += f" of {group.num_processes} processes, {len(mesh.local_devices)} of this one"
+        if not group.leads:
+            return f"Process {group.process_id} follows process 0. {text}"
     if devices[0].platform == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
         return f"{text}. No GPU found: running on the CPU (for one, install jaxinfer[cuda13])"
     return text

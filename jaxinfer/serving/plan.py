@@ -1,7 +1,7 @@
 """Decides, before anything is allocated, how an engine runs: its kernels, shapes and KV blocks."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +95,7 @@ def plan_engine(
     *,
     logits_processor: LogitsProcessor | None = None,
     sampler: CustomSampler | None = None,
+    fewest: Callable[[int], int] = int,
 ) -> EnginePlan:
     """Choose kernels and shapes and count the KV blocks; on a GPU this compiles the largest steps.
 
@@ -107,12 +108,13 @@ def plan_engine(
         rules: how they share the model.
         logits_processor: compiled into the sampler.
         sampler: likewise.
+        fewest: from this process's number of blocks to that of all processes.
 
     Raises:
         CapacityError: the cache can't hold one full-length request; names the length that fits.
         ValueError: the attention backend asked for is impossible here.
     """
-    device = mesh.devices.flat[0]
+    device = mesh.local_devices[0]
     dtype = params["model"]["embed_tokens"].dtype.name
     backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     max_model_len = engine_config.max_model_len or model_config.max_context_length
@@ -132,6 +134,7 @@ def plan_engine(
     store = store_directory(engine_config.compilation_cache_dir)
     lowering = Lowering(store and ProgramStore(store))
     blocks, probes = _count_blocks(programs, buckets, lowering, engine_config)
+    blocks = fewest(blocks)
     memory.check_capacity(
         num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
     )
@@ -187,7 +190,7 @@ def _count_blocks(
     block_bytes = kv_cache.block_bytes(programs)
     if platform == "cpu":
         blocks = memory.blocks_on_cpu(
-            block_bytes=block_bytes * mesh.devices.size,
+            block_bytes=block_bytes * len(mesh.local_devices),
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )

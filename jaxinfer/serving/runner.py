@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,7 @@ from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.schedule import Schedule
 from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.swap import HostBlocks
+from jaxinfer.serving.upload import upload
 
 
 class InFlightStep(NamedTuple):
@@ -67,6 +68,7 @@ class Runner:
         tokenizer: needed for bad words only.
         logits_processor: a user's change of the logits, already checked.
         sampler: a user's replacement of the draw, already checked.
+        fewest: from this process's number of KV blocks to that of all processes.
 
     Attributes:
         report: what to tell the user at start-up.
@@ -95,6 +97,7 @@ class Runner:
         tokenizer: Tokenizer | None = None,
         logits_processor: LogitsProcessor | None = None,
         sampler: CustomSampler | None = None,
+        fewest: Callable[[int], int] = int,
     ) -> None:
         self._config = engine_config
         self._mesh = mesh
@@ -110,6 +113,7 @@ class Runner:
             rules,
             logits_processor=logits_processor,
             sampler=sampler,
+            fewest=fewest,
         )
         self._plan_s = time.perf_counter() - start
         self._compile_s = self._allocate_s = 0.0
@@ -204,7 +208,7 @@ class Runner:
             self.reset_cache()
         self._swap(schedule)
         batch = self._builder.build(schedule)
-        packed, sampling = jax.device_put((batch.packed, batch.sampling), self._whole)
+        packed, sampling = upload((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_burst(schedule, batch, packed, sampling)
         sampler_key = SamplerKey(batch.shape.rows, batch.mode, batch.history_width)
@@ -218,7 +222,7 @@ class Runner:
         if batch.targets is not None:
             self._settle(sampled)
             score = self._compiled[PromptLogprobsKey(len(batch.targets))]
-            prompt = score(self._head, *residual, jax.device_put(batch.targets, self._whole))
+            prompt = score(self._head, *residual, upload(batch.targets, self._whole))
         return self._in_flight(schedule, sampled, prompt)
 
     def fetch(self, step: InFlightStep) -> StepResult:
@@ -235,7 +239,13 @@ class Runner:
         return StepResult(scores, unpack_scores(np.asarray(step.prompt)[: step.num_tokens]))
 
     def reset_cache(self) -> None:
-        """Allocate the pages anew, after a step that raised has destroyed the donated ones."""
+        """Allocate the pages anew, after a step that raised has destroyed the donated ones.
+
+        Raises:
+            RuntimeError: the mesh spans processes, which may not all have failed in that step.
+        """
+        if self._kv is not None and not self._whole.is_fully_addressable:
+            raise RuntimeError("several processes can't go back to the same step")
         start = time.perf_counter()
         kv_cache.free(self._kv, self._last_tokens)
         self._kv, self._last_tokens = kv_cache.allocate(self._programs)

@@ -1,5 +1,6 @@
 """Host memory for the KV blocks of preempted requests, and the copies in both directions."""
 
+import collections
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.serving.programs import Programs, SwapKey
 from jaxinfer.serving.steps import KVCache
+from jaxinfer.serving.upload import upload
 
 _BLOCKS_A_COPY = 16  # blocks that travel together, so that one program serves any number
 
@@ -17,11 +19,12 @@ _BLOCKS_A_COPY = 16  # blocks that travel together, so that one program serves a
 class HostBlocks:
     """A pool of KV blocks in host memory.
 
-    Memory is taken from the operating system when a block is first written.
+    Memory is taken from the operating system when a block is first written. Of several processes
+    each keeps what its devices hold of a block.
 
     Args:
         programs: gives the shape of a block and the mesh.
-        gibibytes: host memory at most; 0 holds no block.
+        gibibytes: host memory at most, of each process; 0 holds no block.
 
     Attributes:
         num_blocks: host blocks.
@@ -33,13 +36,9 @@ class HostBlocks:
     def __init__(self, programs: Programs, gibibytes: float) -> None:
         self._parts = programs.blocks(_BLOCKS_A_COPY)
         self._whole = NamedSharding(programs.context.mesh, PartitionSpec())
-        block_bytes = sum(
-            math.prod(part.shape[1:]) * part.dtype.itemsize for part in jax.tree.leaves(self._parts)
-        )
-        self.num_blocks = num_blocks = int(gibibytes * 2**30) // block_bytes
-        self._memory = jax.tree.map(
-            lambda part: np.zeros((num_blocks, *part.shape[1:]), part.dtype), self._parts
-        )
+        block_bytes = sum(map(_block_bytes, jax.tree.leaves(self._parts)))
+        self.num_blocks = int(gibibytes * 2**30) // block_bytes
+        self._memory = [self._host_memory(part) for part in jax.tree.leaves(self._parts)]
 
     @staticmethod
     def keys() -> list[SwapKey]:
@@ -59,10 +58,9 @@ class HostBlocks:
         for part in _chunks(pairs):
             ids = self._ids([device for device, _ in part])
             host = [host for _, host in part]
-            for memory, blocks in zip(
-                jax.tree.leaves(self._memory), jax.tree.leaves(gather(kv, ids)), strict=True
-            ):
-                memory[host] = np.asarray(blocks)[: len(part)]
+            for memory, blocks in zip(self._memory, jax.tree.leaves(gather(kv, ids)), strict=True):
+                for shard in blocks.addressable_shards:
+                    memory[str(shard.index)][host] = np.asarray(shard.data)[: len(part)]
 
     def copy_in(
         self, kv: KVCache, pairs: Sequence[tuple[int, int]], scatter: Callable[..., Any]
@@ -79,18 +77,38 @@ class HostBlocks:
         """
         for part in _chunks(pairs):
             host = [host for _, host in part] + [0] * (_BLOCKS_A_COPY - len(part))
-            blocks = jax.tree.map(
-                lambda memory, like, host=host: jax.device_put(memory[host], like.sharding),
-                self._memory,
-                self._parts,
-            )
-            kv = scatter(kv, self._ids([device for device, _ in part]), blocks)
+            likes, structure = jax.tree.flatten(self._parts)
+            blocks = [
+                jax.make_array_from_callback(
+                    like.shape,
+                    like.sharding,
+                    lambda index, memory=memory, host=host: memory[str(index)][host],
+                )
+                for memory, like in zip(self._memory, likes, strict=True)
+            ]
+            ids = self._ids([device for device, _ in part])
+            kv = scatter(kv, ids, jax.tree.unflatten(structure, blocks))
         return kv
 
     def _ids(self, ids: list[int]) -> jax.Array:
         padded = np.zeros(_BLOCKS_A_COPY, np.int32)
         padded[: len(ids)] = ids
-        return jax.device_put(padded, self._whole)
+        return upload(padded, self._whole)
+
+    def _host_memory(self, part: jax.ShapeDtypeStruct) -> dict[str, np.ndarray]:
+        """Host blocks of what this process's devices hold of a layer's keys or values."""
+        shape = (self.num_blocks, *part.sharding.shard_shape(part.shape)[1:])
+        places = part.sharding.addressable_devices_indices_map(part.shape).values()
+        return {str(place): np.zeros(shape, part.dtype) for place in places}
+
+
+def _block_bytes(part: jax.ShapeDtypeStruct) -> int:
+    """Bytes of a block of one layer's keys or values on the process that holds most of it."""
+    held: dict[int, set[str]] = collections.defaultdict(set)
+    for device, place in part.sharding.devices_indices_map(part.shape).items():
+        held[device.process_index].add(str(place))
+    shard = math.prod(part.sharding.shard_shape(part.shape)[1:]) * part.dtype.itemsize
+    return shard * max(map(len, held.values()))
 
 
 def _chunks(pairs: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
