@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import CommandParser, comma_separated_integers, positive_integer
 from jaxinfer.cli.process import OK, end_process, run_command
+from jaxinfer.cli.process_flags import process_arguments
 from jaxinfer.measure.model_shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
 
@@ -61,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.platform import start_platform
 
-    start_platform()
+    start_platform(process_arguments(arguments))
     report = workload_report(arguments) if arguments.workload else speed_report(arguments)
+    if report is None:
+        return OK
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
@@ -72,8 +75,11 @@ def _run(arguments: "argparse.Namespace") -> int:
     return OK
 
 
-def speed_report(arguments: "argparse.Namespace") -> dict[str, Any]:
-    """Prefill and decode speed for every batch size and prompt length, as JSON-like values."""
+def speed_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
+    """Prefill and decode speed for every batch size and prompt length, as JSON-like values.
+
+    None on processes that follow process 0.
+    """
     from jaxinfer.measure.speed_runs import measure_speeds
 
     return measure_speeds(
@@ -86,17 +92,18 @@ def speed_report(arguments: "argparse.Namespace") -> dict[str, Any]:
     )
 
 
-def workload_report(arguments: "argparse.Namespace") -> dict[str, Any]:
-    """A named workload's figures with its floor, as JSON-like values."""
+def workload_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
+    """A named workload's figures with its floor, as JSON-like values; None as above."""
     from jaxinfer.measure.workload_runs import measure_workloads
 
-    (report,) = measure_workloads(
+    measured = measure_workloads(
         [arguments.workload],
         model_shape=arguments.model_shape,
         engine_arguments={"show_progress": not arguments.quiet} | engine_arguments(arguments),
         repeats=arguments.repeats,
     )
-    return report
+    reports = list(measured)
+    return reports[0] if reports else None
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, print_error, run_command
+from jaxinfer.cli.process_flags import process_arguments
 from jaxinfer.cli.sampling_flags import add_sampling_flags, sampling_arguments
 
 if TYPE_CHECKING:
@@ -43,11 +44,14 @@ def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.platform import start_platform
     from jaxinfer.cli.terminal import prepare_line_editing
 
-    start_platform()
+    start_platform(process_arguments(arguments))
     from jaxinfer import LLM
 
     defaults = {"compile_ahead": False, "max_num_seqs": 1, "show_progress": not arguments.quiet}
     with LLM(**(defaults | engine_arguments(arguments))) as llm:
+        if llm.follows:
+            llm.follow()
+            return OK
         # The first answer would find a missing template too, but after the user has typed.
         tokenizer_of(llm).apply_chat_template([{"role": "user", "content": "hello"}])
         conversation = Conversation(

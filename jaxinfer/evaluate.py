@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import CommandParser, positive_integer
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+from jaxinfer.cli.process_flags import process_arguments
 
 if TYPE_CHECKING:
     import argparse
@@ -47,8 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.platform import start_platform
 
-    start_platform()
+    start_platform(process_arguments(arguments))
     report = evaluation_report(arguments)
+    if report is None:
+        return OK
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
@@ -58,8 +61,11 @@ def _run(arguments: "argparse.Namespace") -> int:
     return FAILED if arguments.check and report["below_bar"] else OK
 
 
-def evaluation_report(arguments: "argparse.Namespace") -> dict[str, Any]:
-    """Rates, story loss, and what they were measured on, as JSON-like values."""
+def evaluation_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
+    """Rates, story loss, and what they were measured on, as JSON-like values.
+
+    None on processes that follow process 0.
+    """
     from jaxinfer import LLM
     from jaxinfer.evaluation.engine_trials import run_trials, story_loss
     from jaxinfer.evaluation.rates import below_bar, questions, rates
@@ -74,6 +80,9 @@ def evaluation_report(arguments: "argparse.Namespace") -> dict[str, Any]:
         "show_progress": not arguments.quiet,
     }
     with LLM(**(defaults | engine_arguments(arguments))) as llm:
+        if llm.follows:
+            llm.follow()
+            return None
         found = rates(run_trials(llm, asked, use_tqdm=not arguments.quiet))
         return {
             **describe_engine(llm, None),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+from jaxinfer.cli.process_flags import is_one_of_several, only_follows, process_arguments
 from jaxinfer.cli.sampling_flags import add_sampling_flags, sampling_arguments
 
 if TYPE_CHECKING:
@@ -53,8 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.prompts import read_prompts
 
-    prompts = read_prompts(arguments.prompt, arguments.prompts_file)
+    prompts: list[str] = []
+    if not only_follows(arguments):
+        prompts = read_prompts(arguments.prompt, arguments.prompts_file)
     with _open_engine(arguments, len(prompts)) as llm:
+        if llm.follows:
+            llm.follow()
+            return OK
         params = _sampling_params(llm, arguments)
         token_ids = [_encode(llm, prompt, arguments) for prompt in prompts]
         if len(prompts) == 1:
@@ -66,14 +72,12 @@ def _open_engine(arguments: "argparse.Namespace", num_prompts: int) -> "LLM":
     """An engine for this run alone: no more rows than prompts, shapes compiled as they come up."""
     from jaxinfer.cli.platform import start_platform
 
-    start_platform()
+    start_platform(process_arguments(arguments))
     from jaxinfer import LLM
 
-    defaults = {
-        "compile_ahead": False,
-        "max_num_seqs": min(num_prompts, 256),
-        "show_progress": not arguments.quiet,
-    }
+    defaults: dict[str, Any] = {"compile_ahead": False, "show_progress": not arguments.quiet}
+    if not is_one_of_several(arguments):  # only process 0 knows the prompts
+        defaults["max_num_seqs"] = min(num_prompts, 256)
     return LLM(**(defaults | engine_arguments(arguments)))
 
 

@@ -8,6 +8,7 @@ import argparse
 from typing import Any
 
 from jaxinfer.cli.parser import given
+from jaxinfer.cli.process_flags import add_process_flags
 
 ENGINE_FIELDS = frozenset(
     {
@@ -36,10 +37,14 @@ ENGINE_FIELDS = frozenset(
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag for each field of `EngineConfig` (`--quiet` of a command sets show_progress)."""
+    """Add one flag for each field of `EngineConfig` (`--quiet` of a command sets show_progress).
+
+    And those that say where other processes of the same engine are.
+    """
     _add_model_flags(parser.add_argument_group("model"))
     _add_cache_flags(parser.add_argument_group("KV cache and scheduling"))
     _add_device_flags(parser.add_argument_group("devices and compilation"))
+    add_process_flags(parser.add_argument_group("several hosts"))
 
 
 def engine_arguments(namespace: argparse.Namespace) -> dict[str, Any]:

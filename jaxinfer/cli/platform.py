@@ -2,30 +2,58 @@
 
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 # JAX's allocator takes 75% of a GPU unless it is told otherwise, and only before it starts.
 _ALLOCATOR_SHARE = "XLA_CLIENT_MEM_FRACTION"
 _ITS_OTHER_NAME = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
-def start_platform() -> str:
+def start_platform(processes: Mapping[str, Any] | None = None) -> str:
     """Start JAX and return its platform, "cpu" or "gpu"; the engine says so at start-up.
 
     A command has the process to itself, so JAX's allocator may take what --gpu-memory-utilization
     can ask for, unless the user has set its share.
 
+    Args:
+        processes: flags that say where other processes are, perhaps none; None is a command that
+            runs alone, whatever the environment says.
+
     Raises:
-        ValueError: JAX_PLATFORMS allows only platforms that can't start on this machine.
+        ValueError: JAX_PLATFORMS allows only platforms that can't start on this machine, or the
+            other processes can't be joined.
     """
     if "jax" not in sys.modules and _ITS_OTHER_NAME not in os.environ:
         os.environ.setdefault(_ALLOCATOR_SHARE, "0.95")
     import jax
 
+    if processes is not None:
+        from jaxinfer.serving.distributed.start import start_processes
+
+        start_processes(**processes)
     try:
-        return jax.default_backend()
+        platform = jax.default_backend()
     # JAX asserts that one platform started; it raises RuntimeError when one failed to.
     except (RuntimeError, AssertionError):
         raise ValueError(
             f"no GPU found, and JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')} allows "
             "nothing else; unset it to run on the CPU"
         ) from None
+    if processes is not None and platform == "cpu" and jax.process_count() > 1:
+        _keep_stdout_clean()
+    return platform
+
+
+def _keep_stdout_clean() -> None:
+    """Drop what libraries write to file descriptor 1; gloo reports each of its connections there.
+
+    Python's own standard output goes where it went.
+    """
+    sys.stdout.flush()
+    kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    buffering = 1 if os.isatty(kept) else -1
+    sys.stdout = open(kept, "w", buffering, encoding=encoding, errors=errors)  # noqa: SIM115

@@ -103,7 +103,9 @@ def peak_memory_bytes() -> int:
 
     if jax.default_backend() == "cpu":
         return _peak_resident_bytes()
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.devices()]
+    peaks = [
+        (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
+    ]
     return max(peaks)
 
 

@@ -36,7 +36,7 @@ def memory_record(llm: "LLM") -> dict[str, int | float | None]:
 
     from jaxinfer.serving.memory import allocator_share
 
-    stats = [device.memory_stats() or {} for device in jax.devices()]
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
     limit = min((stat.get("bytes_limit", 0) for stat in stats), default=0)
     total = int(limit / allocator_share())
     kv_bytes, report = llm.kv_bytes, llm.report

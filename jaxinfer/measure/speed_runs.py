@@ -16,7 +16,7 @@ def measure_speeds(
     repeats: int,
     model_shape: str | None,
     engine_arguments: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Measure every batch size with every prompt length.
 
     Args:
@@ -29,7 +29,8 @@ def measure_speeds(
 
     Returns:
         JSON-like values: engine and machine, and "speeds", a row for each pair.
-        "num_compilations" counts what the repeats compiled: figures stand only when it is 0.
+        "num_compilations" counts what the repeats compiled: figures stand only when it is 0. None
+        on processes that follow process 0.
     """
     defaults = {
         "compile_ahead": False,  # the rows' own shapes are warmed, no others
@@ -37,6 +38,9 @@ def measure_speeds(
         "max_model_len": max(prompt_lengths) + decode_steps + 1,
     }
     with build_engine(model_shape, defaults | engine_arguments) as llm:
+        if llm.follows:
+            llm.follow()
+            return None
         speeds = [
             measure_speed(
                 llm,

@@ -36,6 +36,7 @@ def measure_workloads(
 
     Yields:
         JSON-like values: engine and machine, start-up, every repeat, medians, floor, memory.
+        Nothing on processes that follow process 0.
         "num_compilations" counts what the repeats compiled: figures stand only when it is 0.
     """
     # Only lengths are needed before the model's vocabulary is known.
@@ -48,6 +49,9 @@ def measure_workloads(
     with CacheHits() as hits:
         llm = build_engine(model_shape, defaults | engine_arguments)
     with llm:
+        if llm.follows:
+            llm.follow()
+            return
         start_up_s = time.perf_counter() - start
         compiled_at_start = llm.num_compilations
         for workload in lengths:

@@ -167,7 +167,7 @@ def choose_attention(
     Raises:
         ValueError: the one asked for is impossible here; says why and lists what can run.
     """
-    device = mesh.devices.flat[0]
+    device = mesh.local_devices[0]
     return choose_backend(
         engine_config.attention_backend,
         head_dim=model_config.head_dim,

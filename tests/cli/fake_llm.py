@@ -35,6 +35,7 @@ class FakeLLM:
         self.requests: list[tuple[str, SamplingParams]] = []
         self.aborted = 0
         self.closed = False
+        self.follows = False
 
     def __enter__(self) -> "FakeLLM":
         return self

@@ -1,5 +1,6 @@
 """JSON messages between two processes, over TCP: a length, then the text. Nothing is executed."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -60,10 +61,8 @@ class Channel:
 
     def finish(self) -> None:
         """Send no more; the peer sees the end after all that was sent."""
-        try:
+        with contextlib.suppress(OSError):  # the peer was faster
             self._connection.shutdown(socket.SHUT_WR)
-        except OSError:  # the peer was faster
-            pass
 
     def close(self) -> None:
         """Give the socket back."""

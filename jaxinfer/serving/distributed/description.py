@@ -95,10 +95,11 @@ def file_fingerprint(directory: Path) -> str:
         return digest.hexdigest()[:16]
     for name, entry in sorted(tensor_entries(directory).items()):
         digest.update(f"{name} {entry.dtype} {entry.shape}\n".encode())
-        values = entry.mapped().reshape(-1).view(np.uint8)
-        for i in range(_SAMPLES):
-            start = max(len(values) - _SAMPLE_BYTES, 0) * i // (_SAMPLES - 1)
-            digest.update(values[start : start + _SAMPLE_BYTES].tobytes())
+        last = max(entry.num_bytes - _SAMPLE_BYTES, 0)
+        with entry.file.open("rb") as stream:
+            for i in range(_SAMPLES):
+                stream.seek(entry.offset + last * i // (_SAMPLES - 1))
+                digest.update(stream.read(min(_SAMPLE_BYTES, entry.num_bytes)))
     return digest.hexdigest()[:16]
 
 

@@ -1,0 +1,39 @@
+"""The flags that make a command one of several processes, on one host or on many."""
+
+import argparse
+import os
+from typing import Any
+
+from jaxinfer.cli.parser import given
+
+PROCESS_FIELDS = frozenset({"coordinator_address", "num_processes", "process_id"})
+
+
+def add_process_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the arguments of `LLM` that say where the other processes are."""
+    unset: Any = argparse.SUPPRESS
+    group.add_argument(
+        "--coordinator-address",
+        default=unset,
+        help="HOST:PORT of process 0, or auto under Slurm, Kubernetes or MPI",
+    )
+    group.add_argument("--num-processes", type=int, default=unset, help="how many there are")
+    group.add_argument(
+        "--process-id", type=int, default=unset, help="this one, from 0, which does the talking"
+    )
+
+
+def process_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The flags that the user gave, ready for `start_processes(**arguments)`."""
+    return given(namespace, PROCESS_FIELDS)
+
+
+def is_one_of_several(namespace: argparse.Namespace) -> bool:
+    """Whether flags or environment speak of other processes."""
+    return bool(process_arguments(namespace)) or "JAX_COORDINATOR_ADDRESS" in os.environ
+
+
+def only_follows(namespace: argparse.Namespace) -> bool:
+    """Whether flags or environment say that this is not process 0."""
+    process_id = process_arguments(namespace).get("process_id", os.environ.get("JAX_PROCESS_ID"))
+    return process_id is not None and str(process_id) != "0"

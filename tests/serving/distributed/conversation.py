@@ -1,0 +1,159 @@
+"""What both processes of `test_two_processes.py` run, and one process alone for comparison.
+
+Each prints one JSON object of results; process 1 prints what it alone can see.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import jax
+
+from jaxinfer import LLM, SamplingParams
+from jaxinfer.model import safetensors_file
+from jaxinfer.serving.distributed.start import start_processes
+
+PROMPTS = [[1, 2, 3], [4, 5], list(range(6, 30))]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=12, ignore_eos=True, n=2)
+OPTIONS = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "max_model_len": 64,
+    "block_size": 8,
+    "num_kv_blocks": 9,
+    "compile_ahead": False,
+    "show_progress": False,
+    "preemption_mode": "swap",
+    "swap_space": 0.01,
+}
+
+
+class ReadCounter:
+    """Counts the bytes that are taken from mapped files."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._mapped = safetensors_file.TensorEntry.mapped
+        safetensors_file.TensorEntry.mapped = lambda entry: _Counted(self._mapped(entry), self)
+
+    def stop(self) -> int:
+        safetensors_file.TensorEntry.mapped = self._mapped
+        return self.bytes
+
+
+class _Counted:
+    """A mapped tensor of which only slices can be had."""
+
+    def __init__(self, values: Any, counter: ReadCounter) -> None:
+        self._values, self._counter = values, counter
+        self.dtype = values.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        part = self._values[index]
+        self._counter.bytes += part.nbytes
+        return part
+
+
+def tokens(outputs: list[Any]) -> list[list[list[int]]]:
+    return [[list(completion.token_ids) for completion in output.outputs] for output in outputs]
+
+
+def refusal(make: Any) -> str:
+    """The error of an engine that must not be made."""
+    try:
+        make().close()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refusals(model: str, process_id: int) -> dict[str, str]:
+    """Engines that can't be, each for a reason of its own."""
+    options = {"model": model, **OPTIONS}
+    return {
+        "too many devices": refusal(lambda: LLM(**options, tensor_parallel_size=16)),
+        "unequal shares": refusal(lambda: LLM(**options, tensor_parallel_size=1)),
+        "no such axis": refusal(
+            lambda: LLM(
+                **options,
+                mesh=jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)),
+            )
+        ),
+        "indivisible": refusal(lambda: LLM(**options, tensor_parallel_size=6)),
+        "other sizes": refusal(
+            lambda: LLM(**{**options, "max_num_seqs": 4 + process_id}, tensor_parallel_size=8)
+        ),
+        "one alone": refusal(
+            lambda: LLM(
+                **{**options, "model": model if process_id == 0 else f"{model}/missing"},
+                tensor_parallel_size=8,
+            )
+        ),
+    }
+
+
+def ask(llm: LLM, others: Any) -> dict[str, Any]:
+    """Everything that process 0 asks for, and what comes of it."""
+    found: dict[str, Any] = {
+        "greedy": tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)),
+        "sampled": tokens(llm.generate(PROMPTS, SAMPLED, use_tqdm=False)),
+        "seeded": tokens(llm.generate(PROMPTS, SAMPLED.clone(seed=7), use_tqdm=False)),
+        "score": llm.score([PROMPTS[2]])[0].token_logprobs[1:],
+        "preemptions": llm._loaded.scheduler.num_preemptions,
+    }
+    try:
+        llm.generate([[1], [10**6]], GREEDY, use_tqdm=False)
+    except ValueError as error:
+        found["bad request"] = str(error)
+    for i, prompt in enumerate(PROMPTS):
+        llm.add_request(f"r{i}", prompt, GREEDY)
+    streamed: dict[str, list[int]] = {}
+    steps = 0
+    while llm.has_unfinished_requests():
+        for output in llm.step():
+            streamed[output.request_id] = list(output.outputs[0].token_ids)
+        steps += 1
+        if steps == 4:
+            llm.abort_request("r1")
+    found["stepped"] = [streamed["r0"], streamed["r2"]]
+    found["aborted early"] = len(streamed.get("r1", [])) < 12
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        llm.generate([[5]] * 200, GREEDY, use_tqdm=False)
+    except KeyboardInterrupt:
+        found["interrupted"] = True
+    found["after all that"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    llm.update_params(others)
+    found["other weights"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    return found
+
+
+def changed(llm: LLM) -> Any:
+    """Other weights, where the present ones lie."""
+    return jax.tree.map(lambda leaf: leaf * 1.5, llm._loaded.runner._params)
+
+
+def main(model: str) -> None:
+    start_processes()
+    process_id = jax.process_index()
+    several = jax.process_count() > 1
+    found: dict[str, Any] = {}
+    if several:
+        found["refusals"] = refusals(model, process_id)
+    counter = ReadCounter()
+    with LLM(model, tensor_parallel_size=8 if several else 1, **OPTIONS) as llm:
+        found["bytes read"] = counter.stop()
+        if llm.follows:
+            found["refused here"] = refusal(lambda: llm.generate("x"))
+            llm.follow(lambda: changed(llm))
+        else:
+            found |= ask(llm, changed(llm))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
