@@ -95,8 +95,17 @@ def end_process(status: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
+        _part_from_other_processes()
         os._exit(status)
     sys.exit(status)
+
+
+def _part_from_other_processes() -> None:
+    """Give the other processes of an engine, if there are any, the time to end well too."""
+    if "jaxinfer.serving.distributed.start" in sys.modules:
+        from jaxinfer.serving.distributed.start import part_from_others
+
+        part_from_others()
 
 
 def _discard_stdout() -> None:

@@ -21,6 +21,11 @@ def process_id() -> int:
     return distributed.global_state.process_id
 
 
+def forget() -> None:
+    """Leave a connection alone that was never made."""
+    distributed.global_state.client = None
+
+
 def coordinator_host() -> str:
     """Where process 0 listens, as process 0 was told."""
     address = distributed.global_state.coordinator_address or ""

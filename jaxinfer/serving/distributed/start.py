@@ -28,6 +28,7 @@ _VARIABLES = {
 # JAX aborts the process when its own time is up; ours comes first.
 _JAX_EXTRA_S = 60
 _SHUTDOWN_TIMEOUT_S = 30
+_PART_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,17 @@ def start_processes(
     atexit.register(lambda: coordination.put(f"{ENDED_KEY}{place.process_id}", b"1"))
 
 
+def part_from_others() -> None:
+    """Wait, not for long, until the other processes end too.
+
+    An ordinary exit of Python does this by itself; it is for those that leave by a shorter way.
+    """
+    if coordination.is_started():
+        thread = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        thread.start()
+        thread.join(_PART_TIMEOUT_S)
+
+
 def find_place(
     coordinator_address: str | None, num_processes: int | None, process_id: int | None, timeout: int
 ) -> Place | None:
@@ -168,7 +180,7 @@ def _initialize(address: str, place: Place, timeout: int) -> None:
                 "coordinator_address and its own process_id, and see that the port is reachable"
             )
     except BaseException:
-        atexit.register(os._exit, 1)  # JAX would wait for the connection when Python ends
+        coordination.forget()  # JAX would wait for the connection when Python ends
         raise
     if errors:
         (error,) = errors

@@ -1,7 +1,4 @@
-"""What both processes of `test_two_processes.py` run, and one process alone for comparison.
-
-Each prints one JSON object of results; process 1 prints what it alone can see.
-"""
+"""What both processes of `test_two_processes.py` run, and one process alone for comparison."""
 
 import json
 import os
@@ -17,8 +14,9 @@ from jaxinfer.model import safetensors_file
 from jaxinfer.serving.distributed.start import start_processes
 
 PROMPTS = [[1, 2, 3], [4, 5], list(range(6, 30))]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=12, ignore_eos=True, n=2)
+CROWD = [list(range(start, start + 24)) for start in (1, 40, 80)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.9, max_tokens=4, ignore_eos=True, n=2)
 OPTIONS = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 16,
@@ -101,8 +99,8 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "greedy": tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)),
         "sampled": tokens(llm.generate(PROMPTS, SAMPLED, use_tqdm=False)),
-        "seeded": tokens(llm.generate(PROMPTS, SAMPLED.clone(seed=7), use_tqdm=False)),
-        "score": llm.score([PROMPTS[2]])[0].token_logprobs[1:],
+        "seeded": tokens(llm.generate(PROMPTS[0], SAMPLED.clone(seed=7), use_tqdm=False)),
+        "crowded": tokens(llm.generate(CROWD, GREEDY.clone(max_tokens=16), use_tqdm=False)),
         "preemptions": llm._loaded.scheduler.num_preemptions,
     }
     try:
@@ -117,10 +115,10 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
         for output in llm.step():
             streamed[output.request_id] = list(output.outputs[0].token_ids)
         steps += 1
-        if steps == 4:
+        if steps == 3:
             llm.abort_request("r1")
     found["stepped"] = [streamed["r0"], streamed["r2"]]
-    found["aborted early"] = len(streamed.get("r1", [])) < 12
+    found["aborted early"] = len(streamed.get("r1", [])) < 6
     threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
         llm.generate([[5]] * 200, GREEDY, use_tqdm=False)
@@ -137,22 +135,22 @@ def changed(llm: LLM) -> Any:
     return jax.tree.map(lambda leaf: leaf * 1.5, llm._loaded.runner._params)
 
 
+def converse(model: str, tensor_parallel_size: int) -> dict[str, Any]:
+    """What this process has to say."""
+    counter = ReadCounter()
+    with LLM(model, tensor_parallel_size=tensor_parallel_size, **OPTIONS) as llm:
+        found: dict[str, Any] = {"bytes read": counter.stop()}
+        if not llm.follows:
+            return found | ask(llm, changed(llm))
+        found["refused here"] = refusal(lambda: llm.generate("x"))
+        llm.follow(lambda: changed(llm))
+        return found
+
+
 def main(model: str) -> None:
     start_processes()
-    process_id = jax.process_index()
-    several = jax.process_count() > 1
-    found: dict[str, Any] = {}
-    if several:
-        found["refusals"] = refusals(model, process_id)
-    counter = ReadCounter()
-    with LLM(model, tensor_parallel_size=8 if several else 1, **OPTIONS) as llm:
-        found["bytes read"] = counter.stop()
-        if llm.follows:
-            found["refused here"] = refusal(lambda: llm.generate("x"))
-            llm.follow(lambda: changed(llm))
-        else:
-            found |= ask(llm, changed(llm))
-    print(json.dumps(found))
+    refused = refusals(model, jax.process_index())
+    print(json.dumps({"refusals": refused} | converse(model, tensor_parallel_size=8)))
 
 
 if __name__ == "__main__":
