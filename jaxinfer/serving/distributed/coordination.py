@@ -1,5 +1,6 @@
 """JAX's coordination service, through the few parts of it that JAX has not made public."""
 
+import threading
 from typing import Any
 
 import jax
@@ -22,8 +23,10 @@ def process_id() -> int:
 
 
 def forget() -> None:
-    """Leave a connection alone that was never made."""
-    distributed.global_state.client = None
+    """Leave alone a connection that was never made: ending it would wait, or write errors."""
+    state = distributed.global_state
+    threading.Thread(target=_keep, args=(state.client, state.service), daemon=True).start()
+    state.client = state.service = None
 
 
 def coordinator_host() -> str:
@@ -56,6 +59,11 @@ def get(key: str) -> bytes | None:
         if "NOT_FOUND" not in str(error):
             raise
         return None
+
+
+def _keep(*objects: object) -> None:
+    """Hold on to objects until the process has ended."""
+    threading.Event().wait()
 
 
 def _client() -> Any:

@@ -32,6 +32,7 @@ class Forwarder:
         self._target = (host, port)
         self._on_loss = on_loss
         self._closed = False
+        self._kept: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._spawn(self._accept)
@@ -58,10 +59,11 @@ class Forwarder:
         client_ended = threading.Event()
         self._spawn(_upload, client, coordinator, client_ended)
         _copy(coordinator, client)
+        coordinator.close()
         if client_ended.is_set():
             client.close()
-            coordinator.close()
         else:
+            self._kept.append(client)
             self._on_loss(self._closed)
 
     def _connect(self) -> socket.socket | None:

@@ -8,8 +8,9 @@ import threading
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxinfer import LLM, SamplingParams
+from jaxinfer import LLM, SamplingParams, load_params
 from jaxinfer.model import safetensors_file
 from jaxinfer.serving.distributed.start import start_processes
 
@@ -135,11 +136,24 @@ def changed(llm: LLM) -> Any:
     return jax.tree.map(lambda leaf: leaf * 1.5, llm._loaded.runner._params)
 
 
+def restores_the_same(llm: LLM, directory: str) -> bool:
+    """Whether an Orbax checkpoint gives this process's devices what safetensors gave them."""
+    present = llm._loaded.runner._params
+    mesh = present["model"]["norm"].sharding.mesh
+    restored = load_params(directory, llm.model_config, "float32", mesh)
+    return all(
+        np.array_equal(mine.data, theirs.data) and mine.device == theirs.device
+        for one, other in zip(jax.tree.leaves(present), jax.tree.leaves(restored), strict=True)
+        for mine, theirs in zip(one.addressable_shards, other.addressable_shards, strict=True)
+    )
+
+
 def converse(model: str, tensor_parallel_size: int) -> dict[str, Any]:
     """What this process has to say."""
     counter = ReadCounter()
     with LLM(model, tensor_parallel_size=tensor_parallel_size, **OPTIONS) as llm:
         found: dict[str, Any] = {"bytes read": counter.stop()}
+        found["orbax is the same"] = restores_the_same(llm, f"{model}/as_orbax")
         if not llm.follows:
             return found | ask(llm, changed(llm))
         found["refused here"] = refusal(lambda: llm.generate("x"))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.model import checkpoint
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import init_params
 from jaxinfer.model.weights import save_params
@@ -34,7 +35,9 @@ def model(tmp_path_factory):
     """A directory with weights whose logits differ by enough, and a tokenizer."""
     directory = tmp_path_factory.mktemp("model")
     params = init_params(CONFIG, jax.random.key(0), jnp.float32)
-    save_params(jax.tree.map(lambda x: x * 4 if x.ndim == 2 else x, params), CONFIG, directory)
+    params = jax.tree.map(lambda x: x * 4 if x.ndim == 2 else x, params)
+    save_params(params, CONFIG, directory)
+    checkpoint.save(params, directory / "as_orbax")
     write_tokenizer(directory)
     return directory
 
@@ -88,6 +91,10 @@ def test_each_process_reads_only_what_its_devices_need(alone, together):
     whole = 4 * (whole + CONFIG.hidden_size)
     expected = whole + (alone["bytes read"] - whole) // 2
     assert [found["bytes read"] for found in together] == [expected, expected]
+
+
+def test_orbax_restores_each_process_its_part(alone, together):
+    assert [found["orbax is the same"] for found in (alone, *together)] == [True] * 3
 
 
 def test_a_process_that_follows_takes_no_requests(together):

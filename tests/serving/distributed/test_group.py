@@ -1,0 +1,93 @@
+"""Processes agree, hear of each other's failures, and part; here they are threads of one."""
+
+import socket
+import threading
+
+import pytest
+
+from jaxinfer.errors import DistributedError
+from jaxinfer.serving.distributed.channel import Channel
+from jaxinfer.serving.distributed.group import Peer, ProcessGroup
+
+
+@pytest.fixture
+def groups():
+    """Process 0 of three, and the two others."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peers, others = [], []
+        for i in (1, 2):
+            follower = socket.create_connection(listener.getsockname())
+            leader, _ = listener.accept()
+            peers.append(Peer(i, f"process {i}", Channel(leader, 5.0)))
+            others.append(ProcessGroup(i, 3, [Peer(0, "process 0", Channel(follower, 5.0))]))
+    made = [ProcessGroup(0, 3, peers), *others]
+    yield made
+    made[0].close()  # the others hear of it before they part
+    for group in made[1:]:
+        while not group.is_ending:
+            group.next_message(timeout=1.0)
+        group.close()
+
+
+def together(groups, run):
+    """What `run(group)` returns or raises, by process, run at the same time."""
+    found = [None] * len(groups)
+
+    def one(i):
+        try:
+            found[i] = run(groups[i])
+        except DistributedError as error:
+            found[i] = str(error)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_all_get_the_values_of_all_in_order(groups):
+    assert together(groups, lambda g: g.agree("x", g.process_id * 10)) == [[0, 10, 20]] * 3
+
+
+def test_commands_arrive_in_order(groups):
+    for i in range(3):
+        groups[0].send({"kind": "step", "number": i})
+    for group in groups[1:]:
+        assert [group.next_message(5.0)["number"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_first_difference_is_named_on_all(groups):
+    def describe(group):
+        return {"same": (1, 2), "size": 1 + (group.process_id == 2), "z": group.process_id}
+
+    found = together(groups, lambda g: g.require_same(describe(g)))
+    expected = "processes differ in size: process 0 has 1, process 2 has 2; start all of them alike"
+    assert found == [expected] * 3
+
+
+def test_a_failure_is_an_exception_in_all_others(groups):
+    def run(group):
+        if group.process_id == 1:
+            group.fail("no such file")
+            return "failed"
+        return group.agree("loaded", True)
+
+    found = together(groups, run)
+    assert found == ["process 1: no such file", "failed", "process 1: no such file"]
+
+
+def test_what_is_raised_reaches_the_others(groups):
+    with pytest.raises(ValueError, match="my"), groups[2].reporting_failures():
+        raise ValueError("my\nmistake")
+    with pytest.raises(DistributedError, match="process 2: my mistake"):
+        groups[0].next_message(5.0)
+    with pytest.raises(DistributedError, match="process 2: my mistake"):
+        groups[1].next_message(5.0)
+
+
+def test_stopping_is_no_failure(groups):
+    groups[0].close()
+    assert [group.next_message(5.0)["kind"] for group in groups[1:]] == ["stop", "stop"]
+    groups[1].check()
