@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.cli.process_flags import is_one_of_several, only_follows, process_arguments
+from jaxinfer.cli.process_flags import is_first_process, is_one_of_several, process_arguments
 from jaxinfer.cli.sampling_flags import add_sampling_flags, sampling_arguments
 
 if TYPE_CHECKING:
@@ -52,10 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.platform import start_platform
     from jaxinfer.cli.prompts import read_prompts
 
     prompts: list[str] = []
-    if not only_follows(arguments):
+    if not is_one_of_several(arguments):
+        prompts = read_prompts(arguments.prompt, arguments.prompts_file)
+    start_platform(process_arguments(arguments))
+    # Other processes hear of a mistake only from a process that they have met.
+    if is_one_of_several(arguments) and is_first_process():
         prompts = read_prompts(arguments.prompt, arguments.prompts_file)
     with _open_engine(arguments, len(prompts)) as llm:
         if llm.follows:
@@ -70,9 +75,6 @@ def _run(arguments: "argparse.Namespace") -> int:
 
 def _open_engine(arguments: "argparse.Namespace", num_prompts: int) -> "LLM":
     """An engine for this run alone: no more rows than prompts, shapes compiled as they come up."""
-    from jaxinfer.cli.platform import start_platform
-
-    start_platform(process_arguments(arguments))
     from jaxinfer import LLM
 
     defaults: dict[str, Any] = {"compile_ahead": False, "show_progress": not arguments.quiet}

@@ -33,7 +33,8 @@ def is_one_of_several(namespace: argparse.Namespace) -> bool:
     return bool(process_arguments(namespace)) or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 
-def only_follows(namespace: argparse.Namespace) -> bool:
-    """Whether flags or environment say that this is not process 0."""
-    process_id = process_arguments(namespace).get("process_id", os.environ.get("JAX_PROCESS_ID"))
-    return process_id is not None and str(process_id) != "0"
+def is_first_process() -> bool:
+    """Whether this is process 0, once the platform has started."""
+    import jax
+
+    return jax.process_index() == 0

@@ -1,5 +1,6 @@
 """Loads parameters from files straight onto devices, and saves them again."""
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxinfer.errors import ModelLoadError
@@ -132,8 +134,19 @@ def are_finite(leaf: jax.Array) -> list[jax.Array]:
     """
     if leaf.is_fully_addressable:
         return [is_finite(leaf)]
-    parts = {str(shard.index): shard.data for shard in leaf.addressable_shards}
-    return [is_finite(part) for part in parts.values()]
+    flags = _finite_shards(leaf, leaf.sharding)
+    return [shard.data for shard in flags.addressable_shards]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _finite_shards(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Bool ``[devices]``: whether each device's part is finite."""
+    return jax.shard_map(
+        lambda part: jnp.isfinite(part).all()[None],
+        mesh=sharding.mesh,
+        in_specs=sharding.spec,
+        out_specs=PartitionSpec(sharding.mesh.axis_names),
+    )(x)
 
 
 def check_finite(finite: Mapping[str, list[jax.Array]], files: Mapping[str, str]) -> None:

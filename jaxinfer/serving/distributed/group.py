@@ -140,7 +140,8 @@ class ProcessGroup:
             sender, message = self._inbox.get(timeout=timeout)
         except queue.Empty:
             return None
-        self.check()
+        if message["kind"] == "failed":
+            self.check()
         return {**message, "from": sender}
 
     def check(self) -> None:
