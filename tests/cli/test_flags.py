@@ -7,6 +7,7 @@ import pytest
 
 from jaxinfer.cli.engine_flags import ENGINE_FIELDS, add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import CommandParser, comma_separated_integers, positive_integer
+from jaxinfer.cli.process_flags import is_one_of_several, process_arguments
 from jaxinfer.cli.sampling_flags import SAMPLING_FIELDS, add_sampling_flags, sampling_arguments
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
@@ -67,6 +68,22 @@ def test_vllms_names_reach_the_configuration():
         compile_ahead=False,
         num_decode_steps=8,
     )
+
+
+def test_a_command_may_be_one_of_several_processes(monkeypatch):
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
+    line = "--coordinator-address a:1 --num-processes 2 --process-id 1"
+    several = _parser().parse_args(line.split())
+    assert process_arguments(several) == {
+        "coordinator_address": "a:1",
+        "num_processes": 2,
+        "process_id": 1,
+    }
+    assert engine_arguments(several) == {}, "they are no part of what the processes compare"
+    assert is_one_of_several(several)
+    assert not is_one_of_several(_parser().parse_args([]))
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "a:1")
+    assert is_one_of_several(_parser().parse_args([]))
 
 
 @pytest.mark.parametrize("flag", ["--temp", "--temperature"])

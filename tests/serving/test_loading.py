@@ -10,8 +10,9 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError, ModelLoadError
 from jaxinfer.model.rope_scaling import RopeScaling
-from jaxinfer.model.sharding import make_mesh
+from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.model.weights import save_params
+from jaxinfer.serving.device_params import describe_params, place_params
 from jaxinfer.serving.loading import ModelSource, choose_mesh
 from tests.model.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import (
@@ -157,3 +158,13 @@ def test_the_mesh_is_the_callers_or_its_parameters_or_a_new_one():
     device = jax.devices()[3]
     moved = jax.device_put(small_params(), device)
     assert list(choose_mesh(config, ModelSource(params=moved)).devices.flat) == [device]
+
+
+def test_params_on_other_devices_than_the_mesh_are_refused():
+    mesh = make_mesh(2)
+    params = place_params(
+        small_params(), describe_params(small_params(), CONFIG, mesh, ShardingRules())
+    )
+    with pytest.raises(ValueError, match=r"lies on 2 devices, which are not the 4 of mesh; leave"):
+        choose_mesh(EngineConfig(), ModelSource(params=params, mesh=make_mesh(4)))
+    assert choose_mesh(EngineConfig(), ModelSource(params=params, mesh=mesh)) == mesh
