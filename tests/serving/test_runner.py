@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -289,3 +291,13 @@ def test_the_report_counts_blocks_tokens_and_sequences(runner):
 def test_a_backend_that_is_impossible_here_is_refused():
     with pytest.raises(ValueError, match="attention_backend='mosaic'"):
         make_runner(attention_backend="mosaic")
+
+
+def test_a_cache_that_spans_processes_is_never_allocated_again(monkeypatch):
+    """Other processes need not have failed in the same step."""
+    runner = make_runner()
+    monkeypatch.setattr(Runner, "_whole", SimpleNamespace(is_fully_addressable=False))
+    with pytest.raises(RuntimeError, match="several processes can't go back"):
+        runner.reset_cache()
+    monkeypatch.undo()
+    runner.close()

@@ -43,8 +43,11 @@ class Channel:
         with self._sending:
             self._connection.sendall(encoded)
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
         """Wait for the next message.
+
+        Args:
+            max_bytes: longest one that is taken; strangers get little.
 
         Raises:
             EOFError: the peer has closed the connection.
@@ -52,7 +55,7 @@ class Channel:
             ValueError: the peer sent no message.
         """
         length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
-        if length > _MAX_BYTES:
+        if length > max_bytes:
             raise ValueError(f"a message of {length} bytes")
         message = json.loads(self._read(length))
         if not isinstance(message, dict):

@@ -15,6 +15,7 @@ from jaxinfer.serving.distributed.start import ENDED_KEY, START_TIMEOUT_S
 _KEY = "jaxinfer/leader"
 _POLL_S = 0.1
 _HELLO_TIMEOUT_S = 5.0
+_MAX_HELLO_BYTES = 4096
 
 
 def meet(timeout: float = START_TIMEOUT_S) -> ProcessGroup | None:
@@ -77,7 +78,7 @@ def _greet(connection: socket.socket, word: str) -> Peer | None:
     """The process at the other end, if it knows the word."""
     channel = Channel(connection, _HELLO_TIMEOUT_S)
     try:
-        hello = channel.receive()
+        hello = channel.receive(_MAX_HELLO_BYTES)
         if not hmac.compare_digest(str(hello["word"]), word):
             raise ValueError("wrong word")
         peer = Peer(int(hello["process_id"]), str(hello["name"]), channel)

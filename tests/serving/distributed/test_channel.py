@@ -42,6 +42,12 @@ def test_a_silent_peer_counts_as_lost(channel):
         channel.receive()
 
 
+def test_a_stranger_can_not_send_much(ends, channel):
+    ends[1].sendall(encode({"word": "x" * 100}))
+    with pytest.raises(ValueError, match="a message of 111 bytes"):
+        channel.receive(100)
+
+
 @pytest.mark.parametrize("sent", [b"\xff\xff\xff\xff", b"\x02\0\0\0[]", b"\x01\0\0\0{"])
 def test_what_is_no_message_is_refused(ends, channel, sent):
     ends[1].sendall(sent)
