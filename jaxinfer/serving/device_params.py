@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.model.config import ModelConfig
@@ -38,7 +39,12 @@ def place_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mappin
     check_like(params, wanted)
 
     def place(leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-        return leaf if _is_placed(leaf, like) else upload(leaf, like.sharding)
+        if _is_placed(leaf, like):
+            return leaf
+        if like.sharding.is_fully_addressable:
+            return jax.device_put(leaf, like.sharding)
+        # device_put would compare the values over all processes.
+        return upload(np.asarray(leaf), like.sharding)
 
     return jax.tree.map(place, params, wanted)
 
