@@ -15,6 +15,7 @@ from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import comma_separated_integers, positive_integer
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+from jaxinfer.cli.process_flags import process_arguments
 from jaxinfer.measure.model_shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
 
@@ -77,9 +78,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
         # Before JAX starts here: on a GPU it would hold the memory that those processes need.
         report = start_up_report(arguments.repeats)
-        start_platform()
+        start_platform(process_arguments(arguments))
         _keep("start-up", report, start_up_lines(report), arguments)
-    start_platform()
+    start_platform(process_arguments(arguments))
     if arguments.host_cost:
         from scripts.figures.host_cost import host_cost_lines, host_cost_report
 
@@ -110,6 +111,8 @@ def _batches(arguments: argparse.Namespace) -> int:
         model_shape=arguments.model_shape,
         engine_arguments=engine_arguments(arguments),
     )
+    if report is None:
+        return OK
     _keep(f"batches-{arguments.model_shape or 'model'}", report, report_lines(report), arguments)
     return _status(report)
 
