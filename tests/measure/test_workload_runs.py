@@ -25,7 +25,7 @@ class FakeEngine:
         )
         self.start_up = StartUpTimes(1.0, 2.0, 3.0, 0.5, 1.5, 20.0, 4, 66)
         self.num_compilations, self.num_kv_blocks, self.kv_bytes = 0, 2, 10
-        self.compiles, self.missing = compiles, missing
+        self.compiles, self.missing, self.follows = compiles, missing, False
         self.batches: list[tuple[list[list[int]], list]] = []
 
     def __enter__(self):
