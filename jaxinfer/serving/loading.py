@@ -21,17 +21,23 @@ from jaxinfer.model.sharding import ShardingRules, check_divisible, make_mesh, t
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.model.weights import load_params
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.block_pool import BlockPool
-from jaxinfer.serving.engine import Engine
+from jaxinfer.serving.engine_start import (
+    EngineSetup,
+    StartedEngine,
+    compile_ahead,
+    start_engine,
+)
 from jaxinfer.serving.inputs import PromptReader
-from jaxinfer.serving.runner import Runner
+from jaxinfer.serving.plan import StartupReport
+from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
+from jaxinfer.serving.replicas.start import group_replicas, start_replicas
+from jaxinfer.serving.request_engine import RequestEngine
 from jaxinfer.serving.sampler import (
     CustomSampler,
     LogitsProcessor,
     check_logits_processor,
     check_sampler,
 )
-from jaxinfer.serving.scheduler import Scheduler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +48,7 @@ class ModelSource:
         params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
         model_config: goes with `params`.
         tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
-        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices.
+        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
         rules: how the devices share the model.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
@@ -62,9 +68,9 @@ class LoadedEngine:
     """A running engine and what its callers need beside it.
 
     Attributes:
-        engine: the loop.
-        runner: its device side.
-        scheduler: its host side.
+        engine: one engine, or a group of replicas.
+        replicas: its parts, one or several.
+        report: what to tell of all of them.
         reader: checks prompts for it.
         model_config: the model's shape.
         tokenizer: None for token ids only.
@@ -72,9 +78,9 @@ class LoadedEngine:
         default_params: for calls that give none.
     """
 
-    engine: Engine
-    runner: Runner
-    scheduler: Scheduler
+    engine: RequestEngine
+    replicas: tuple[StartedEngine, ...]
+    report: StartupReport
     reader: PromptReader
     model_config: ModelConfig
     tokenizer: Tokenizer | None
@@ -103,54 +109,37 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
     generation = tokenizer.generation if tokenizer is not None else GenerationConfig()
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
+    meshes = split_mesh(mesh, source.rules)
+    config = dataclasses.replace(config, data_parallel_size=len(meshes))
     check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
     say(config, _announce_devices(mesh))
     if source.params is not None and config.dtype != "auto":
         _check_dtype(source.params, config.dtype)
-    eos_token_ids = _eos_token_ids(model_config, tokenizer)
+    setup = EngineSetup(
+        model_config,
+        config,
+        source.rules,
+        _eos_token_ids(model_config, tokenizer),
+        tokenizer,
+        source.logits_processor,
+        source.sampler,
+    )
     with _memory_errors_explained():
-        params = source.params
+        params = source.params or {}
         if directory is not None:
             params = _load_weights(directory, model_config, config, mesh, source.rules)
-        runner = Runner(
-            params or {},
-            model_config,
-            config,
-            mesh,
-            source.rules,
-            eos_token_ids=eos_token_ids,
-            tokenizer=tokenizer,
-            logits_processor=source.logits_processor,
-            sampler=source.sampler,
-        )
-    try:
-        say(config, str(runner.report))
-        if runner.compiles_ahead:
-            runner.compile_all()
-    except BaseException:  # Ctrl-C while compiling: the device memory must not stay taken
-        runner.close()
-        raise
-    scheduler = Scheduler(
-        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=runner.max_num_batched_tokens,
-        max_model_len=runner.max_model_len,
-        eos_token_ids=eos_token_ids,
-        preemption_mode=config.preemption_mode,
-        num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
-    )
-    engine = Engine(
-        runner,
-        scheduler,
-        tokenizer,
-        seed=config.seed,
-        num_decode_steps=runner.burst_length,
-        max_burst_rows=runner.max_burst_rows,
-    )
+        if len(meshes) == 1:
+            started = [start_engine(setup, params, mesh)]
+        else:
+            started = start_replicas(setup, params, meshes)
+    runner = started[0].runner
+    report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
+    say(config, str(report))
+    compile_ahead(started)
     return LoadedEngine(
-        engine,
-        runner,
-        scheduler,
+        started[0].engine if len(started) == 1 else group_replicas(started, config),
+        tuple(started),
+        report,
         PromptReader(tokenizer, model_config.vocab_size, runner.max_model_len),
         model_config,
         tokenizer,
@@ -172,19 +161,31 @@ def default_sampling_params(generation: GenerationConfig) -> SamplingParams:
 
 
 def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
-    """The caller's mesh, the one its parameters live on, or a new one.
+    """The caller's mesh, the one its parameters live on, or a new one; over all replicas.
 
     Raises:
-        ValueError: it contradicts `tensor_parallel_size`, or there are too few devices.
+        ValueError: it contradicts `tensor_parallel_size` or `data_parallel_size`, or there are too
+            few devices.
     """
     mesh = source.mesh or _mesh_of(source.params)
+    replicas, devices_each = config.data_parallel_size, config.tensor_parallel_size
     if mesh is None:
-        return make_mesh(config.tensor_parallel_size, _devices_of(source.params))
+        devices = _devices_of(source.params)
+        if replicas == 1:
+            return make_mesh(devices_each, devices)
+        return make_replica_mesh(replicas, devices_each, devices)
     size = tensor_parallel_size(mesh, source.rules)
-    if config.tensor_parallel_size not in (1, size):
+    if devices_each not in (1, size):
         raise ValueError(
-            f"tensor_parallel_size is {config.tensor_parallel_size}, but the mesh has {size} "
+            f"tensor_parallel_size is {devices_each}, but the mesh has {size} "
             "devices to split the model over; leave tensor_parallel_size out"
+        )
+    count = num_replicas(mesh, source.rules)
+    if replicas not in (1, count):
+        raise ValueError(
+            f"data_parallel_size is {replicas}, but the mesh has {count} along the axis "
+            f"{source.rules.data!r}, on which the sharding rules put replicas; leave "
+            "data_parallel_size out, or give a mesh with such an axis"
         )
     return mesh
 

@@ -16,6 +16,7 @@ from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
 from jaxinfer.serving.program_set import largest_programs, options_of
 from jaxinfer.serving.programs import ProgramKey, Programs
+from jaxinfer.serving.replicas.lowering import SharedLowering
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.steps import StepContext
 
@@ -34,6 +35,7 @@ class StartupReport:
         attention_reason: why.
         platform: of the devices.
         num_devices: how many share the model.
+        num_replicas: of the model; blocks, tokens and devices are those of all of them.
     """
 
     num_kv_blocks: int
@@ -45,14 +47,28 @@ class StartupReport:
     attention_reason: str
     platform: str
     num_devices: int
+    num_replicas: int = 1
 
     def __str__(self) -> str:
         devices = f"{self.num_devices} {self.platform} device" + "s" * (self.num_devices > 1)
+        if self.num_replicas > 1:
+            devices += f" in {self.num_replicas} replicas"
         return (
             f"KV cache: {self.num_kv_blocks:,} blocks, {self.num_kv_tokens:,} tokens, "
             f"{self.kv_bytes / 2**30:.2f} GiB on each of {devices}; "
             f"{self.full_length_concurrency:.1f} sequences of {self.max_model_len:,} tokens at "
             f"once. Attention: {self.attention_backend} ({self.attention_reason})"
+        )
+
+    def of_replicas(self, count: int) -> "StartupReport":
+        """The report of so many replicas, of which this is one's."""
+        return replace(
+            self,
+            num_kv_blocks=self.num_kv_blocks * count,
+            num_kv_tokens=self.num_kv_tokens * count,
+            full_length_concurrency=self.full_length_concurrency * count,
+            num_devices=self.num_devices * count,
+            num_replicas=count,
         )
 
 
@@ -84,6 +100,7 @@ def plan_engine(
     *,
     logits_processor: LogitsProcessor | None = None,
     sampler: CustomSampler | None = None,
+    lowering: SharedLowering | None = None,
 ) -> EnginePlan:
     """Choose kernels and shapes and count the KV blocks; on a GPU this compiles the largest steps.
 
@@ -96,6 +113,7 @@ def plan_engine(
         rules: how they share the model.
         logits_processor: compiled into the sampler.
         sampler: likewise.
+        lowering: what this engine shares with other replicas.
 
     Raises:
         CapacityError: the cache can't hold one full-length request; names the length that fits.
@@ -119,13 +137,14 @@ def plan_engine(
         block_size=engine_config.block_size,
         burst_length=engine_config.burst_length(device.platform),
         platform=device.platform,
+        num_replicas=engine_config.data_parallel_size,
     )
     context = StepContext(
         model_config, mesh, rules, backend, engine_config.block_size, logits_processor, sampler
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
-    blocks = _count_blocks(programs, buckets, engine_config)
+    blocks = _count_blocks(programs, buckets, engine_config, lowering)
     memory.check_capacity(
         num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
     )
@@ -142,27 +161,30 @@ def plan_engine(
         platform=device.platform,
         num_devices=mesh.devices.size,
     )
-    compiled = _compiler(programs, engine_config, device.platform)
+    compiled = _compiler(programs, engine_config, device.platform, lowering)
     return EnginePlan(device.platform, buckets, programs, compiled, report)
 
 
-def _count_blocks(programs: Programs, buckets: Buckets, config: EngineConfig) -> int:
+def _count_blocks(
+    programs: Programs, buckets: Buckets, config: EngineConfig, lowering: SharedLowering | None
+) -> int:
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     mesh = programs.context.mesh
     platform = mesh.devices.flat[0].platform
+    devices = mesh.local_devices if lowering is None else lowering.devices
     block_bytes = kv_cache.block_bytes(programs)
     if platform == "cpu":
         return memory.blocks_on_cpu(
-            block_bytes=block_bytes * mesh.devices.size,
+            block_bytes=block_bytes * len(devices),
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
-    probes = _compiler(programs, config, platform)
+    probes = _compiler(programs, config, platform, lowering)
     keys = largest_programs(buckets)
     probes.compile(keys, show_progress=False)
     return memory.blocks_on_devices(
-        mesh.local_devices,
+        devices,
         block_bytes=block_bytes,
         step_bytes=memory.step_bytes([probes[key] for key in keys]),
         utilization=config.gpu_memory_utilization,
@@ -170,11 +192,12 @@ def _count_blocks(programs: Programs, buckets: Buckets, config: EngineConfig) ->
 
 
 def _compiler(
-    programs: Programs, config: EngineConfig, platform: str
+    programs: Programs, config: EngineConfig, platform: str, lowering: SharedLowering | None
 ) -> CompiledPrograms[ProgramKey]:
     num_devices = programs.context.num_devices
     options = functools.partial(options_of, platform=platform, num_devices=num_devices)
-    return CompiledPrograms(programs.lower, options, config.compilation_cache_dir)
+    lower = programs.lower if lowering is None else lowering.bind(programs)
+    return CompiledPrograms(lower, options, config.compilation_cache_dir)
 
 
 def _compute_capability(device: Any) -> tuple[int, int] | None:

@@ -74,12 +74,14 @@ class Programs:
         params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
+        lowering_platform: what to lower for on a mesh without devices; None asks the devices.
     """
 
     context: StepContext
     params: Mapping[str, Any]
     num_blocks: int
     num_slots: int
+    lowering_platform: str | None = None
 
     def lower(self, key: ProgramKey) -> jax.stages.Lowered:
         """Trace and lower one program for the engine's mesh."""
@@ -213,7 +215,8 @@ class Programs:
             is_leaf=lambda node: isinstance(node, PartitionSpec),
         )
         jitted = jax.jit(sharded, donate_argnums=donate, out_shardings=out_shardings)
-        return jitted.lower(*arguments)
+        platforms = None if self.lowering_platform is None else (self.lowering_platform,)
+        return jitted.trace(*arguments).lower(lowering_platforms=platforms)
 
 
 def _specs(structs: Any) -> Any:

@@ -25,6 +25,7 @@ from jaxinfer.serving.programs import (
     SamplerKey,
     SwapKey,
 )
+from jaxinfer.serving.replicas.lowering import SharedLowering
 from jaxinfer.serving.request_sampling import request_sampling
 from jaxinfer.serving.result import StepResult, unpack_scores
 from jaxinfer.serving.sample_steps import head_params
@@ -65,9 +66,11 @@ class Runner:
         tokenizer: needed for bad words only.
         logits_processor: a user's change of the logits, already checked.
         sampler: a user's replacement of the draw, already checked.
+        lowering: what it shares with other replicas of the model.
 
     Attributes:
         report: what to tell the user at start-up.
+        wanted_params: what parameters must be: `jax.ShapeDtypeStruct` with shardings.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         max_model_len: most tokens of a sequence.
@@ -93,20 +96,22 @@ class Runner:
         tokenizer: Tokenizer | None = None,
         logits_processor: LogitsProcessor | None = None,
         sampler: CustomSampler | None = None,
+        lowering: SharedLowering | None = None,
     ) -> None:
         self._config = engine_config
         self._mesh = mesh
-        self._wanted = describe_params(params, model_config, mesh, rules)
-        self._params: Any = place_params(params, self._wanted)
+        self.wanted_params = describe_params(params, model_config, mesh, rules)
+        self._params: Any = place_params(params, self.wanted_params)
         self._head: Any = head_params(self._params)
         plan = plan_engine(
-            self._wanted,
+            self.wanted_params,
             model_config,
             engine_config,
             mesh,
             rules,
             logits_processor=logits_processor,
             sampler=sampler,
+            lowering=lowering,
         )
         self._programs, self._buckets = plan.programs, plan.buckets
         self._compiled = plan.compiled
@@ -222,7 +227,7 @@ class Runner:
             ValueError: names the first leaf whose path, shape, dtype or sharding differs.
             TypeError: a leaf is no array.
         """
-        check_like(params, self._wanted, placed=True)
+        check_like(params, self.wanted_params, placed=True)
         self._params = params
         self._head = head_params(params)
 
