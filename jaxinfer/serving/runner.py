@@ -32,6 +32,7 @@ from jaxinfer.serving.sample_steps import head_params
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.schedule import Schedule
 from jaxinfer.serving.swap import HostBlocks
+from jaxinfer.serving.upload import upload
 
 
 class InFlightStep(NamedTuple):
@@ -100,6 +101,7 @@ class Runner:
     ) -> None:
         self._config = engine_config
         self._mesh = mesh
+        self._whole = NamedSharding(mesh, PartitionSpec())
         self.wanted_params = describe_params(params, model_config, mesh, rules)
         self._params: Any = place_params(params, self.wanted_params)
         self._head: Any = head_params(self._params)
@@ -184,7 +186,7 @@ class Runner:
             self.reset_cache()
         self._swap(schedule)
         batch = self._builder.build(schedule)
-        packed, sampling = jax.device_put((batch.packed, batch.sampling), self._whole)
+        packed, sampling = upload((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_burst(schedule, batch, packed, sampling)
         sampler_key = SamplerKey(batch.shape.rows, batch.mode, batch.history_width)
@@ -198,7 +200,7 @@ class Runner:
         if batch.targets is not None:
             self._settle(sampled)
             score = self._compiled[PromptLogprobsKey(len(batch.targets))]
-            prompt = score(self._head, *residual, jax.device_put(batch.targets, self._whole))
+            prompt = score(self._head, *residual, upload(batch.targets, self._whole))
         return self._in_flight(schedule, sampled, prompt)
 
     def fetch(self, step: InFlightStep) -> StepResult:
@@ -236,10 +238,6 @@ class Runner:
         kv_cache.free(self._kv, self._last_tokens)
         self._params = self._head = self._kv = self._last_tokens = None
         self._counter.close()
-
-    @property
-    def _whole(self) -> NamedSharding:
-        return NamedSharding(self._mesh, PartitionSpec())
 
     def _launch_burst(
         self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any

@@ -288,6 +288,17 @@ class Scheduler:
         outputs = request.output_token_ids
         num_old = len(outputs)
         num_known = len(request.prompt_token_ids) + num_old
+        if (
+            num_new > 1
+            and len(token_ids) >= num_new
+            and num_known + num_new < request.max_num_tokens
+            and request.ending_token_ids.isdisjoint(token_ids)
+        ):
+            # A row of a burst that goes on, which nearly all are: all its tokens at once.
+            outputs += token_ids[:num_new]
+            if request.status is RequestStatus.RUNNING:
+                self.pool.register(request)
+            return outputs[num_old:]
         for token_id in token_ids[:num_new]:
             outputs.append(token_id)
             num_known += 1

@@ -52,7 +52,9 @@ class SharedLowering:
         name = (programs.num_blocks, key)
         with self._lock:
             if name not in self._lowered:
-                self._lowered[name] = _without_devices(programs).lower(key)
+                # Without devices, JAX takes those that it would run on by default for a compiler.
+                with jax.default_device(self.devices[0]):
+                    self._lowered[name] = _without_devices(programs).lower(key)
             return self._lowered[name]
 
 
