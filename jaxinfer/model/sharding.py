@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jaxinfer.model.config import ModelConfig
 
@@ -123,7 +123,7 @@ def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> 
     )
 
 
-def tensor_parallel_size(mesh: Mesh, rules: ShardingRules) -> int:
+def tensor_parallel_size(mesh: Mesh | AbstractMesh, rules: ShardingRules) -> int:
     """N: devices that key/value heads are split over; 1 where the rules keep them whole.
 
     Raises:

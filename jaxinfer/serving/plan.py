@@ -1,7 +1,7 @@
 """Decides, before anything is allocated, how an engine runs: its kernels, shapes and KV blocks."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,7 +144,9 @@ def plan_engine(
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
-    blocks = _count_blocks(programs, buckets, engine_config, lowering)
+    compiler = functools.partial(_compiler, mesh=mesh, config=engine_config, lowering=lowering)
+    devices = mesh.local_devices if lowering is None else lowering.devices
+    blocks = _count_blocks(programs, buckets, engine_config, devices, compiler)
     memory.check_capacity(
         num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
     )
@@ -161,26 +163,26 @@ def plan_engine(
         platform=device.platform,
         num_devices=mesh.devices.size,
     )
-    compiled = _compiler(programs, engine_config, device.platform, lowering)
-    return EnginePlan(device.platform, buckets, programs, compiled, report)
+    return EnginePlan(device.platform, buckets, programs, compiler(programs), report)
 
 
 def _count_blocks(
-    programs: Programs, buckets: Buckets, config: EngineConfig, lowering: SharedLowering | None
+    programs: Programs,
+    buckets: Buckets,
+    config: EngineConfig,
+    devices: Sequence[Any],
+    compiler: Callable[[Programs], CompiledPrograms[ProgramKey]],
 ) -> int:
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    mesh = programs.context.mesh
-    platform = mesh.devices.flat[0].platform
-    devices = mesh.local_devices if lowering is None else lowering.devices
     block_bytes = kv_cache.block_bytes(programs)
-    if platform == "cpu":
+    if devices[0].platform == "cpu":
         return memory.blocks_on_cpu(
             block_bytes=block_bytes * len(devices),
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
-    probes = _compiler(programs, config, platform, lowering)
+    probes = compiler(programs)
     keys = largest_programs(buckets)
     probes.compile(keys, show_progress=False)
     return memory.blocks_on_devices(
@@ -192,11 +194,14 @@ def _count_blocks(
 
 
 def _compiler(
-    programs: Programs, config: EngineConfig, platform: str, lowering: SharedLowering | None
+    programs: Programs, *, mesh: Mesh, config: EngineConfig, lowering: SharedLowering | None
 ) -> CompiledPrograms[ProgramKey]:
-    num_devices = programs.context.num_devices
-    options = functools.partial(options_of, platform=platform, num_devices=num_devices)
-    lower = programs.lower if lowering is None else lowering.bind(programs)
+    options = functools.partial(
+        options_of,
+        platform=mesh.devices.flat[0].platform,
+        num_devices=programs.context.num_devices,
+    )
+    lower = programs.lower if lowering is None else lowering.bind(programs, mesh)
     return CompiledPrograms(lower, options, config.compilation_cache_dir)
 
 

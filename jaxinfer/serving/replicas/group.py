@@ -258,6 +258,8 @@ class EngineGroup:
                 logger.error(
                     "replica %d of %d is left out: %s", member.index, len(self._members), failure
                 )
+                member.replica.call(lambda: None)  # what was posted meanwhile gets its errors too
+                self._deliver()
         if not self._alive():
             self._check_alive()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from jaxinfer.serving.programs import ProgramKey, Programs
 
@@ -43,24 +43,23 @@ class SharedLowering:
         self._lock = threading.Lock()
         self._lowered: dict[tuple[int, ProgramKey], jax.stages.Lowered] = {}
 
-    def bind(self, programs: Programs) -> Callable[[ProgramKey], LoweredForDevices]:
-        """`Programs.lower` for one replica's devices."""
-        devices = tuple(programs.context.mesh.devices.flat)
-        return lambda key: LoweredForDevices(self._lower(programs, key), devices)
+    def bind(self, programs: Programs, mesh: Mesh) -> Callable[[ProgramKey], LoweredForDevices]:
+        """`Programs.lower` for one replica's mesh."""
+        devices = tuple(mesh.devices.flat)
+        return lambda key: LoweredForDevices(self._lower(programs, mesh, key), devices)
 
-    def _lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
+    def _lower(self, programs: Programs, mesh: Mesh, key: ProgramKey) -> jax.stages.Lowered:
         name = (programs.num_blocks, key)
         with self._lock:
             if name not in self._lowered:
                 # Without devices, JAX takes those that it would run on by default for a compiler.
                 with jax.default_device(self.devices[0]):
-                    self._lowered[name] = _without_devices(programs).lower(key)
+                    self._lowered[name] = _without_devices(programs, mesh).lower(key)
             return self._lowered[name]
 
 
-def _without_devices(programs: Programs) -> Programs:
+def _without_devices(programs: Programs, mesh: Mesh) -> Programs:
     """The same programs on an abstract mesh, which says what kind of devices it has, not which."""
-    mesh = programs.context.mesh
     platform = mesh.devices.flat[0].platform
 
     def retarget(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -30,9 +30,7 @@ def start_replicas(
         ValueError: arguments contradict each other, or the devices can't do what is asked.
     """
     model, rules = setup.model_config, setup.rules
-    trees = [
-        replica_params(params, describe_params(params, model, mesh, rules)) for mesh in meshes
-    ]
+    trees = [replica_params(params, describe_params(params, model, mesh, rules)) for mesh in meshes]
     lowering = SharedLowering([device for mesh in meshes for device in mesh.devices.flat])
     started: list[StartedEngine] = []
     with contextlib.ExitStack() as undo:
