@@ -51,7 +51,6 @@ def workload_table(records: list[Record]) -> list[str]:
     """The latest record of each workload, model, device and number of devices."""
     rows = []
     for record in _latest(records, "workload"):
-        tensor_parallel = record["engine"]["tensor_parallel_size"]
         for kind, run in record["runs"].items():
             median, floor = run["median"], run["floor"]
             tpot = median["tpot_s"]
@@ -59,7 +58,7 @@ def workload_table(records: list[Record]) -> list[str]:
                 (
                     record["workload"] + (f" {kind}" if len(record["runs"]) > 1 else ""),
                     record["model"],
-                    f"{tensor_parallel} x {record['machine']['device']}",
+                    _devices(record),
                     record["attention_backend"],
                     f"{median['seconds']:.3f}",
                     f"{median['output_tokens_per_s']:,.0f}",
@@ -206,9 +205,20 @@ def _latest(records: list[Record], what: str) -> list[Record]:
     for record in records:
         if what == record.get("kind") or (what == "workload" and "workload" in record):
             machine = record["machine"]
-            devices = record.get("engine", {}).get("tensor_parallel_size", 1)
-            newest[record["kind"], machine["device"], machine["cpu"], devices] = record
+            newest[record["kind"], machine["device"], machine["cpu"], _parallel(record)] = record
     return [newest[key] for key in sorted(newest)]
+
+
+def _parallel(record: Record) -> tuple[int, int]:
+    """Replicas, and devices of each."""
+    engine = record.get("engine", {})
+    return engine.get("data_parallel_size", 1), engine.get("tensor_parallel_size", 1)
+
+
+def _devices(record: Record) -> str:
+    replicas, each = _parallel(record)
+    text = f"{replicas * each} x {record['machine']['device']}"
+    return text if replicas == 1 else f"{text}, {replicas} replicas"
 
 
 def _table(header: str, rows: list[tuple[str, ...]]) -> list[str]:

@@ -54,7 +54,10 @@ def test_the_newest_record_of_a_kind_wins():
 
 def test_another_mesh_is_another_row():
     two = _workload("W1", 3.0, engine={"tensor_parallel_size": 2})
-    page = fill_tables(EMPTY, [_workload("W1", 4.0), two])
+    replicas = {"tensor_parallel_size": 2, "data_parallel_size": 2}
+    four = _workload("W1", 2.0, engine=replicas)
+    page = fill_tables(EMPTY, [_workload("W1", 4.0), two, four])
+    assert "4 x NVIDIA H200, 2 replicas" in page
     assert "1 x NVIDIA H200" in page
     assert "2 x NVIDIA H200" in page
 
