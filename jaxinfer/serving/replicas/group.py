@@ -5,7 +5,8 @@ import logging
 import queue
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from jaxinfer.errors import StepError
 from jaxinfer.outputs import RequestOutput
@@ -15,25 +16,9 @@ from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
-from jaxinfer.serving.request_group import OutputKind, OutputSink
+from jaxinfer.serving.request_group import OutputKind, OutputSink, RequestGroup
 
 logger = logging.getLogger("jaxinfer")
-
-
-class _Routed(NamedTuple):
-    """An unfinished request.
-
-    Attributes:
-        member: where it is.
-        num_sequences: n.
-        load: what it adds to its replica's.
-        sink: the caller's.
-    """
-
-    member: "_Member"
-    num_sequences: int
-    load: int
-    sink: OutputSink | None
 
 
 class _Member:
@@ -48,10 +33,32 @@ class _Member:
         self.load = 0
 
 
+@dataclass(slots=True)
+class _Request:
+    """An unfinished request.
+
+    Attributes:
+        group: what its engine runs, or will.
+        prompt: as it came.
+        params: as they came.
+        sink: the caller's.
+        member: where it is; None while it stands in the queue.
+        load: what it adds to its replica's.
+    """
+
+    group: RequestGroup
+    prompt: Prompt
+    params: SamplingParams
+    sink: OutputSink | None
+    member: _Member | None = None
+    load: int = 0
+
+
 class EngineGroup:
     """Replicas of one model; like `Engine`, one thread at a time.
 
-    A request goes to one replica and stays there (`choose_replica`). What a step brings is handed
+    Requests stand in one queue while every replica has a little more than it can run; then the
+    first goes to one replica (`choose_replica`) and stays there. What a step brings is handed
     to the callers in the thread that calls `step`. Requests without a seed draw theirs here, in the
     order in which they come, so that outputs do not depend on which replica made them.
 
@@ -61,14 +68,23 @@ class EngineGroup:
     Args:
         started: the replicas' engines.
         token_budget: most tokens of a replica's step.
+        max_num_seqs: most sequences that a replica runs at once.
         seed: what requests without a seed of their own derive theirs from.
         threads: each replica is run by a thread of its own, or all in turn by the caller's.
     """
 
     def __init__(
-        self, started: Sequence[StartedEngine], *, token_budget: int, seed: int, threads: bool
+        self,
+        started: Sequence[StartedEngine],
+        *,
+        token_budget: int,
+        max_num_seqs: int,
+        seed: int,
+        threads: bool,
     ) -> None:
         self._token_budget = token_budget
+        # A few wait at the replica, so that a sequence that ends is followed in the next step.
+        self._enough_sequences = max_num_seqs + -(-max_num_seqs // 4)
         self._seeds = random.Random(seed)
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._arrived: collections.deque[tuple[str, RequestOutput]] = collections.deque()
@@ -76,7 +92,8 @@ class EngineGroup:
             _Member(i, each, self._replica(i, each, threads)) for i, each in enumerate(started)
         ]
         self._dead: set[int] = set()
-        self._requests: dict[str, _Routed] = {}
+        self._requests: dict[str, _Request] = {}
+        self._queue: collections.OrderedDict[str, _Request] = collections.OrderedDict()
         self._outputs: list[RequestOutput] = []
         self._is_closed = False
 
@@ -95,7 +112,7 @@ class EngineGroup:
         sink: OutputSink | None = None,
         prefill_only: bool = False,
     ) -> None:
-        """Enqueue a request at the replica that suits it best; does not wait for its step.
+        """Enqueue a request; does not wait for anybody's step.
 
         Raises:
             ValueError: the id is in use, or the request can never fit.
@@ -105,9 +122,8 @@ class EngineGroup:
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
         seed = self._seeds.getrandbits(63)
-        member, num_cached = self._route(prompt, params)
-        engine = member.replica.engine
-        group = engine.prepare(
+        # Replicas are equal: what one can run, any can.
+        group = self._alive()[0].replica.engine.prepare(
             request_id,
             prompt,
             params,
@@ -116,13 +132,9 @@ class EngineGroup:
             sink=lambda output: self._arrived.append((request_id, output)),
             prefill_only=prefill_only,
         )
-        num_new = len(prompt.token_ids) - num_cached
-        load = request_load(params.n, num_new, self._token_budget)
-        self._requests[request_id] = _Routed(member, params.n, load, sink)
-        member.num_requests += 1
-        member.num_sequences += params.n
-        member.load += load
-        member.replica.post(lambda: engine.enqueue(group))
+        request = _Request(group, prompt, params, sink)
+        self._requests[request_id] = self._queue[request_id] = request
+        self._empty_queue()
 
     def abort(self, request_id: str) -> bool:
         """End a request after the step that its replica is in; its sink gets a last output.
@@ -130,12 +142,14 @@ class EngineGroup:
         Returns:
             Whether there was an unfinished request of that id.
         """
-        routed = self._requests.get(request_id)
-        if routed is None:
+        request = self._requests.get(request_id)
+        if request is None:
             return False
-        replica = routed.member.replica
+        # An engine is to end it, whichever.
+        member = request.member or self._send(request_id, self._members)
+        replica = member.replica
         was_unfinished = replica.call(lambda: replica.engine.abort(request_id))
-        if was_unfinished and routed.sink is None:
+        if was_unfinished and request.sink is None:
             self._forget(request_id)  # nobody waits for its last output, so there is none
         self._deliver()
         return was_unfinished
@@ -156,6 +170,7 @@ class EngineGroup:
             self._ended.get()
         self._deliver()
         self._leave_out_the_dead()
+        self._empty_queue()
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs of requests without a sink, since the last call."""
@@ -192,11 +207,11 @@ class EngineGroup:
         if self._is_closed:
             return
         self._is_closed = True
+        self._send_all(self._members)  # where they are ended like the others
         for member in self._members:
             member.replica.call(member.replica.engine.close)
             member.replica.close()
         self._deliver()
-        self._requests.clear()
 
     def _replica(self, index: int, started: StartedEngine, threads: bool) -> Replica:
         if not threads:
@@ -210,41 +225,62 @@ class EngineGroup:
             wants_to_go_on=lambda: not arrived,
         )
 
-    def _route(self, prompt: Prompt, params: SamplingParams) -> tuple[_Member, int]:
-        """Where a request goes, and how many of its prompt's tokens are cached there."""
-        views = [
-            ReplicaView(
+    def _empty_queue(self) -> None:
+        """Send off requests, first come first, as long as a replica has room."""
+        while self._queue:
+            free = [m for m in self._alive() if m.num_sequences < self._enough_sequences]
+            if not free:
+                return
+            self._send(next(iter(self._queue)), free)
+
+    def _send_all(self, members: Sequence[_Member]) -> None:
+        for request_id in list(self._queue):
+            self._send(request_id, members)
+
+    def _send(self, request_id: str, members: Sequence[_Member]) -> _Member:
+        """Send a request from the queue to that one of `members` that suits it best."""
+        request = self._queue.pop(request_id)
+        views = {
+            member.index: ReplicaView(
                 member.index,
-                member.replica.engine.num_cached_tokens(prompt, params),
+                member.replica.engine.num_cached_tokens(request.prompt, request.params),
                 member.num_sequences,
                 member.load,
             )
-            for member in self._alive()
-        ]
-        index = choose_replica(views)
-        return self._members[index], next(v.num_cached_tokens for v in views if v.index == index)
+            for member in members
+        }
+        index = choose_replica(list(views.values()))
+        member, n = self._members[index], request.params.n
+        num_new = len(request.prompt.token_ids) - views[index].num_cached_tokens
+        request.member = member
+        request.load = request_load(n, num_new, self._token_budget)
+        member.num_requests += 1
+        member.num_sequences += n
+        member.load += request.load
+        engine, group = member.replica.engine, request.group
+        member.replica.post(lambda: engine.enqueue(group))
+        return member
 
     def _deliver(self) -> None:
         """Hand out what has arrived from the replicas."""
         while self._arrived:
             request_id, output = self._arrived.popleft()
-            routed = self._requests.get(request_id)
-            if routed is None:
+            request = self._requests.get(request_id)
+            if request is None:
                 continue
             if output.finished:
                 self._forget(request_id)
-            if routed.sink is None:
+            if request.sink is None:
                 self._outputs.append(output)
             else:
-                routed.sink(output)
+                request.sink(output)
 
     def _forget(self, request_id: str) -> None:
-        routed = self._requests.pop(request_id, None)
-        if routed is not None:
-            member = routed.member
+        request = self._requests.pop(request_id)
+        if (member := request.member) is not None:
             member.num_requests -= 1
-            member.num_sequences -= routed.num_sequences
-            member.load -= routed.load
+            member.num_sequences -= request.params.n
+            member.load -= request.load
 
     def _alive(self) -> list[_Member]:
         return [member for member in self._members if member.index not in self._dead]
@@ -261,6 +297,9 @@ class EngineGroup:
                 member.replica.call(lambda: None)  # what was posted meanwhile gets its errors too
                 self._deliver()
         if not self._alive():
+            self._send_all(self._members[:1])  # where they get their errors
+            self._members[0].replica.call(lambda: None)
+            self._deliver()
             self._check_alive()
 
     def _check_alive(self) -> None:

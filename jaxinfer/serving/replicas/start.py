@@ -55,6 +55,7 @@ def group_replicas(started: Sequence[StartedEngine], config: EngineConfig) -> En
     return EngineGroup(
         started,
         token_budget=runner.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
         seed=config.seed,
         threads=threads,
     )

@@ -28,7 +28,9 @@ class Group:
     def __init__(self, count=3, *, threads=True, seed=0, **options):
         self.setups = [Setup(**options) for _ in range(count)]
         started = [StartedEngine(s.engine, s.runner, s.scheduler) for s in self.setups]
-        self.engine = EngineGroup(started, token_budget=32, seed=seed, threads=threads)
+        self.engine = EngineGroup(
+            started, token_budget=32, max_num_seqs=8, seed=seed, threads=threads
+        )
 
     def __enter__(self):
         return self
@@ -77,6 +79,40 @@ def test_every_request_gets_the_models_tokens(threads):
             expected = continuation(prompt, 3 + len(name) * 4, VOCAB)
             assert outputs[name].outputs[0].token_ids == expected
         assert all(setup.runner.num_launches for setup in group.setups)
+
+
+def test_requests_stand_in_one_queue_until_a_replica_has_room(threads):
+    order = []
+    with Group(2, threads=threads) as group:
+        for i in range(50):
+            length = 60 if i < 20 and i % 2 == 0 else 5  # all the long ones go to one replica
+            group.add(
+                str(i),
+                [i],
+                GREEDY.clone(max_tokens=length),
+                sink=lambda output: order.append(output.request_id),
+            )
+        assert group.owners() == [10, 10]
+        assert group.engine.abort("49")
+        assert order == ["49"]
+        with pytest.raises(ValueError, match="'48' is in use"):
+            group.add("48", [1])
+        group.run()
+        served = [
+            {row.request.request_id for s in setup.runner.launches for row in s.rows}
+            for setup in group.setups
+        ]
+    # Whoever is done sooner takes more of the queue.
+    assert len(served[1]) > len(served[0])
+    assert sorted(order, key=int) == [str(i) for i in range(50)]
+
+
+def test_closing_ends_what_stands_in_the_queue_too():
+    ends = []
+    with Group(2) as group:
+        for i in range(50):
+            group.add(str(i), [i], sink=ends.append)
+    assert [output.outputs[0].finish_reason for output in ends] == ["abort"] * 50
 
 
 def test_outputs_come_in_the_thread_that_steps(threads):
@@ -233,10 +269,12 @@ def test_when_all_replicas_have_failed_the_group_says_so(threads):
         for setup in group.setups:
             setup.runner.fail_launches = {0}
             setup.runner.fail_reset = True
-        group.add("a", [1])
-        group.add("b", [2])
+        for i in range(30):
+            group.add(str(i), [i])
         with pytest.raises(StepError, match="every replica has failed"):
             group.run()
+        ends = [output.outputs[0].finish_reason for output in group.engine.take_outputs()]
+        assert ends == ["error"] * 30
         for _ in range(2):
             with pytest.raises(StepError, match="make a new LLM"):
                 group.engine.step()
