@@ -5,7 +5,6 @@ import logging
 import queue
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.errors import StepError
@@ -13,45 +12,12 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_start import StartedEngine
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
-from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
-from jaxinfer.serving.request_group import OutputKind, OutputSink, RequestGroup
+from jaxinfer.serving.request_group import OutputKind, OutputSink
 
 logger = logging.getLogger("jaxinfer")
-
-
-class _Member:
-    """A replica and what it was given to do."""
-
-    def __init__(self, index: int, started: StartedEngine, replica: Replica) -> None:
-        self.index = index
-        self.started = started
-        self.replica = replica
-        self.num_requests = 0
-        self.num_sequences = 0
-        self.load = 0
-
-
-@dataclass(slots=True)
-class _Request:
-    """An unfinished request.
-
-    Attributes:
-        group: what its engine runs, or will.
-        prompt: as it came.
-        params: as they came.
-        sink: the caller's.
-        member: where it is; None while it stands in the queue.
-        load: what it adds to its replica's.
-    """
-
-    group: RequestGroup
-    prompt: Prompt
-    params: SamplingParams
-    sink: OutputSink | None
-    member: _Member | None = None
-    load: int = 0
 
 
 class EngineGroup:
@@ -82,25 +48,21 @@ class EngineGroup:
         seed: int,
         threads: bool,
     ) -> None:
-        self._token_budget = token_budget
-        # A few wait at the replica, so that a sequence that ends is followed in the next step.
-        self._enough_sequences = max_num_seqs + -(-max_num_seqs // 4)
+        self._front = FrontQueue(token_budget, max_num_seqs)
         self._seeds = random.Random(seed)
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._arrived: collections.deque[tuple[str, RequestOutput]] = collections.deque()
         self._members = [
-            _Member(i, each, self._replica(i, each, threads)) for i, each in enumerate(started)
+            Member(i, each, self._replica(i, each, threads)) for i, each in enumerate(started)
         ]
         self._dead: set[int] = set()
-        self._requests: dict[str, _Request] = {}
-        self._queue: collections.OrderedDict[str, _Request] = collections.OrderedDict()
         self._outputs: list[RequestOutput] = []
         self._is_closed = False
 
     @property
     def has_unfinished(self) -> bool:
         """Whether a request runs, waits, or has outputs that nobody took yet."""
-        return bool(self._requests or self._outputs)
+        return bool(self._front or self._outputs)
 
     def add(
         self,
@@ -119,7 +81,7 @@ class EngineGroup:
             StepError: every replica has failed for good.
         """
         self._check_alive()
-        if request_id in self._requests:
+        if request_id in self._front:
             raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
         seed = self._seeds.getrandbits(63)
         # Replicas are equal: what one can run, any can.
@@ -132,9 +94,8 @@ class EngineGroup:
             sink=lambda output: self._arrived.append((request_id, output)),
             prefill_only=prefill_only,
         )
-        request = _Request(group, prompt, params, sink)
-        self._requests[request_id] = self._queue[request_id] = request
-        self._empty_queue()
+        self._front.add(FrontRequest(group, prompt, params, sink))
+        self._front.send_while_there_is_room(self._alive())
 
     def abort(self, request_id: str) -> bool:
         """End a request after the step that its replica is in; its sink gets a last output.
@@ -142,15 +103,15 @@ class EngineGroup:
         Returns:
             Whether there was an unfinished request of that id.
         """
-        request = self._requests.get(request_id)
+        request = self._front.get(request_id)
         if request is None:
             return False
         # An engine is to end it, whichever.
-        member = request.member or self._send(request_id, self._members)
+        member = request.member or self._front.send(request, self._members)
         replica = member.replica
         was_unfinished = replica.call(lambda: replica.engine.abort(request_id))
         if was_unfinished and request.sink is None:
-            self._forget(request_id)  # nobody waits for its last output, so there is none
+            self._front.remove(request_id)  # nobody waits for its last output, so there is none
         self._deliver()
         return was_unfinished
 
@@ -170,7 +131,7 @@ class EngineGroup:
             self._ended.get()
         self._deliver()
         self._leave_out_the_dead()
-        self._empty_queue()
+        self._front.send_while_there_is_room(self._alive())
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs of requests without a sink, since the last call."""
@@ -207,7 +168,7 @@ class EngineGroup:
         if self._is_closed:
             return
         self._is_closed = True
-        self._send_all(self._members)  # where they are ended like the others
+        self._front.send_all(self._members)  # where they are ended like the others
         for member in self._members:
             member.replica.call(member.replica.engine.close)
             member.replica.close()
@@ -225,64 +186,21 @@ class EngineGroup:
             wants_to_go_on=lambda: not arrived,
         )
 
-    def _empty_queue(self) -> None:
-        """Send off requests, first come first, as long as a replica has room."""
-        while self._queue:
-            free = [m for m in self._alive() if m.num_sequences < self._enough_sequences]
-            if not free:
-                return
-            self._send(next(iter(self._queue)), free)
-
-    def _send_all(self, members: Sequence[_Member]) -> None:
-        for request_id in list(self._queue):
-            self._send(request_id, members)
-
-    def _send(self, request_id: str, members: Sequence[_Member]) -> _Member:
-        """Send a request from the queue to that one of `members` that suits it best."""
-        request = self._queue.pop(request_id)
-        views = {
-            member.index: ReplicaView(
-                member.index,
-                member.replica.engine.num_cached_tokens(request.prompt, request.params),
-                member.num_sequences,
-                member.load,
-            )
-            for member in members
-        }
-        index = choose_replica(list(views.values()))
-        member, n = self._members[index], request.params.n
-        num_new = len(request.prompt.token_ids) - views[index].num_cached_tokens
-        request.member = member
-        request.load = request_load(n, num_new, self._token_budget)
-        member.num_requests += 1
-        member.num_sequences += n
-        member.load += request.load
-        engine, group = member.replica.engine, request.group
-        member.replica.post(lambda: engine.enqueue(group))
-        return member
-
     def _deliver(self) -> None:
         """Hand out what has arrived from the replicas."""
         while self._arrived:
             request_id, output = self._arrived.popleft()
-            request = self._requests.get(request_id)
+            request = self._front.get(request_id)
             if request is None:
                 continue
             if output.finished:
-                self._forget(request_id)
+                self._front.remove(request_id)
             if request.sink is None:
                 self._outputs.append(output)
             else:
                 request.sink(output)
 
-    def _forget(self, request_id: str) -> None:
-        request = self._requests.pop(request_id)
-        if (member := request.member) is not None:
-            member.num_requests -= 1
-            member.num_sequences -= request.params.n
-            member.load -= request.load
-
-    def _alive(self) -> list[_Member]:
+    def _alive(self) -> list[Member]:
         return [member for member in self._members if member.index not in self._dead]
 
     def _leave_out_the_dead(self) -> None:
@@ -297,7 +215,7 @@ class EngineGroup:
                 member.replica.call(lambda: None)  # what was posted meanwhile gets its errors too
                 self._deliver()
         if not self._alive():
-            self._send_all(self._members[:1])  # where they get their errors
+            self._front.send_all(self._members[:1])  # where they get their errors
             self._members[0].replica.call(lambda: None)
             self._deliver()
             self._check_alive()
