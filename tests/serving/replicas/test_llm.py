@@ -20,6 +20,9 @@ from jaxinfer.serving.replicas.meshes import make_replica_mesh
 from tests.model.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import CONFIG, GREEDY, small_llm, small_params
 
+# Each size compiles its own programs.
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "2 replicas": {"data_parallel_size": 2},
     "3 in turn": {"data_parallel_size": 3, "replica_threads": False},
