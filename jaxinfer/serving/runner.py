@@ -32,7 +32,7 @@ from jaxinfer.serving.sample_steps import head_params
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.schedule import Schedule
 from jaxinfer.serving.swap import HostBlocks
-from jaxinfer.serving.upload import upload
+from jaxinfer.serving.upload import upload_fresh
 
 
 class InFlightStep(NamedTuple):
@@ -186,7 +186,7 @@ class Runner:
             self.reset_cache()
         self._swap(schedule)
         batch = self._builder.build(schedule)
-        packed, sampling = upload((batch.packed, batch.sampling), self._whole)
+        packed, sampling = upload_fresh((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_burst(schedule, batch, packed, sampling)
         sampler_key = SamplerKey(batch.shape.rows, batch.mode, batch.history_width)
@@ -200,7 +200,7 @@ class Runner:
         if batch.targets is not None:
             self._settle(sampled)
             score = self._compiled[PromptLogprobsKey(len(batch.targets))]
-            prompt = score(self._head, *residual, upload(batch.targets, self._whole))
+            prompt = score(self._head, *residual, upload_fresh(batch.targets, self._whole))
         return self._in_flight(schedule, sampled, prompt)
 
     def fetch(self, step: InFlightStep) -> StepResult:

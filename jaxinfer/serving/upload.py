@@ -1,4 +1,4 @@
-"""Host arrays onto a mesh, with as little work for the host as JAX allows."""
+"""Host arrays onto a mesh."""
 
 from typing import Any
 
@@ -6,13 +6,14 @@ import jax
 from jax.sharding import Sharding
 
 
-def upload(tree: Any, sharding: Sharding) -> Any:
-    """The NumPy arrays of a tree on their devices; they must not change afterwards.
+def upload_fresh(tree: Any, sharding: Sharding) -> Any:
+    """Arrays that were made for this, on their devices; nobody may change them afterwards.
 
-    `jax.device_put` costs the host three times as much, because it takes anything from anywhere.
+    `jax.device_put` would cost the host three times as much, because it takes anything from
+    anywhere.
 
     Args:
-        tree: NumPy arrays.
+        tree: NumPy arrays; on a CPU their memory may become the device's.
         sharding: of every leaf.
     """
 

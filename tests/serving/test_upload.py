@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving.sampling.layout import SamplingArrays
-from jaxinfer.serving.upload import upload
+from jaxinfer.serving.upload import upload_fresh
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
@@ -15,7 +15,7 @@ from jaxinfer.serving.upload import upload
 def test_a_tree_of_arrays_lies_where_it_is_to_lie(num_devices, spec):
     sharding = NamedSharding(make_mesh(num_devices), spec)
     tree = (np.arange(12, dtype=np.int32), SamplingArrays(np.ones((4, 3), np.int32)))
-    placed = upload(tree, sharding)
+    placed = upload_fresh(tree, sharding)
     assert jax.tree.structure(placed) == jax.tree.structure(tree)
     for ours, theirs in zip(jax.tree.leaves(placed), jax.tree.leaves(tree), strict=True):
         assert ours.sharding.is_equivalent_to(sharding, theirs.ndim)
