@@ -74,35 +74,16 @@ def _run(arguments: "argparse.Namespace") -> int:
 
 def speed_report(arguments: "argparse.Namespace") -> dict[str, Any]:
     """Prefill and decode speed for every batch size and prompt length, as JSON-like values."""
-    from jaxinfer.measure.engines import build_engine
-    from jaxinfer.measure.report import describe_engine, speed_record
-    from jaxinfer.measure.timing import measure_speed
+    from jaxinfer.measure.speed_runs import measure_speeds
 
-    longest = max(arguments.prompt_lengths) + arguments.decode_steps + 1
-    defaults = {
-        "compile_ahead": False,  # the table's own shapes are warmed, no others
-        "max_num_seqs": max(arguments.batch_sizes),
-        "max_model_len": longest,
-        "show_progress": not arguments.quiet,
-    }
-    with build_engine(arguments.model_shape, defaults | engine_arguments(arguments)) as llm:
-        speeds = [
-            measure_speed(
-                llm,
-                rows=rows,
-                prompt_tokens=length,
-                decode_steps=arguments.decode_steps,
-                repeats=arguments.repeats,
-                vocab_size=llm.model_config.vocab_size,
-            )
-            for length in arguments.prompt_lengths
-            for rows in arguments.batch_sizes
-        ]
-        return {
-            **describe_engine(llm, arguments.model_shape),
-            "repeats": arguments.repeats,
-            "speeds": [speed_record(llm, speed) for speed in speeds],
-        }
+    return measure_speeds(
+        arguments.batch_sizes,
+        arguments.prompt_lengths,
+        decode_steps=arguments.decode_steps,
+        repeats=arguments.repeats,
+        model_shape=arguments.model_shape,
+        engine_arguments={"show_progress": not arguments.quiet} | engine_arguments(arguments),
+    )
 
 
 def workload_report(arguments: "argparse.Namespace") -> dict[str, Any]:

@@ -53,7 +53,7 @@ def attention_backends() -> dict[str, str]:
     """
     import jax
 
-    from jaxinfer.kernels.attention import choose_backend
+    from jaxinfer.kernels.choice import choose_backend
 
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", None)
@@ -102,9 +102,10 @@ def bundled_model() -> str | None:
 def _lines(report: dict[str, Any]) -> list[str]:
     machine, cache = report["machine"], report["compilation_cache"]
     rows = [(name, version) for name, version in machine["versions"].items()]
-    rows.append(
-        ("device", f"{machine['num_devices']} x {machine['device']} ({machine['platform']})")
-    )
+    device = f"{machine['num_devices']} x {machine['device']} ({machine['platform']})"
+    if machine["platform"] == "cpu":
+        device += "; no GPU found, engines run on the CPU"
+    rows.append(("device", device))
     if machine["driver"]:
         rows.append(("driver", machine["driver"]))
     rows.append(("cpu", f"{machine['cpu']}, {machine['cpu_cores']} cores"))

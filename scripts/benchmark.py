@@ -1,7 +1,7 @@
 """Measures jaxinfer and keeps every run as JSON in benchmarks/results/.
 
 On a CPU: python scripts/benchmark.py --compare-transformers --host-cost --start-up
-On a GPU: python scripts/benchmark.py --workload W1 --model-shape 0.6b
+On a GPU: python scripts/benchmark.py --workload W1 --batch-sizes --model-shape 0.6b
 """
 
 import argparse
@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
-from jaxinfer.cli.parser import positive_integer
+from jaxinfer.cli.parser import comma_separated_integers, positive_integer
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.measure.model_shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
+
+_BATCH_SIZES = "1,2,4,8,16,32,64,128,256"
+_PROMPT_TOKENS, _DECODE_STEPS = 512, 64  # of each batch size
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,6 +28,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workload", nargs="+", choices=WORKLOAD_NAMES, default=[])
     parser.add_argument("--model-shape", choices=SHAPE_NAMES, help="random weights of this shape")
+    parser.add_argument(
+        "--batch-sizes",
+        nargs="?",
+        type=comma_separated_integers,
+        const=comma_separated_integers(_BATCH_SIZES),
+        help=f"prefill and decode speed over batch sizes ({_BATCH_SIZES})",
+    )
     parser.add_argument("--compare-transformers", action="store_true")
     parser.add_argument("--host-cost", action="store_true", help="scheduler and batch building")
     parser.add_argument("--start-up", action="store_true", help="process start to first token")
@@ -41,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     asked = (arguments.compare_transformers, arguments.host_cost, arguments.start_up)
-    if not arguments.workload and not any(asked):
+    if not arguments.workload and not arguments.batch_sizes and not any(asked):
         parser.error("nothing to measure; see --help")
     return run_command("benchmark", lambda: _run(arguments))
 
@@ -70,7 +80,25 @@ def _run(arguments: argparse.Namespace) -> int:
         status = max(status, _status(report))
     if arguments.workload:
         status = max(status, _workloads(arguments))
+    if arguments.batch_sizes:
+        status = max(status, _batches(arguments))
     return status
+
+
+def _batches(arguments: argparse.Namespace) -> int:
+    from jaxinfer.measure.report import report_lines
+    from jaxinfer.measure.speed_runs import measure_speeds
+
+    report = measure_speeds(
+        arguments.batch_sizes,
+        [_PROMPT_TOKENS],
+        decode_steps=_DECODE_STEPS,
+        repeats=arguments.repeats,
+        model_shape=arguments.model_shape,
+        engine_arguments=engine_arguments(arguments),
+    )
+    _keep(f"batches-{arguments.model_shape or 'model'}", report, report_lines(report), arguments)
+    return _status(report)
 
 
 def _workloads(arguments: argparse.Namespace) -> int:

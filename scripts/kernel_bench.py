@@ -1,6 +1,7 @@
-"""Time the Mosaic GPU kernels on one GPU: a table on stdout, every repeat as JSON.
+"""Time the attention kernels on one GPU: a table on stdout, every repeat as JSON.
 
     python scripts/kernel_bench.py --output benchmarks/results/kernels.json
+    python scripts/kernel_bench.py --backends --output benchmarks/results/attention-backends.json
     python scripts/kernel_bench.py --only decode/B=1 --sweep
 
 Each figure is the time of one launch among many dependent ones inside a jit, so gaps between calls
@@ -27,6 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.kernels.attention import paged_attention
+from jaxinfer.kernels.choice import RANKINGS, Backend, choose_backend
 from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
 from jaxinfer.kernels.mosaic.prefill import PrefillConfig, paged_prefill_attention
@@ -91,6 +94,38 @@ def configs(case: Case, sweep: bool) -> list[Any]:
     return [PrefillConfig(128, 2, True), PrefillConfig(128, 2, False), PrefillConfig(64, 4, True)]
 
 
+_COMPARED = ("decode/B=256 page 16", "decode/B=8 8k", "prefill/4 x 2k page 16")
+
+
+def variants(case: Case, *, sweep: bool, compare: bool) -> list[tuple[Backend, Any]]:
+    """What to time a case with: backends in their own configurations, or Mosaic in several."""
+    if not compare:
+        return [("mosaic", config) for config in configs(case, sweep)]
+    return [(backend, None) for backend in backends(case)] if case.name in _COMPARED else []
+
+
+def backends(case: Case) -> list[Backend]:
+    """The implementations of attention that can run here."""
+    device = jax.devices()[0]
+    major, minor = map(int, device.compute_capability.split("."))
+    possible: list[Backend] = []
+    for backend in RANKINGS[9, 0].order:
+        try:
+            choose_backend(
+                backend,
+                head_dim=case.D,
+                dtype="bfloat16",
+                block_size=case.S,
+                group_size=case.H // case.K,
+                platform=device.platform,
+                compute_capability=(major, minor),
+            )
+            possible.append(backend)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+    return possible
+
+
 def block_tables(case: Case, pages: int, sets: int) -> list[jax.Array]:
     """`sets` tables over a shuffled pool, each page in at most one table where the pool allows."""
     assert case.contexts is not None
@@ -114,7 +149,7 @@ def pool(case: Case, nbytes: float) -> tuple[jax.Array, jax.Array]:
     return draw(0), draw(1)
 
 
-def attention_runner(case: Case, config: Any, launches: int) -> Callable[[], Any]:
+def attention_runner(case: Case, backend: Backend, config: Any, launches: int) -> Callable[[], Any]:
     """A call that runs `launches` dependent launches: each output is the next one's query."""
     assert case.contexts is not None
     k_pages, v_pages = pool(case, 3.2e9)
@@ -127,11 +162,24 @@ def attention_runner(case: Case, config: Any, launches: int) -> Callable[[], Any
 
     @jax.jit  # One trace and one compilation for all launches.
     def once(q, k_pages, v_pages, contexts, table):
-        if case.queries is None:
+        if case.queries is None and config is not None:
             return paged_decode_attention(
                 q, k_pages, v_pages, contexts, table, scale=scale, config=config
             )
-        offsets = jnp.asarray(np.concatenate([[0], np.cumsum(case.queries)]), jnp.int32)
+        lengths = case.queries or (1,) * len(contexts)
+        offsets = jnp.asarray(np.concatenate([[0], np.cumsum(lengths)]), jnp.int32)
+        if config is None:
+            return paged_attention(
+                q,
+                k_pages,
+                v_pages,
+                offsets,
+                contexts,
+                table,
+                scale=scale,
+                max_query_len=1 if case.queries is None else None,
+                backend=backend,
+            )
         return paged_prefill_attention(
             q, k_pages, v_pages, offsets, contexts, table, scale=scale, config=config
         )
@@ -197,21 +245,21 @@ def measure(run: Callable[[], Any], launches: int, repeats: int) -> list[float]:
     return times[1:]  # The first repeat is the warm-up.
 
 
-def results(only: str, sweep: bool, repeats: int) -> Iterator[dict[str, Any]]:
-    """Times every case whose name contains `only`."""
+def results(only: str, repeats: int, *, sweep: bool, compare: bool) -> Iterator[dict[str, Any]]:
+    """Times every case whose name contains `only`, in each of its `variants`."""
     for case in cases():
         if only not in case.name:
             continue
-        for config in configs(case, sweep):
+        for backend, config in variants(case, sweep=sweep, compare=compare):
             launches = 8 if case.queries or len(case.contexts or ()) >= 64 else 24
             try:
                 if case.contexts is None:
                     run = write_runner(case, launches)
                 else:
-                    run = attention_runner(case, config, launches)
+                    run = attention_runner(case, backend, config, launches)
                 times = measure(run, launches, repeats)
             except Exception as error:  # One impossible configuration must not end a sweep.
-                print(f"{case.name} {config}: {error!r:.200}", file=sys.stderr)
+                print(f"{case.name} {backend} {config}: {error!r:.200}", file=sys.stderr)
                 continue
             kind, amount = case.work
             median = statistics.median(times)
@@ -224,6 +272,7 @@ def results(only: str, sweep: bool, repeats: int) -> Iterator[dict[str, Any]]:
             yield {
                 "case": case.name,
                 "config": config and dataclasses.asdict(config),
+                **({"backend": backend} if compare else {}),
                 "H": case.H,
                 "K": case.K,
                 "D": case.D,
@@ -240,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--sweep", action="store_true", help="time several configurations")
+    parser.add_argument("--backends", action="store_true", help="compare with Triton and XLA")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--commit", default=None, help="recorded when there is no repository")
     parser.add_argument("--output", type=Path, default=None, help="JSON file to write")
@@ -251,12 +301,12 @@ def main() -> None:
         "machine": describe_machine(),
         "results": [],
     }
-    for result in results(args.only, args.sweep, args.repeats):
+    for result in results(args.only, args.repeats, sweep=args.sweep, compare=args.backends):
         report["results"].append(result)
         key = "tflops" if "tflops" in result else "percent_of_4.3TBs"
         times = result["microseconds"]
         print(
-            f"{result['case']:24} {result['config'] or 'default'!s:62} "
+            f"{result['case']:24} {result['config'] or result.get('backend', 'default')!s:62} "
             f"{result['median_microseconds']:9.2f} us [{min(times):.1f}..{max(times):.1f}]"
             f" {result[key]:7.1f} {key}",
             flush=True,

@@ -34,5 +34,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:
     for item in items:
-        if mark in item.keywords:
+        if item.get_closest_marker(mark):
             item.add_marker(pytest.mark.skip(reason=reason))

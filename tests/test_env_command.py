@@ -1,6 +1,9 @@
 """`jaxinfer env` says what runs here, what would be used, and why."""
 
 import json
+import types
+
+import pytest
 
 from jaxinfer.env import main
 
@@ -18,6 +21,38 @@ def test_json_gives_the_choice_of_backend_with_its_reason(capsys):
     assert report["attention_backend"]["auto"] == "xla: cpu"
     assert report["attention_backend"]["xla"] == "available"
     assert "supported here" in report["attention_backend"]["mosaic"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "kind", "auto"),
+    [
+        ("9.0", "NVIDIA H200", "mosaic: fastest measured on compute capability 9.0 for bfloat16"),
+        ("8.6", "NVIDIA A10", "triton: first that can run; nothing was measured on compute capab"),
+        ("7.5", "NVIDIA T4", "xla: first that can run; nothing was measured on compute capability"),
+    ],
+)
+def test_on_a_gpu_it_says_what_auto_takes_and_what_it_passes_over(
+    capsys, monkeypatch, capability, kind, auto
+):
+    gpu = types.SimpleNamespace(platform="gpu", device_kind=kind, compute_capability=capability)
+    monkeypatch.setattr("jax.devices", lambda: [gpu])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    main([])
+    lines = dict(
+        line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line
+    )
+    assert "CPU" not in lines["device"]
+    assert lines["attention auto"].strip().startswith(auto)
+    if capability != "9.0":
+        assert (
+            f"mosaic needs a Hopper GPU (compute capability 9.x), not {capability}"
+            in (lines["attention auto"])
+        )
+
+
+def test_without_a_gpu_it_says_that_the_cpu_is_used(capsys):
+    main([])
+    assert "(cpu); no GPU found, engines run on the CPU" in capsys.readouterr().out
 
 
 def test_the_cache_directory_is_the_one_an_engine_would_use(capsys, monkeypatch, tmp_path):

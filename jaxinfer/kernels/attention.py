@@ -1,18 +1,10 @@
-"""The paged-attention op: one signature, and the one place that chooses an implementation."""
-
-import importlib.util
-from typing import Literal
+"""The paged-attention op: one signature for every implementation."""
 
 from jax import Array
 from jaxtyping import Float, Int32
 
 from jaxinfer.kernels import page_write, reference
-
-Backend = Literal["mosaic", "triton", "xla"]
-
-_KERNEL_HEAD_DIMS = (64, 128)
-_KERNEL_DTYPES = ("bfloat16", "float16")
-_KERNEL_MAX_GROUP_SIZE = 16
+from jaxinfer.kernels.choice import Backend
 
 
 def paged_attention(
@@ -140,89 +132,3 @@ def norm_rope_write(
     return implementation(
         q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps
     )
-
-
-def choose_backend(
-    requested: Literal["auto", "mosaic", "triton", "xla"],
-    *,
-    head_dim: int,
-    dtype: str,
-    block_size: int,
-    group_size: int,
-    platform: str,
-    compute_capability: tuple[int, int] | None,
-) -> tuple[Backend, str]:
-    """Pick the attention implementation once, visibly.
-
-    Args:
-        requested: "auto" or the name of an implementation.
-        head_dim: D.
-        dtype: name of the dtype of activations and pages.
-        block_size: S, tokens in a page.
-        group_size: query heads that share a KV head.
-        platform: of the devices: "cpu", "gpu".
-        compute_capability: of an NVIDIA GPU, for example (9, 0); None elsewhere.
-
-    Returns:
-        The name, and the reason in a few words for the start-up report.
-
-    Raises:
-        ValueError: `requested` can't run here; says why and lists what can.
-    """
-    obstacles = {
-        "mosaic": _kernel_obstacle(head_dim, dtype, group_size)
-        or _mosaic_obstacle(platform, compute_capability),
-        "triton": _kernel_obstacle(head_dim, dtype, group_size)
-        or _triton_obstacle(platform, compute_capability),
-    }
-    supported: list[Backend] = [*(b for b in ("mosaic", "triton") if obstacles[b] is None), "xla"]
-    if requested == "auto":
-        best = supported[0]
-        if best == "xla":
-            return best, "cpu" if platform == "cpu" else f"triton {obstacles['triton']}"
-        return best, f"fastest measured on compute capability {_dotted(compute_capability)}"
-    if requested not in supported:
-        raise ValueError(
-            f"attention_backend={requested!r} {obstacles[requested]}; supported here (head_dim "
-            f"{head_dim}, {dtype}, block_size {block_size}, {group_size} query heads per KV head, "
-            f"{platform}): {', '.join(supported)}"
-        )
-    return requested, "requested"
-
-
-def _kernel_obstacle(head_dim: int, dtype: str, group_size: int) -> str | None:
-    """Why no GPU kernel can serve this model, or None."""
-    if head_dim not in _KERNEL_HEAD_DIMS:
-        return f"needs head_dim 64 or 128, not {head_dim}"
-    if dtype not in _KERNEL_DTYPES:
-        return f"needs bfloat16 or float16, not {dtype}"
-    if group_size > _KERNEL_MAX_GROUP_SIZE:
-        return f"needs at most {_KERNEL_MAX_GROUP_SIZE} query heads per KV head, not {group_size}"
-    return None
-
-
-def _mosaic_obstacle(platform: str, compute_capability: tuple[int, int] | None) -> str | None:
-    # wgmma exists on compute capability 9.x alone: neither before Hopper nor after it.
-    if platform != "gpu" or compute_capability is None or compute_capability[0] != 9:
-        where = _where(platform, compute_capability)
-        return f"needs a Hopper GPU (compute capability 9.x), not {where}"
-    return None
-
-
-def _triton_obstacle(platform: str, compute_capability: tuple[int, int] | None) -> str | None:
-    if platform != "gpu" or compute_capability is None or compute_capability < (8, 0):
-        return (
-            "needs an NVIDIA GPU of compute capability 8.0 or higher, not "
-            f"{_where(platform, compute_capability)}"
-        )
-    if importlib.util.find_spec("jax_triton") is None:
-        return "needs the package jax-triton (pip install 'jaxinfer[triton]')"
-    return None
-
-
-def _where(platform: str, compute_capability: tuple[int, int] | None) -> str:
-    return platform if compute_capability is None else f"{_dotted(compute_capability)}"
-
-
-def _dotted(compute_capability: tuple[int, int] | None) -> str:
-    return "unknown" if compute_capability is None else ".".join(map(str, compute_capability))

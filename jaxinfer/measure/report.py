@@ -33,7 +33,11 @@ def num_devices(llm: "LLM") -> int:
 
 
 def memory_record(llm: "LLM") -> dict[str, int | float | None]:
-    """Bytes on the fullest device: what it has, the engine's KV cache, in use and the peak."""
+    """Bytes on the fullest device: what it has, what is used for what, in use now and the peak.
+
+    "other_bytes" is the peak less the weights, the KV cache and what the largest step needs: what
+    the engine takes and does not plan for. None where a part is not known.
+    """
     import jax
 
     from jaxinfer.serving.memory import allocator_share
@@ -41,14 +45,21 @@ def memory_record(llm: "LLM") -> dict[str, int | float | None]:
     stats = [device.memory_stats() or {} for device in jax.devices()]
     limit = min((stat.get("bytes_limit", 0) for stat in stats), default=0)
     total = int(limit / allocator_share())
-    kv_bytes = llm.kv_bytes
+    kv_bytes, report = llm.kv_bytes, llm.report
+    peak = max((stat.get("peak_bytes_in_use", 0) for stat in stats), default=0) or None
+    other = None
+    if peak is not None and report.step_bytes is not None:
+        other = peak - report.weight_bytes - kv_bytes - report.step_bytes
     return {
         "device_bytes": total or None,
         "kv_bytes": kv_bytes,
         "kv_share": kv_bytes / total if total else None,
         "num_kv_blocks": llm.num_kv_blocks,
         "in_use_bytes": max((stat.get("bytes_in_use", 0) for stat in stats), default=0) or None,
-        "peak_bytes": max((stat.get("peak_bytes_in_use", 0) for stat in stats), default=0) or None,
+        "weight_bytes": report.weight_bytes,
+        "step_bytes": report.step_bytes,
+        "peak_bytes": peak,
+        "other_bytes": other,
     }
 
 

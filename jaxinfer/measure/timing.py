@@ -124,7 +124,8 @@ def measure_speed(
 ) -> Speed:
     """Time prompts with one output each, and with `decode_steps` more; the difference is decoding.
 
-    Each repeat has its own token ids; one that is not counted goes first and compiles the shapes.
+    Each repeat of each size has its own token ids; a repeat that is not counted goes first and
+    compiles the shapes.
     """
     pairs: list[tuple[Timing, Timing]] = []
     for repeat in range(repeats + 1):
@@ -157,7 +158,9 @@ class _Draw:
     vocab_size: int
 
     def workload(self, max_tokens: int) -> Workload:
-        source = random.Random(f"{self.repeat} {max_tokens}")
+        # Another batch size must not find this one's prompts cached, or its steps would change
+        # shape as they are evicted.
+        source = random.Random(f"{self.rows} {self.prompt_tokens} {self.repeat} {max_tokens}")
         prompts = [
             [source.randrange(self.vocab_size) for _ in range(self.prompt_tokens)]
             for _ in range(self.rows)

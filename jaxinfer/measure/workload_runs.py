@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.measure.cache_hits import CacheHits
 from jaxinfer.measure.engines import build_engine
 from jaxinfer.measure.floors import Floor, find_chip, workload_floor
 from jaxinfer.measure.profile import device_time
@@ -46,7 +47,9 @@ def measure_workloads(
         "max_num_seqs": min(-(-sequences // replicas), _MAX_SEQS),
     }
     start = time.perf_counter()
-    with build_engine(model_shape, defaults | engine_arguments) as llm:
+    with CacheHits() as hits:
+        llm = build_engine(model_shape, defaults | engine_arguments)
+    with llm:
         start_up_s = time.perf_counter() - start
         compiled_at_start = llm.num_compilations
         for workload in lengths:
@@ -57,6 +60,7 @@ def measure_workloads(
                 **describe_engine(llm, model_shape),
                 "start_up_s": start_up_s,
                 "compiled_at_start": compiled_at_start,
+                "found_in_cache": hits.count,
                 "num_compilations": sum(
                     timing.num_compilations for each in runs.values() for timing in each
                 ),

@@ -28,7 +28,7 @@ from jaxinfer.serving.engine_start import (
     start_engine,
 )
 from jaxinfer.serving.inputs import PromptReader
-from jaxinfer.serving.plan import StartupReport
+from jaxinfer.serving.plan import StartupReport, choose_attention
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
 from jaxinfer.serving.replicas.start import group_replicas, start_replicas
 from jaxinfer.serving.request_engine import RequestEngine
@@ -263,6 +263,7 @@ def _load_weights(
     rules: ShardingRules,
 ) -> dict[str, Any]:
     dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
+    choose_attention(model_config, config, mesh, dtype)  # an impossible one must not wait for them
     with _byte_bar("Loading weights", show=config.show_progress) as advance:
         return load_params(directory, model_config, dtype, mesh, rules, advance)
 

@@ -1,8 +1,9 @@
 """How many KV blocks fit: measured on a GPU, by rule on a CPU, and refused when too few."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import psutil
@@ -91,6 +92,14 @@ def check_capacity(*, num_blocks: int, block_size: int, max_model_len: int) -> N
             f"{block_size} hold {usable} tokens (block 0 is reserved); set max_model_len to at "
             f"most {usable}, or raise num_kv_blocks or gpu_memory_utilization"
         )
+
+
+def bytes_per_device(params: Any) -> int:
+    """Bytes that a tree of sharded ``ShapeDtypeStruct`` takes on each device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(params)
+    )
 
 
 def step_bytes(programs: Sequence[jax.stages.Compiled]) -> int:

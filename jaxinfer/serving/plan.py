@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.kernels.attention import Backend, choose_backend
+from jaxinfer.kernels.choice import Backend, choose_backend
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache, memory
@@ -35,6 +35,9 @@ class StartupReport:
         attention_reason: why.
         platform: of the devices.
         num_devices: how many share the model.
+        weight_bytes: of the parameters on each device.
+        step_bytes: what the largest step needs beside weights and pages, on each device; None where
+            `num_kv_blocks` was given or the device is a CPU, so that nobody asked.
         num_replicas: of the model; blocks, tokens and devices are those of all of them.
     """
 
@@ -47,6 +50,8 @@ class StartupReport:
     attention_reason: str
     platform: str
     num_devices: int
+    weight_bytes: int
+    step_bytes: int | None
     num_replicas: int = 1
 
     def __str__(self) -> str:
@@ -120,15 +125,8 @@ def plan_engine(
         ValueError: the attention backend asked for is impossible here.
     """
     device = mesh.devices.flat[0]
-    backend, reason = choose_backend(
-        engine_config.attention_backend,
-        head_dim=model_config.head_dim,
-        dtype=params["model"]["embed_tokens"].dtype.name,
-        block_size=engine_config.block_size,
-        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
-        platform=device.platform,
-        compute_capability=_compute_capability(device),
-    )
+    dtype = params["model"]["embed_tokens"].dtype.name
+    backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     max_model_len = engine_config.max_model_len or model_config.max_context_length
     buckets = choose_buckets(
         max_num_seqs=engine_config.max_num_seqs,
@@ -146,7 +144,7 @@ def plan_engine(
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
     compiler = functools.partial(_compiler, mesh=mesh, config=engine_config, lowering=lowering)
     devices = mesh.local_devices if lowering is None else lowering.devices
-    blocks = _count_blocks(programs, buckets, engine_config, devices, compiler)
+    blocks, step_bytes = _count_blocks(programs, buckets, engine_config, devices, compiler)
     memory.check_capacity(
         num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
     )
@@ -162,8 +160,30 @@ def plan_engine(
         attention_reason=reason,
         platform=device.platform,
         num_devices=mesh.devices.size,
+        weight_bytes=memory.bytes_per_device(params),
+        step_bytes=step_bytes,
     )
     return EnginePlan(device.platform, buckets, programs, compiler(programs), report)
+
+
+def choose_attention(
+    model_config: ModelConfig, engine_config: EngineConfig, mesh: Mesh, dtype: str
+) -> tuple[Backend, str]:
+    """The attention implementation for a model in `dtype` on these devices, and the reason.
+
+    Raises:
+        ValueError: the one asked for is impossible here; says why and lists what can run.
+    """
+    device = mesh.devices.flat[0]
+    return choose_backend(
+        engine_config.attention_backend,
+        head_dim=model_config.head_dim,
+        dtype=dtype,
+        block_size=engine_config.block_size,
+        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
+        platform=device.platform,
+        compute_capability=_compute_capability(device),
+    )
 
 
 def _count_blocks(
@@ -172,25 +192,29 @@ def _count_blocks(
     config: EngineConfig,
     devices: Sequence[Any],
     compiler: Callable[[Programs], CompiledPrograms[ProgramKey]],
-) -> int:
+) -> tuple[int, int | None]:
+    """Blocks, and the largest step's bytes where they were counted for it."""
     if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
+        return config.num_kv_blocks, None
     block_bytes = kv_cache.block_bytes(programs)
     if devices[0].platform == "cpu":
-        return memory.blocks_on_cpu(
+        blocks = memory.blocks_on_cpu(
             block_bytes=block_bytes * len(devices),
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
+        return blocks, None
     probes = compiler(programs)
     keys = largest_programs(buckets)
     probes.compile(keys, show_progress=False)
-    return memory.blocks_on_devices(
+    step_bytes = memory.step_bytes([probes[key] for key in keys])
+    blocks = memory.blocks_on_devices(
         devices,
         block_bytes=block_bytes,
-        step_bytes=memory.step_bytes([probes[key] for key in keys]),
+        step_bytes=step_bytes,
         utilization=config.gpu_memory_utilization,
     )
+    return blocks, step_bytes
 
 
 def _compiler(

@@ -43,8 +43,11 @@ def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -
 
 
 def load_results(directory: Path = RESULTS) -> list[dict[str, Any]]:
-    """Every kept record, the oldest first."""
-    return [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
+    """Every kept record, the oldest first, with the name of its file as "file"."""
+    return [
+        {"file": path.name, **json.loads(path.read_text())}
+        for path in sorted(directory.glob("*.json"))
+    ]
 
 
 def _slug(text: str) -> str:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from scripts import performance_tables
 from scripts.figures.results import RESULTS, load_results, save_result
-from scripts.performance_tables import PAGE, TABLES, fill_tables
+from scripts.figures.targets import TARGETS
+from scripts.performance_tables import FIGURES, PAGE, PARTS, fill_page, main
 
 
 def _workload(workload: str, seconds: float, **changes):
@@ -17,7 +19,7 @@ def _workload(workload: str, seconds: float, **changes):
             "tpot_s": None,
         },
         "spread": 1.01,
-        "floor": {"total_s": 1.0},
+        "floor": {"total_s": 1.0, "total_shared_s": 0.5},
     }
     record = {
         "kind": f"{workload}-0.6b",
@@ -37,58 +39,94 @@ def _workload(workload: str, seconds: float, **changes):
     return record | changes
 
 
-EMPTY = "".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in TABLES)
+EMPTY = "".join(f"<!-- {mark} -->\n<!-- end -->\n" for mark in PARTS)
 
 
-def test_the_page_is_up_to_date():
-    page = PAGE.read_text()
-    assert fill_tables(page, load_results()) == page
+def test_the_page_and_its_plots_are_up_to_date():
+    assert main(["--check"]) == 0
+
+
+def test_a_page_or_a_plot_that_is_not_up_to_date_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(performance_tables, "FIGURES", tmp_path)
+    assert main(["--check"]) == 1
+    monkeypatch.setattr(performance_tables, "FIGURES", FIGURES)
+    stale = tmp_path / "performance.md"
+    stale.write_text(EMPTY)
+    monkeypatch.setattr(performance_tables, "PAGE", stale)
+    assert main(["--check"]) == 1
+    assert stale.read_text() == EMPTY
 
 
 def test_the_newest_record_of_a_kind_wins():
-    page = fill_tables(EMPTY, [_workload("W1", 4.0), _workload("W2", 3.0), _workload("W1", 2.0)])
-    assert "| 2.000 | 50 | 100 | 10.0 | - | 50% | 1.010 | 0 | 0123456+ |" in page
+    page = fill_page(EMPTY, [_workload("W1", 4.0), _workload("W2", 3.0), _workload("W1", 2.0)])
+    assert "| 2.000 | 50 | 100 | 10.0 | - | 50% | 25% | 1.010 | 0 | 0123456+ |" in page
     assert "| 4.000 |" not in page
     assert page.index("| W1 |") < page.index("| W2 |")
 
 
 def test_another_mesh_is_another_row():
     two = _workload("W1", 3.0, engine={"tensor_parallel_size": 2})
-    replicas = {"tensor_parallel_size": 2, "data_parallel_size": 2}
-    four = _workload("W1", 2.0, engine=replicas)
-    page = fill_tables(EMPTY, [_workload("W1", 4.0), two, four])
-    assert "4 x NVIDIA H200, 2 replicas" in page
+    page = fill_page(EMPTY, [_workload("W1", 4.0), two])
     assert "1 x NVIDIA H200" in page
     assert "2 x NVIDIA H200" in page
+
+
+def test_the_devices_of_all_replicas_are_counted():
+    four = _workload("W1", 3.0, engine={"tensor_parallel_size": 2, "data_parallel_size": 2})
+    page = fill_page(EMPTY, [_workload("W1", 4.0), four])
+    assert "| 1 x NVIDIA H200 | mosaic | 4.000" in page
+    assert "| 4 x NVIDIA H200 (2 tensor x 2 data) | mosaic | 3.000" in page
+
+
+def test_batches_are_listed_with_their_share_of_the_floor():
+    speed = {
+        "rows": 64,
+        "prompt_tokens": 512,
+        "prefill_tokens_per_s": 1e5,
+        "prefill_of_floor": 0.25,
+        "decode_step_s": 0.002,
+        "decode_tokens_per_s": 32_000.0,
+        "decode_of_floor": None,
+    }
+    record = _workload("W1", 1.0) | {"kind": "batches-0.6b", "speeds": [speed]}
+    del record["workload"]
+    page = fill_page(EMPTY, [record])
+    assert "| 64 | 512 | 100,000 | 25% | 2.000 | 32,000 | - | 0123456+ |" in page
 
 
 def test_a_kernel_is_listed_in_its_fastest_configuration():
     slow = {"case": "decode", "config": {"stages": 2}, "median_microseconds": 9.0, "tflops": 100.0}
     fast = slow | {"config": {"stages": 3}, "median_microseconds": 8.0, "tflops": 120.0}
-    page = fill_tables(
-        EMPTY, [{"kind": "kernels", "commit": "0123456789", "results": [slow, fast]}]
-    )
+    results = [slow, fast, fast | {"backend": "xla", "config": None}]
+    page = fill_page(EMPTY, [_kernels(results)])
     assert "| decode | stages 3 | 8.0 | 120 TFLOP/s | 0123456 |" in page
+    assert "| decode, xla | - | 8.0 |" in page
     assert "100 TFLOP/s" not in page
 
 
+def _kernels(results):
+    machine = {"device": "NVIDIA H200"}
+    return {"kind": "kernels", "commit": "0123456789", "machine": machine, "results": results}
+
+
 def test_the_gpus_time_is_listed_by_kind():
-    assert "attention 75.0%, other 25.0%" in fill_tables(EMPTY, [_workload("W1", 4.0)])
+    assert "attention 75.0%, other 25.0%" in fill_page(EMPTY, [_workload("W1", 4.0)])
 
 
 def test_filling_twice_changes_nothing():
     records = [_workload("W1", 4.0)]
-    once = fill_tables(EMPTY, records)
-    assert fill_tables(once, records) == once
+    once = fill_page(EMPTY, records)
+    assert fill_page(once, records) == once
 
 
 def test_tables_without_records_say_so():
-    assert fill_tables(EMPTY, []).count("Not measured yet.") == len(TABLES)
+    assert fill_page(EMPTY, []).count("Not measured yet.") == len(PARTS) - 1
+    assert fill_page(EMPTY, []).count("| not measured |") == len(TARGETS)
 
 
 def test_a_page_without_a_mark_is_an_error():
-    with pytest.raises(ValueError, match="has no table workloads"):
-        fill_tables("nothing here", [])
+    with pytest.raises(ValueError, match="has no table targets"):
+        fill_page("nothing here", [])
 
 
 def test_a_kept_record_names_machine_commit_and_command(tmp_path):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels import attention, reference
+from jaxinfer.kernels import attention, page_write
 from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.prefill import PrefillConfig, paged_prefill_attention
 from tests.kernels import attention_cases
@@ -15,9 +15,14 @@ from tests.kernels import attention_cases
 pytestmark = pytest.mark.gpu
 
 _CASES = [*attention_cases.decode_cases(), *attention_cases.prefill_cases()]
-_OP = functools.partial(attention.paged_attention, backend="mosaic")
+_STATIC = ("scale", "window", "max_query_len")
+# Compiled as a whole, as in serving: one operation at a time takes many times as long to compile.
+_OP = jax.jit(
+    functools.partial(attention.paged_attention, backend="mosaic"), static_argnames=_STATIC
+)
 
 
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "config"))
 def _configured(q, k, v, cu, lens, tables, *, scale, window, max_query_len, config):
     if max_query_len == 1:
         return paged_decode_attention(
@@ -77,7 +82,7 @@ def test_norm_rope_write_matches_the_reference_in_place(T, H, K, D, S):
 
     args = (q, k, v, q_norm, k_norm, cos, sin)
     exact = (x.astype(jnp.float32) for x in (*args, k_pages, v_pages))
-    expected = reference.norm_rope_write(*exact, slots, eps=1e-6)
+    expected = page_write.norm_rope_write(*exact, slots, eps=1e-6)
     op = functools.partial(attention.norm_rope_write, eps=1e-6, backend="mosaic")
     before = k_pages.unsafe_buffer_pointer()
     got = jax.jit(op, donate_argnums=(7, 8))(*args, k_pages, v_pages, slots)

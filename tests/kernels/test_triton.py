@@ -15,6 +15,11 @@ from tests.kernels import attention_cases
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 _CASES = [*attention_cases.decode_cases(), *attention_cases.prefill_cases()]
+# Compiled as a whole, as in serving: one operation at a time takes many times as long to compile.
+_OP = jax.jit(
+    functools.partial(attention.paged_attention, backend="triton"),
+    static_argnames=("scale", "window", "max_query_len"),
+)
 _INTERPRETED = (
     "decode_edges_block8",
     "decode_gqa3_d64",
@@ -45,8 +50,7 @@ def test_programs_match_fp64_in_tritons_interpreter():
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
 def test_attention_matches_fp64(case):
-    op = functools.partial(attention.paged_attention, backend="triton")
-    attention_cases.check(op, case, jnp.bfloat16)
+    attention_cases.check(_OP, case, jnp.bfloat16)
 
 
 @needs_jax_triton
@@ -55,8 +59,7 @@ def test_attention_matches_fp64(case):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_problems_match_fp64_in_float16(seed, decode):
     case = attention_cases.random_case(np.random.default_rng(seed), decode=decode)
-    op = functools.partial(attention.paged_attention, backend="triton")
-    attention_cases.check(op, case, jnp.float16, seed=seed)
+    attention_cases.check(_OP, case, jnp.float16, seed=seed)
 
 
 @needs_jax_triton

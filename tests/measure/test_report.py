@@ -1,6 +1,10 @@
 """Reports for people name what the figures stand on."""
 
-from jaxinfer.measure.report import report_lines
+import types
+
+import jax
+
+from jaxinfer.measure.report import memory_record, report_lines
 
 HEADING = {
     "model": "Qwen3-0.6b shape",
@@ -71,3 +75,26 @@ def test_a_workload_gives_its_medians_and_its_share_of_the_floor():
     assert "50% of the floor" in text
     assert "75.0% attention" in text
     assert "compiled while measuring: 0" in text
+
+
+def _memory_of(monkeypatch, **report):
+    device = types.SimpleNamespace(
+        memory_stats=lambda: {"bytes_limit": 75, "bytes_in_use": 40, "peak_bytes_in_use": 60}
+    )
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    llm = types.SimpleNamespace(
+        kv_bytes=25, num_kv_blocks=5, report=types.SimpleNamespace(**report)
+    )
+    return memory_record(llm)
+
+
+def test_memory_that_nobody_planned_is_the_peak_less_weights_cache_and_largest_step(monkeypatch):
+    memory = _memory_of(monkeypatch, weight_bytes=10, step_bytes=20)
+    assert memory["other_bytes"] == 60 - 10 - 25 - 20
+    assert (memory["device_bytes"], memory["kv_share"]) == (100, 0.25)
+
+
+def test_memory_is_not_judged_where_the_largest_step_is_not_known(monkeypatch):
+    assert _memory_of(monkeypatch, weight_bytes=10, step_bytes=None)["other_bytes"] is None

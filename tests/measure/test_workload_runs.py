@@ -2,10 +2,11 @@
 
 import types
 
+import jax
 import pytest
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.measure import timing, workload_runs
+from jaxinfer.measure import speed_runs, timing, workload_runs
 from jaxinfer.measure.floors import H200
 from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.timing import measure_speed, run_workload
@@ -19,7 +20,9 @@ class FakeEngine:
     def __init__(self, compiles: bool = False, missing: int = 0, **arguments):
         self.engine_config = EngineConfig(**arguments)
         self.model_config = shape_config("0.6b")
-        self.report = types.SimpleNamespace(attention_backend="xla")
+        self.report = types.SimpleNamespace(
+            attention_backend="xla", weight_bytes=3, step_bytes=None
+        )
         self.num_compilations, self.num_kv_blocks, self.kv_bytes = 0, 2, 10
         self.compiles, self.missing = compiles, missing
         self.batches: list[tuple[list[list[int]], list]] = []
@@ -119,6 +122,47 @@ def test_compiling_while_measuring_is_recorded(monkeypatch):
         ["W2"], model_shape=None, engine_arguments={}, repeats=2
     )
     assert report["num_compilations"] == 2
+
+
+def test_speeds_are_measured_for_every_batch_size_on_an_engine_that_fits_them(monkeypatch):
+    given = {}
+
+    def build(shape, arguments):
+        given.update(arguments)
+        return FakeEngine()
+
+    monkeypatch.setattr(speed_runs, "build_engine", build)
+    report = speed_runs.measure_speeds(
+        [1, 4], [5, 9], decode_steps=3, repeats=1, model_shape="0.6b", engine_arguments={"seed": 7}
+    )
+    measured = [(speed["rows"], speed["prompt_tokens"]) for speed in report["speeds"]]
+    assert measured == [(1, 5), (4, 5), (1, 9), (4, 9)]
+    assert given == {"compile_ahead": False, "max_num_seqs": 4, "max_model_len": 13, "seed": 7}
+    assert report["num_compilations"] == 0
+
+
+def test_no_two_sizes_or_repeats_share_a_prompt():
+    engine = FakeEngine()
+    for rows in (1, 3):
+        for length in (8, 9):
+            measure_speed(
+                engine, rows=rows, prompt_tokens=length, decode_steps=4, repeats=2, vocab_size=9999
+            )
+    starts = [tuple(prompt[:8]) for prompts, _ in engine.batches for prompt in prompts]
+    assert len(set(starts)) == len(starts)
+
+
+def test_programs_found_in_the_persistent_cache_are_counted(monkeypatch):
+    def build(shape, arguments):
+        for event in ("cache_hits", "cache_misses", "cache_hits"):
+            jax.monitoring.record_event(f"/jax/compilation_cache/{event}")
+        return FakeEngine()
+
+    monkeypatch.setattr(workload_runs, "build_engine", build)
+    (report,) = workload_runs.measure_workloads(
+        ["W2"], model_shape=None, engine_arguments={}, repeats=1
+    )
+    assert report["found_in_cache"] == 2
 
 
 def test_groups_ask_for_samples_and_log_probabilities():

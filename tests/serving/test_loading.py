@@ -86,6 +86,13 @@ def test_a_model_without_tokenizer_json_is_named_before_weights_are_read(directo
         open_llm(tmp_path)
 
 
+def test_an_impossible_attention_backend_is_named_before_weights_are_read(directory, monkeypatch):
+    monkeypatch.setattr("jaxinfer.serving.loading.load_params", None)
+    with pytest.raises(ValueError, match="attention_backend='mosaic' needs a Hopper GPU") as caught:
+        LLM(directory, attention_backend="mosaic", show_progress=False)
+    assert str(caught.value).endswith(": xla")
+
+
 def test_something_that_is_no_qwen3_is_named(directory, tmp_path):
     config = json.loads((directory / "config.json").read_text())
     config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

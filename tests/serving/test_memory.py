@@ -3,8 +3,10 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.errors import CapacityError
+from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving import memory
 
 GIB = 2**30
@@ -87,6 +89,15 @@ def test_too_few_blocks_name_the_length_that_fits():
     memory.check_capacity(num_blocks=5, block_size=16, max_model_len=64)
     with pytest.raises(CapacityError, match="max_model_len to at most 64"):
         memory.check_capacity(num_blocks=5, block_size=16, max_model_len=65)
+
+
+def test_a_device_holds_its_share_of_the_weights():
+    mesh = make_mesh(8)
+    whole, split = (
+        jax.ShapeDtypeStruct((16, 4), jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for spec in (PartitionSpec(), PartitionSpec(mesh.axis_names[0]))
+    )
+    assert memory.bytes_per_device({"a": whole, "b": {"c": split}}) == 128 + 128 // 8
 
 
 def test_the_largest_program_counts_and_donated_arguments_do_not():

@@ -280,6 +280,8 @@ def test_the_report_counts_blocks_tokens_and_sequences(runner):
     assert report.num_kv_tokens == 32 * 8
     assert report.full_length_concurrency == pytest.approx(32 * 8 / 64)
     assert report.kv_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(runner._kv))
+    assert report.weight_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(runner._params))
+    assert report.step_bytes is None
     assert "33 blocks, 256 tokens" in str(report)
     assert "xla (cpu)" in str(report)
 

@@ -1,0 +1,145 @@
+"""The one place that chooses an implementation of attention, and says why."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Backend = Literal["mosaic", "triton", "xla"]
+
+_HEAD_DIMS = (64, 128)
+_DTYPES = ("bfloat16", "float16")
+_BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+_MAX_GROUP_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The implementations as measured on one kind of GPU.
+
+    Attributes:
+        order: the fastest first.
+        evidence: file in benchmarks/results that shows it.
+    """
+
+    order: tuple[Backend, ...]
+    evidence: str
+
+
+RANKINGS: Mapping[tuple[int, int], Ranking] = {
+    (9, 0): Ranking(("mosaic", "triton", "xla"), "kernels.json"),
+}
+"""By compute capability; `scripts/kernel_bench.py` measures."""
+
+_UNMEASURED: tuple[Backend, ...] = ("mosaic", "triton", "xla")
+
+
+def choose_backend(
+    requested: Literal["auto", "mosaic", "triton", "xla"],
+    *,
+    head_dim: int,
+    dtype: str,
+    block_size: int,
+    group_size: int,
+    platform: str,
+    compute_capability: tuple[int, int] | None,
+) -> tuple[Backend, str]:
+    """Pick the attention implementation once, visibly.
+
+    Args:
+        requested: "auto" or the name of an implementation.
+        head_dim: D.
+        dtype: name of the dtype of activations and pages.
+        block_size: S, tokens in a page.
+        group_size: query heads that share a KV head.
+        platform: of the devices: "cpu", "gpu".
+        compute_capability: of an NVIDIA GPU, for example (9, 0); None elsewhere.
+
+    Returns:
+        The name, and the reason in a few words for the start-up report: what decided, and for
+        "auto" on a GPU why each implementation that can't run was passed over.
+
+    Raises:
+        ValueError: `requested` can't run here; says why and lists what can.
+    """
+    model = _model_obstacle(head_dim, dtype, block_size, group_size)
+    obstacles: dict[Backend, str | None] = {
+        "mosaic": _mosaic_obstacle(platform, compute_capability) or model,
+        "triton": _triton_obstacle(platform, compute_capability) or model,
+        "xla": None,
+    }
+    served = f"{dtype}, head_dim {head_dim}, block_size {block_size}"
+    if requested == "auto":
+        return _fastest(obstacles, served, platform, compute_capability)
+    obstacle = obstacles[requested]
+    if obstacle is not None:
+        supported = ", ".join(name for name, why in obstacles.items() if why is None)
+        where = platform if compute_capability is None else _capability(compute_capability)
+        raise ValueError(
+            f"attention_backend={requested!r} {obstacle}; supported here ({served}, "
+            f"{group_size} query heads per KV head, {where}): {supported}"
+        )
+    return requested, "requested"
+
+
+def _fastest(
+    obstacles: Mapping[Backend, str | None],
+    served: str,
+    platform: str,
+    compute_capability: tuple[int, int] | None,
+) -> tuple[Backend, str]:
+    """The first in the GPU's ranking that can run."""
+    if platform == "cpu":
+        return "xla", "cpu"
+    ranking = RANKINGS.get(compute_capability) if compute_capability is not None else None
+    order = _UNMEASURED if ranking is None else ranking.order
+    best: Backend = next(name for name in order if obstacles[name] is None)
+    where = _capability(compute_capability)
+    if ranking is None:
+        reason = f"first that can run; nothing was measured on {where}"
+    elif best == order[0]:
+        reason = f"fastest measured on {where}"
+    else:
+        reason = f"fastest that can run on {where}"
+    reason += f" for {served}"
+    passed_over = [f"{name} {why}" for name in order if (why := obstacles[name]) is not None]
+    return best, "; ".join([reason, *passed_over])
+
+
+def _model_obstacle(head_dim: int, dtype: str, block_size: int, group_size: int) -> str | None:
+    """Why no GPU kernel can serve this model, or None."""
+    if head_dim not in _HEAD_DIMS:
+        return f"needs head_dim 64 or 128, not {head_dim}"
+    if dtype not in _DTYPES:
+        return f"needs bfloat16 or float16, not {dtype}"
+    if block_size not in _BLOCK_SIZES:
+        return f"needs a block_size of {', '.join(map(str, _BLOCK_SIZES))}, not {block_size}"
+    if group_size > _MAX_GROUP_SIZE:
+        return f"needs at most {_MAX_GROUP_SIZE} query heads per KV head, not {group_size}"
+    return None
+
+
+def _mosaic_obstacle(platform: str, compute_capability: tuple[int, int] | None) -> str | None:
+    # wgmma exists on compute capability 9.x alone: neither before Hopper nor after it.
+    if platform != "gpu" or compute_capability is None or compute_capability[0] != 9:
+        where = _where(platform, compute_capability)
+        return f"needs a Hopper GPU (compute capability 9.x), not {where}"
+    return None
+
+
+def _triton_obstacle(platform: str, compute_capability: tuple[int, int] | None) -> str | None:
+    if platform != "gpu" or compute_capability is None or compute_capability < (8, 0):
+        where = _where(platform, compute_capability)
+        return f"needs an NVIDIA GPU of compute capability 8.0 or higher, not {where}"
+    if importlib.util.find_spec("jax_triton") is None:
+        return "needs the package jax-triton (pip install 'jaxinfer[triton]')"
+    return None
+
+
+def _where(platform: str, compute_capability: tuple[int, int] | None) -> str:
+    return platform if compute_capability is None else ".".join(map(str, compute_capability))
+
+
+def _capability(compute_capability: tuple[int, int] | None) -> str:
+    known = compute_capability is not None
+    return f"compute capability {'.'.join(map(str, compute_capability)) if known else 'unknown'}"

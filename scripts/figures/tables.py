@@ -1,0 +1,270 @@
+"""The tables of docs/performance.md, made from the records in benchmarks/results/."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from scripts.figures.targets import TARGETS, num_devices
+
+Record = dict[str, Any]
+
+
+def target_table(records: list[Record]) -> list[str]:
+    """What is aimed at, what was reached, and what other engines reach on the same machine."""
+    rows = []
+    for target in TARGETS:
+        found = target.reached(records)
+        value, share = (None, None) if found is None else (found[0], target.share(found[0]))
+        rows.append(
+            (
+                target.figure,
+                f"Qwen3-{target.shape}",
+                _figure(target.aim),
+                "not measured" if value is None else _figure(value),
+                "-" if share is None else f"{share:.0%}",
+                _figure(target.vllm),
+                _figure(target.nano_vllm),
+                "-" if found is None else _commit(found[1]),
+            )
+        )
+    header = "figure | model shape | target | reached | of target | vLLM 0.26.0 | nano-vLLM + FA3"
+    return _table(header + " | commit", rows)
+
+
+def workload_table(records: list[Record]) -> list[str]:
+    """The latest record of each workload, model, device and number of devices."""
+    rows = []
+    for record in latest(records, "workload"):
+        for kind, run in record["runs"].items():
+            median, floor = run["median"], run["floor"]
+            tpot = median["tpot_s"]
+            rows.append(
+                (
+                    record["workload"] + (f" {kind}" if len(record["runs"]) > 1 else ""),
+                    record["model"],
+                    _device(record),
+                    record["attention_backend"],
+                    f"{median['seconds']:.3f}",
+                    f"{median['output_tokens_per_s']:,.0f}",
+                    f"{median['prompt_tokens_per_s']:,.0f}",
+                    f"{median['ttft_s'] * 1e3:.1f}",
+                    "-" if tpot is None else f"{tpot * 1e3:.3f}",
+                    _share(floor and floor["total_s"] / median["seconds"]),
+                    _share(floor and floor["total_shared_s"] / median["seconds"]),
+                    f"{run['spread']:.3f}",
+                    str(record["num_compilations"]),
+                    _commit(record),
+                )
+            )
+    header = "workload | model | device | attention | s | output tok/s | prompt tok/s | TTFT ms"
+    header += " | TPOT ms | of floor | of shared floor | spread | compiled | commit"
+    return _table(header, rows)
+
+
+def start_table(records: list[Record]) -> list[str]:
+    """Engine start and memory of the latest record of each workload."""
+    rows = [
+        (
+            record["workload"],
+            record["model"],
+            _device(record),
+            f"{record['start_up_s']:.1f}",
+            str(record["compiled_at_start"]),
+            str(record.get("found_in_cache", "-")),
+            _gigabytes(record["memory"]["kv_bytes"]),
+            _share(record["memory"]["kv_share"]),
+            _gigabytes(record["memory"]["peak_bytes"]),
+            _gigabytes(record["memory"].get("other_bytes")),
+            _commit(record),
+        )
+        for record in latest(records, "workload")
+    ]
+    header = "workload | model | device | start to ready s | programs | found in cache | KV GB"
+    return _table(header + " | KV share | peak GB | unplanned GB | commit", rows)
+
+
+def transformers_table(records: list[Record]) -> list[str]:
+    """Output tokens a second beside transformers, the latest on each machine."""
+    rows = [
+        (
+            record["machine"]["cpu"],
+            str(record["machine"]["cpu_cores"]),
+            f"{statistics.median(record['output_tokens_per_s']):,.0f}",
+            f"{statistics.median(record['transformers_output_tokens_per_s']):,.0f}",
+            f"{record['ratio']:.2f}",
+            _commit(record),
+        )
+        for record in latest(records, "compare-transformers")
+    ]
+    header = "processor | cores | jaxinfer tok/s | transformers tok/s | ratio | commit"
+    return _table(header, rows)
+
+
+def host_table(records: list[Record]) -> list[str]:
+    """Host time per decode step beside longer and longer queues."""
+    rows = [
+        (
+            record["machine"]["cpu"],
+            f"{queue['waiting']:,}",
+            f"{queue['finished']:,}",
+            f"{queue['schedule_us']:.1f}",
+            f"{queue['batch_us']:.1f}",
+            f"{queue['schedule_and_batch_us']:.1f}",
+            _commit(record),
+        )
+        for record in latest(records, "host-cost")
+        for queue in record["queues"]
+    ]
+    header = "processor | waiting | finished | schedule us | batch us | together us | commit"
+    return _table(header, rows)
+
+
+def start_up_table(records: list[Record]) -> list[str]:
+    """Process start to first token on the bundled model."""
+    rows = [
+        (
+            record["machine"]["cpu"],
+            record["machine"]["device"],
+            f"{record['cold_median_s']:.2f}",
+            f"{record['warm_median_s']:.2f}",
+            _commit(record),
+        )
+        for record in latest(records, "start-up")
+    ]
+    return _table("processor | device | cache empty s | cache filled s | commit", rows)
+
+
+def device_time_table(records: list[Record]) -> list[str]:
+    """What the GPU's time went into, for the latest profiled record of each workload."""
+    rows = [
+        (
+            record["workload"],
+            record["model"],
+            _device(record),
+            ", ".join(
+                f"{kind} {share:.1%}" for kind, share in record["device_time"]["kinds"].items()
+            ),
+            _commit(record),
+        )
+        for record in latest(records, "workload")
+        if record["device_time"]
+    ]
+    return _table("workload | model | device | share of the GPU's time | commit", rows)
+
+
+def kernel_table(records: list[Record]) -> list[str]:
+    """Each case of the attention kernels' own record, in its fastest configuration."""
+    fastest: dict[str, tuple[Record, str]] = {}
+    for record in (record for record in records if record["kind"] == "kernels"):
+        for result in record["results"]:
+            name = result["case"] + (f", {result['backend']}" if "backend" in result else "")
+            best = fastest.get(name)
+            if best is None or result["median_microseconds"] < best[0]["median_microseconds"]:
+                fastest[name] = (result, _commit(record))
+    rows = [
+        (
+            case,
+            ", ".join(f"{key} {value}" for key, value in (result["config"] or {}).items()) or "-",
+            f"{result['median_microseconds']:.1f}",
+            f"{result['tflops']:.0f} TFLOP/s"
+            if "tflops" in result
+            else f"{result['percent_of_4.3TBs']:.1f}% of 4.3 TB/s",
+            commit,
+        )
+        for case, (result, commit) in fastest.items()
+    ]
+    return _table("case | configuration | us | reached | commit", rows)
+
+
+def batch_table(records: list[Record]) -> list[str]:
+    """Speed and share of the floor over batch sizes, of the latest record of each model."""
+    rows = [
+        (
+            record["model"],
+            _device(record),
+            str(speed["rows"]),
+            str(speed["prompt_tokens"]),
+            f"{speed['prefill_tokens_per_s']:,.0f}",
+            _share(speed["prefill_of_floor"]),
+            f"{speed['decode_step_s'] * 1e3:.3f}",
+            f"{speed['decode_tokens_per_s']:,.0f}",
+            _share(speed["decode_of_floor"]),
+            _commit(record),
+        )
+        for record in latest(records, "batches")
+        for speed in record["speeds"]
+    ]
+    header = "model | device | sequences | prompt | prefill tok/s | of floor | decode ms/step"
+    return _table(header + " | decode tok/s | of floor | commit", rows)
+
+
+TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
+    "targets": target_table,
+    "workloads": workload_table,
+    "batches": batch_table,
+    "starts": start_table,
+    "device-time": device_time_table,
+    "kernels": kernel_table,
+    "transformers": transformers_table,
+    "host": host_table,
+    "start-up": start_up_table,
+}
+
+
+def latest(records: list[Record], what: str) -> list[Record]:
+    """The newest record of `what` for each kind, device and parallelism, by kind.
+
+    Args:
+        records: the oldest first.
+        what: a kind, or the beginning of one that ends with the model ("batches-0.6b"); "workload"
+            for all workloads.
+    """
+    newest: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        kind, machine = record["kind"], record["machine"]
+        if kind == what or kind.startswith(f"{what}-") or (what == "workload" and what in record):
+            # A GPU's figures are its own; a CPU's device is called "cpu" whatever it is.
+            device = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
+            newest[kind, device, *_parallelism(record)] = record
+    return [newest[key] for key in sorted(newest)]
+
+
+def _parallelism(record: Record) -> tuple[int, int]:
+    engine = record.get("engine", {})
+    return engine.get("tensor_parallel_size", 1), engine.get("data_parallel_size", 1)
+
+
+def _device(record: Record) -> str:
+    tensor, data = _parallelism(record)
+    both = f" ({tensor} tensor x {data} data)" if data > 1 else ""
+    return f"{num_devices(record)} x {record['machine']['device']}{both}"
+
+
+def _table(header: str, rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return ["Not measured yet."]
+    titles = header.split(" | ")
+    return [
+        f"| {header} |",
+        "|" + "---|" * len(titles),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def _commit(record: Record) -> str:
+    commit = record["commit"] or "-"
+    return commit[:7] + ("+" if commit.endswith("+changes") else "")
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _gigabytes(count: float | None) -> str:
+    return "-" if count is None else f"{count / 1e9:.2f}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

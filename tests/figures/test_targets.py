@@ -1,0 +1,85 @@
+"""Targets find their figure in the newest fitting record, and say how near it is."""
+
+import pytest
+
+from scripts.figures.targets import TARGETS
+
+_BY_FIGURE = {(target.figure, target.shape): target for target in TARGETS}
+
+
+def _record(workload: str, shape: str = "0.6b", **changes):
+    median = {
+        "seconds": 0.4,
+        "output_tokens_per_s": 13_500.0,
+        "prompt_tokens_per_s": 86_000.0,
+        "tpot_s": 0.0019,
+        "ttft_s": 0.003,
+    }
+    return {
+        "workload": workload,
+        "model": f"Qwen3-{shape} shape",
+        "machine": {"device": "NVIDIA H200"},
+        "engine": {"tensor_parallel_size": 1},
+        "runs": {"cold": {"median": median}, "warm": {"median": median | {"seconds": 0.2}}},
+        "start_up_s": 50.0,
+        "compiled_at_start": 100,
+        "memory": {},
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("figure", "record", "value", "share"),
+    [
+        ("W1 output tok/s", _record("W1"), 13_500, 0.5),
+        ("W3 prompt tok/s", _record("W3"), 86_000, 0.2),
+        ("W2 TPOT ms", _record("W2"), 1.9, 0.5),
+        ("W2 TTFT ms", _record("W2"), 3.0, 2.0),
+        ("W4 warm s", _record("W4"), 0.2, 1.5),
+        ("W4 cold s", _record("W4"), 0.4, None),
+        ("start to ready, nothing cached, s", _record("W1", found_in_cache=3), 50, 0.8),
+        ("start to ready, programs cached, s", _record("W1", found_in_cache=99), 50, 0.24),
+        (
+            "memory beyond weights, KV and the largest step, GB",
+            _record("W1", memory={"other_bytes": 5 * 10**8}),
+            0.5,
+            2.0,
+        ),
+    ],
+)
+def test_a_figure_is_read_and_held_against_its_aim(figure, record, value, share):
+    target = _BY_FIGURE[figure, "0.6b"]
+    reached = target.reached([_record("W1", "4b"), record])
+    assert reached is not None
+    assert reached[0] == pytest.approx(value)
+    assert reached[1] is record
+    assert target.share(reached[0]) == (share if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "Qwen3-8b shape"},
+        {"machine": {"device": "NVIDIA A100"}},
+        {"engine": {"tensor_parallel_size": 2}},
+        {"engine": {"tensor_parallel_size": 1, "data_parallel_size": 2}},
+        {"workload": "W2"},
+    ],
+)
+def test_only_one_device_of_the_kind_with_that_model_and_workload_counts(other):
+    target = _BY_FIGURE["W1 output tok/s", "0.6b"]
+    assert target.reached([_record("W1") | other]) is None
+
+
+def test_the_newest_record_counts():
+    old, new = _record("W1"), _record("W1")
+    reached = _BY_FIGURE["W1 output tok/s", "0.6b"].reached([old, new])
+    assert reached is not None
+    assert reached[1] is new
+
+
+@pytest.mark.parametrize("found", [None, 50])
+def test_a_start_that_was_neither_cold_nor_warm_counts_as_neither(found):
+    record = _record("W1", **({} if found is None else {"found_in_cache": found}))
+    for cache in ("nothing", "programs"):
+        target = _BY_FIGURE[f"start to ready, {cache} cached, s", "0.6b"]
+        assert target.reached([record]) is None
