@@ -81,6 +81,11 @@ class EngineConfig:
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
         tensor_parallel_size: devices the model is spread over.
+        data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
+            own, behind one queue; sizes and limits here are those of one replica.
+        replica_threads: whether each replica is run by a thread of its own, or all in turn by the
+            caller's; None is by threads, but in turn where a replica is several emulated CPU
+            devices, whose reductions could wait for each other forever.
         attention_backend: "auto" takes the fastest one that the device supports; a backend that
             is named and impossible is an error.
         compilation_cache_dir: where traced and compiled programs are kept between processes; None
@@ -113,6 +118,8 @@ class EngineConfig:
     swap_space: float = 0.0
     preemption_mode: PreemptionMode = "recompute"
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    replica_threads: bool | None = None
     attention_backend: AttentionBackend = "auto"
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
@@ -130,6 +137,7 @@ class EngineConfig:
         _check_integer("seed", self.seed, 0, 2**63 - 1)
         _check_integer("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQS)
         _check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 4096)
+        _check_integer("data_parallel_size", self.data_parallel_size, 1, 4096)
         _check_integer("block_size", self.block_size, 8, 256)
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
@@ -160,10 +168,9 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "show_progress"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if not isinstance(self.compile_ahead, bool | None):
-            raise TypeError(
-                f"compile_ahead must be True, False or None, got {self.compile_ahead!r}"
-            )
+        for name in ("compile_ahead", "replica_threads"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise TypeError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
 
     @classmethod
     def from_keywords(

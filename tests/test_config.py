@@ -15,6 +15,7 @@ INTEGERS = [
     "block_size",
     "num_kv_blocks",
     "tensor_parallel_size",
+    "data_parallel_size",
     "num_decode_steps",
 ]
 
@@ -58,9 +59,13 @@ def test_choices_list_what_is_possible(name, value):
         EngineConfig(**typing.cast(typing.Any, {name: value}))
 
 
-def test_only_compile_ahead_may_be_left_to_the_platform():
-    with pytest.raises(TypeError, match=r"^compile_ahead must be True, False or None, got 1$"):
-        EngineConfig(compile_ahead=1)
+@pytest.mark.parametrize("name", ["compile_ahead", "replica_threads"])
+def test_what_may_be_left_to_the_platform_is_else_a_yes_or_no(name):
+    with pytest.raises(TypeError, match=rf"^{name} must be True, False or None, got 1$"):
+        EngineConfig(**typing.cast(typing.Any, {name: 1}))
+
+
+def test_compiling_ahead_is_for_accelerators_unless_asked_for():
     assert EngineConfig().compiles_ahead("gpu")
     assert not EngineConfig().compiles_ahead("cpu")
     assert EngineConfig(compile_ahead=True).compiles_ahead("cpu")

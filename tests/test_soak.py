@@ -100,7 +100,7 @@ def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines):
     requests = [(random_prompt(rng, i), random_params(rng)) for i in range(NUM_REQUESTS)]
 
     first = run_crowded(crowded, requests[:500], rng)
-    scheduler = crowded._loaded.scheduler
+    scheduler = crowded._loaded.replicas[0].scheduler
     before = resources(crowded)
     rest = run_crowded(crowded, requests[500:], rng)
 

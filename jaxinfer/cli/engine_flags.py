@@ -27,6 +27,8 @@ ENGINE_FIELDS = frozenset(
         "swap_space",
         "preemption_mode",
         "tensor_parallel_size",
+        "data_parallel_size",
+        "replica_threads",
         "attention_backend",
         "compilation_cache_dir",
         "compile_ahead",
@@ -115,6 +117,18 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     unset: Any = argparse.SUPPRESS
     group.add_argument(
         "--tensor-parallel-size", type=int, default=unset, help="devices to spread the model over"
+    )
+    group.add_argument(
+        "--data-parallel-size",
+        type=int,
+        default=unset,
+        help="replicas of the model, each on that many devices, behind one queue",
+    )
+    group.add_argument(
+        "--replica-threads",
+        action=argparse.BooleanOptionalAction,
+        default=unset,
+        help="run each replica in a thread of its own, or all in turn in one",
     )
     group.add_argument(
         "--attention-backend",

@@ -34,10 +34,12 @@ def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any
     from jaxinfer.measure.model_shapes import shape_config
     from jaxinfer.measure.random_model import random_params
     from jaxinfer.model.sharding import make_mesh
+    from jaxinfer.serving.replicas.meshes import make_replica_mesh
 
     settings = EngineConfig(**arguments)
     config = shape_config(model_shape)
     # Speed on a CPU is measured in the dtype that is served there, float32.
     dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
-    mesh = make_mesh(settings.tensor_parallel_size)
+    replicas, devices_each = settings.data_parallel_size, settings.tensor_parallel_size
+    mesh = make_mesh(devices_each) if replicas == 1 else make_replica_mesh(replicas, devices_each)
     return {"params": random_params(config, dtype, mesh), "config": config, "mesh": mesh}

@@ -101,7 +101,10 @@ def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Floor:
-    """Least seconds of a workload.
+    """Least seconds of a workload; on several devices, as if each did an equal share of all.
+
+    Replicas each read all weights, so theirs lies higher; it is not given, so that every way to use
+    the devices is held against the same.
 
     Attributes:
         prefill_s: all prompts.
@@ -126,21 +129,27 @@ class Floor:
 
 
 def workload_floor(
-    config: "ModelConfig", chip: Chip, workload: Workload, *, warm: bool = False
+    config: "ModelConfig",
+    chip: Chip,
+    workload: Workload,
+    *,
+    warm: bool = False,
+    num_devices: int = 1,
 ) -> Floor:
-    """The floor of a workload on one chip.
+    """The floor of a workload.
 
     Args:
         config: the model's shape.
-        chip: its ceilings.
+        chip: a device's ceilings.
         workload: lengths and sharing.
         warm: the prompts' shared tokens are in the prefix cache already.
+        num_devices: chips that share the work.
     """
     cost = model_cost(config)
     return Floor(
-        prefill_s=_prefill_s(cost, chip, workload, warm),
-        decode_s=_decode_s(cost, chip, workload, shared=False),
-        decode_shared_s=_decode_s(cost, chip, workload, shared=True),
+        prefill_s=_prefill_s(cost, chip, workload, warm) / num_devices,
+        decode_s=_decode_s(cost, chip, workload, shared=False) / num_devices,
+        decode_shared_s=_decode_s(cost, chip, workload, shared=True) / num_devices,
     )
 
 

@@ -26,6 +26,12 @@ def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
     }
 
 
+def num_devices(llm: "LLM") -> int:
+    """Devices that an engine runs on, those of all its replicas."""
+    config = llm.engine_config
+    return config.data_parallel_size * config.tensor_parallel_size
+
+
 def memory_record(llm: "LLM") -> dict[str, int | float | None]:
     """Bytes on the fullest device: what it has, what is used for what, in use now and the peak.
 
@@ -74,8 +80,9 @@ def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:
         context = speed.rows * (speed.prompt_tokens + speed.decode_steps // 2)
         prefill = prefill_floor_s(cost, chip, [speed.prompt_tokens] * speed.rows)
         decode = decode_step_floor_s(cost, chip, speed.rows, context)
-        record["prefill_of_floor"] = prefill / speed.prefill_s
-        record["decode_of_floor"] = decode / speed.decode_step_s
+        devices = num_devices(llm)
+        record["prefill_of_floor"] = prefill / devices / speed.prefill_s
+        record["decode_of_floor"] = decode / devices / speed.decode_step_s
     return record
 
 

@@ -10,7 +10,7 @@ from jaxinfer.measure.cache_hits import CacheHits
 from jaxinfer.measure.engines import build_engine
 from jaxinfer.measure.floors import Floor, find_chip, workload_floor
 from jaxinfer.measure.profile import device_time
-from jaxinfer.measure.report import describe_engine
+from jaxinfer.measure.report import describe_engine, num_devices
 from jaxinfer.measure.timing import Timing, run_workload
 from jaxinfer.measure.workloads import Workload, make_workload
 
@@ -41,9 +41,11 @@ def measure_workloads(
     """
     # Only lengths are needed before the model's vocabulary is known.
     lengths = [make_workload(name, _WARM_UP, vocab_size=2) for name in names]
+    sequences = max(each.num_sequences for each in lengths)
+    replicas = engine_arguments.get("data_parallel_size", 1)
     defaults = {
         "max_model_len": max(each.max_model_len for each in lengths),
-        "max_num_seqs": min(max(each.num_sequences for each in lengths), _MAX_SEQS),
+        "max_num_seqs": min(-(-sequences // replicas), _MAX_SEQS),
     }
     start = time.perf_counter()
     with CacheHits() as hits:
@@ -132,12 +134,13 @@ def _floor_record(llm: "LLM", workload: Workload, *, warm: bool) -> dict[str, An
     chip = find_chip(jax.devices()[0].device_kind)
     if chip is None:
         return None
-    floor: Floor = workload_floor(llm.model_config, chip, workload, warm=warm)
+    devices = num_devices(llm)
+    floor: Floor = workload_floor(llm.model_config, chip, workload, warm=warm, num_devices=devices)
     return {
         **dataclasses.asdict(floor),
         "total_s": floor.total_s,
         "total_shared_s": floor.total_shared_s,
         "bytes_per_s": chip.bytes_per_s,
         "flops_per_s": chip.flops_per_s,
-        "devices": 1,
+        "devices": devices,
     }

@@ -20,16 +20,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jaxinfer.model.config import ModelConfig
 
 TENSOR_AXIS = "tensor"
+DATA_AXIS = "data"
 
 
 @dataclass(frozen=True)
 class ShardingRules:
     """Mesh axis for each logical axis of the parameters; None keeps that axis whole.
+
+    A mesh need not have the axis `data`: without it there is one replica.
 
     Attributes:
         vocab: rows of the embedding and the head.
@@ -37,6 +40,7 @@ class ShardingRules:
         kv_heads: key/value heads.
         intermediate: width of the MLP.
         embed: the hidden dimension; split only by trainers (fully sharded parameters).
+        data: replicas of the model, each of which serves requests of its own.
     """
 
     vocab: str | None = TENSOR_AXIS
@@ -44,6 +48,7 @@ class ShardingRules:
     kv_heads: str | None = TENSOR_AXIS
     intermediate: str | None = TENSOR_AXIS
     embed: str | None = None
+    data: str | None = DATA_AXIS
 
 
 def make_mesh(num_devices: int, devices: Sequence[Any] | None = None) -> Mesh:
@@ -141,7 +146,7 @@ def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> 
     )
 
 
-def tensor_parallel_size(mesh: Mesh, rules: ShardingRules) -> int:
+def tensor_parallel_size(mesh: Mesh | AbstractMesh, rules: ShardingRules) -> int:
     """N: devices that key/value heads are split over; 1 where the rules keep them whole.
 
     Raises:

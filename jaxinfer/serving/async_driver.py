@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.request_engine import RequestEngine
 
 _Item = RequestOutput | BaseException
 _Put = Callable[[_Item], None]
@@ -23,7 +23,7 @@ class AsyncDriver:
         lock: held around every use of it.
     """
 
-    def __init__(self, engine: Engine, lock: threading.RLock):
+    def __init__(self, engine: RequestEngine, lock: threading.RLock):
         self._engine = engine
         self._lock = lock
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()

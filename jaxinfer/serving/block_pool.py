@@ -141,9 +141,9 @@ class BlockPool:
         in order and within a step each layer writes before it attends, so whoever reads the
         block, in the same step or later, reads it filled.
         """
-        num_tokens = min(request.num_known_tokens, request.num_cached_tokens)
-        if self.enable_prefix_caching:
-            self._index.register(request, num_tokens // self.block_size)
+        num_blocks = min(request.num_known_tokens, request.num_cached_tokens) // self.block_size
+        if self.enable_prefix_caching and num_blocks > request.num_registered_blocks:
+            self._index.register(request, num_blocks)
 
     def invalidate(self) -> None:
         """Forget all cached content: the weights have changed or the device cache is gone.

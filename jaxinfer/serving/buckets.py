@@ -8,6 +8,12 @@ from jaxinfer.serving.layout import DecodeShape, PrefillShape
 
 _SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that saves enough
 
+# A launch costs the host about 1.5 ms and a step of an 0.6B model the device about 1 ms and 0.03 ms
+# a row: with one engine the host is the slower one up to some 32 rows, and with each further
+# replica, whose launches share the host, up to about as many more.
+_MOST_BURST_ROWS_A_REPLICA = 32
+_BURST_ROWS = (2, 8, 32, 64, 128)
+
 
 @dataclass(frozen=True)
 class Buckets:
@@ -19,8 +25,9 @@ class Buckets:
         rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
             product with one row into something slow.
         full_rows: the few of these that also take sampler mode "full", whose programs are large.
-        burst_rows: the small ones, for which bursts are worth their programs: there a launch costs
-            the host about as much as the step costs the device. Empty if there are no bursts.
+        burst_rows: the small ones, for which bursts are worth their programs: there the launches of
+            all replicas cost the host about as much as a step costs each device. Empty if there
+            are no bursts.
         burst_length: decode steps of a burst.
         widths: blocks of a block table, ascending; the last holds a full-length sequence.
         histories: lengths of the full sampler's token history, ascending from 0.
@@ -82,6 +89,7 @@ def choose_buckets(
     block_size: int,
     burst_length: int,
     platform: str,
+    num_replicas: int = 1,
 ) -> Buckets:
     """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
 
@@ -93,6 +101,7 @@ def choose_buckets(
         burst_length: decode steps of a burst, the last of which may lie beyond max_model_len; 1
             for no bursts.
         platform: "cpu" or that of an accelerator.
+        num_replicas: engines that one process runs side by side.
     """
     most_rows = max(max_num_seqs, 2)
     most_tokens = max(max_num_batched_tokens, most_rows)
@@ -111,7 +120,8 @@ def choose_buckets(
         # Many rows at once are mostly a large step's; a small one may as well be padded.
         prefill = [(n, few) for n in tokens] + [(n, most_rows) for n in tokens[::-1][::2]]
         full_rows = sorted({few, most_rows})
-        bursts = [n for n in rows if n in (2, 8, 32)] or rows[:1]
+        longest = max(_BURST_ROWS[0], _MOST_BURST_ROWS_A_REPLICA * num_replicas)
+        bursts = [n for n in rows if n in _BURST_ROWS and n <= longest] or rows[:1]
         short = -(-_SHORT_TABLE_TOKENS // block_size)
         widths = [short, full_width] if 2 * short <= full_width else [full_width]
     prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})

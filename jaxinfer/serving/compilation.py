@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.monitoring
@@ -42,6 +42,14 @@ class CompilationCounter:
                 self.seconds += duration_secs
 
 
+class Lowered(Protocol):
+    """What XLA can compile: `jax.stages.Lowered`, or such a one with its devices."""
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        """Compile it."""
+        ...
+
+
 class CompiledPrograms[Key: Hashable]:
     """Executables by key.
 
@@ -53,7 +61,7 @@ class CompiledPrograms[Key: Hashable]:
 
     def __init__(
         self,
-        lower: Callable[[Key], jax.stages.Lowered],
+        lower: Callable[[Key], Lowered],
         options: Callable[[Key], dict[str, Any]],
         cache_directory: str | None,
     ) -> None:

@@ -2,11 +2,15 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+
+# The settings are the process's: two engines that compile at once would undo each other's.
+_ONE_AT_A_TIME = threading.RLock()
 
 # Everything is kept: a start-up is many programs, each quick to compile.
 _SETTINGS = {
@@ -29,7 +33,7 @@ def persistent_cache(directory: str | None) -> Iterator[Path | None]:
     """Keep programs compiled inside this block on disk, and find those of earlier processes.
 
     A cache that the user configured (``jax_compilation_cache_dir``, by whatever means) is theirs:
-    it serves as it is and nothing is changed.
+    it serves as it is and nothing is changed. One thread at a time is inside.
 
     Args:
         directory: where; None is `default_directory`, "" keeps nothing.
@@ -38,6 +42,11 @@ def persistent_cache(directory: str | None) -> Iterator[Path | None]:
         The directory in use, or None if nothing is kept (a directory that can't be made included:
         a cache must not keep an engine from starting).
     """
+    with _ONE_AT_A_TIME:
+        yield from _switched_on(directory)
+
+
+def _switched_on(directory: str | None) -> Iterator[Path | None]:
     configured = jax.config.jax_compilation_cache_dir
     if configured is not None:
         yield Path(configured)

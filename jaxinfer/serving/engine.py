@@ -101,13 +101,49 @@ class Engine:
             StepError: the engine has failed for good.
         """
         self._check_alive()
+        group = self.prepare(
+            request_id,
+            prompt,
+            params,
+            seed=self._seeds.getrandbits(63),
+            kind=kind,
+            sink=sink,
+            prefill_only=prefill_only,
+        )
+        self.enqueue(group)
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        seed: int,
+        kind: OutputKind = "cumulative",
+        sink: OutputSink | None = None,
+        prefill_only: bool = False,
+    ) -> RequestGroup:
+        """Check a request and get it ready for `enqueue`; any thread may, while others step.
+
+        Args:
+            request_id: the caller's name for it.
+            prompt: what is completed.
+            params: how.
+            seed: used if `params` has none.
+            kind: see `OutputKind`.
+            sink: receives the outputs; None leaves them to `take_outputs`.
+            prefill_only: sample nothing.
+
+        Raises:
+            ValueError: the id is in use, or the request can never fit.
+        """
         if request_id in self._groups:
             raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
         group = RequestGroup(
             request_id,
             prompt,
             params,
-            seed=self._seeds.getrandbits(63),
+            seed=seed,
             kind=kind,
             arrival_time=self._clock(),
             tokenizer=self._tokenizer,
@@ -115,8 +151,29 @@ class Engine:
             prefill_only=prefill_only,
         )
         for completion in group.completions:
-            self._enqueue(group, completion)
-        self._groups[request_id] = group
+            self._scheduler.check(completion.request)
+        return group
+
+    def enqueue(self, group: RequestGroup) -> None:
+        """Let a request from `prepare` wait for its turn.
+
+        If the engine has failed for good since then, it ends with the reason "error".
+        """
+        for completion in group.completions:
+            request = completion.request
+            self._scheduler.add(request)
+            self._members[request.request_id] = _Member(group, completion)
+            if request.params.sampling_mode == "full":
+                self._synchronous.add(request.request_id)
+        self._groups[group.request_id] = group
+        if self._failure is not None:
+            self._give_up(str(self._failure))
+
+    def num_cached_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
+        """Leading tokens of a prompt that the prefix cache holds; any thread may ask."""
+        return self._scheduler.num_cached_tokens(
+            Request("", prompt.token_ids, params, cache_salt=prompt.cache_salt)
+        )
 
     def abort(self, request_id: str) -> bool:
         """End a request now, whatever its state; its sink gets a last output.
@@ -181,20 +238,6 @@ class Engine:
         self._is_closed = True
         self._in_flight.clear()
         self._runner.close()
-
-    def _enqueue(self, group: RequestGroup, completion: Completion) -> None:
-        request = completion.request
-        try:
-            self._scheduler.add(request)
-        except ValueError:
-            # What the scheduler refuses it refuses for all n, but nothing may be left behind.
-            for earlier in group.completions[: completion.index]:
-                self._end(earlier.request, "abort")
-                self._forget(earlier.request)
-            raise
-        self._members[request.request_id] = _Member(group, completion)
-        if request.params.sampling_mode == "full":
-            self._synchronous.add(request.request_id)
 
     def _schedule(self) -> Schedule | None:
         bursts = not self._synchronous and self._scheduler.num_running <= self._max_burst_rows

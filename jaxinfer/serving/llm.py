@@ -20,10 +20,10 @@ from jaxinfer.serving.async_driver import AsyncDriver
 from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
-from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import Prompt, match_params
 from jaxinfer.serving.loading import ModelSource, load_engine, say
 from jaxinfer.serving.plan import StartupReport
+from jaxinfer.serving.request_engine import RequestEngine
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.start_up import StartUpTimes
@@ -51,8 +51,8 @@ class LLM:
         tokenizer: a `Tokenizer`, a directory or hub id; None takes the model's own. With `params`,
             None means that only token ids go in and out.
         mesh: devices to run on; None uses the mesh that `params` live on, or makes one of
-            `tensor_parallel_size` devices.
-        rules: which axis of the mesh splits what.
+            `data_parallel_size` x `tensor_parallel_size` devices.
+        rules: which axis of the mesh splits what, and which one has a replica at each index.
         logits_processor: `(logits, state) -> logits`, compiled into the step; see
             `jaxinfer.serving.sampler`.
         sampler: `(logits, state, keys) -> token ids`, replaces the draw.
@@ -149,7 +149,7 @@ class LLM:
     @property
     def report(self) -> StartupReport:
         """What the engine decided at start-up: blocks, attention backend and why."""
-        return self._loaded.runner.report
+        return self._loaded.report
 
     @property
     def start_up(self) -> StartUpTimes:
@@ -158,18 +158,19 @@ class LLM:
 
     @property
     def num_kv_blocks(self) -> int:
-        """Blocks of the KV cache, the reserved block 0 included."""
-        return self._loaded.runner.num_kv_blocks
+        """Blocks of the KV cache, each replica's reserved block 0 included."""
+        return self._loaded.report.num_kv_blocks
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache on each device."""
-        return self._loaded.runner.kv_bytes
+        return self._loaded.report.kv_bytes
 
     @property
     def num_compilations(self) -> int:
         """Programs that were compiled since this engine was made."""
-        return self._loaded.runner.num_compilations
+        # The first replica counts for all: what XLA compiles, it does for the process.
+        return self._loaded.replicas[0].runner.num_compilations
 
     @property
     def follows(self) -> bool:
@@ -359,7 +360,7 @@ class LLM:
         return self._driver.step()
 
     def update_params(self, params: Mapping[str, Any]) -> None:
-        """Swap the weights between two steps; the arrays are used without a copy.
+        """Swap the weights between two steps; arrays that lie right are used without a copy.
 
         Running requests go on with the new weights and the keys and values they have. The prefix
         cache forgets everything.
@@ -446,7 +447,10 @@ def _difference(params: SamplingParams) -> str:
 
 
 def _release(
-    driver: AsyncDriver, lock: threading.RLock, engine: Engine, tokenizer: Tokenizer | None
+    driver: AsyncDriver,
+    lock: threading.RLock,
+    engine: RequestEngine,
+    tokenizer: Tokenizer | None,
 ) -> None:
     driver.stop()
     with lock:

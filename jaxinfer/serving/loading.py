@@ -29,7 +29,6 @@ from jaxinfer.model.sharding import (
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.model.weights import load_params
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.block_pool import BlockPool
 from jaxinfer.serving.distributed.description import (
     describe_engine,
     describe_environment,
@@ -39,16 +38,24 @@ from jaxinfer.serving.distributed.engines import FollowingEngine, LeadingEngine
 from jaxinfer.serving.distributed.group import ProcessGroup
 from jaxinfer.serving.distributed.meeting import meet
 from jaxinfer.serving.engine import Engine
+from jaxinfer.serving.engine_start import (
+    EngineSetup,
+    StartedEngine,
+    closing_on_failure,
+    compile_ahead,
+    start_engine,
+)
 from jaxinfer.serving.inputs import PromptReader
-from jaxinfer.serving.plan import choose_attention
-from jaxinfer.serving.runner import Runner
+from jaxinfer.serving.plan import StartupReport, choose_attention
+from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
+from jaxinfer.serving.replicas.start import group_replicas, start_replicas
+from jaxinfer.serving.request_engine import RequestEngine
 from jaxinfer.serving.sampler import (
     CustomSampler,
     LogitsProcessor,
     check_logits_processor,
     check_sampler,
 )
-from jaxinfer.serving.scheduler import Scheduler
 from jaxinfer.serving.start_up import StartUpTimes
 
 
@@ -60,7 +67,7 @@ class ModelSource:
         params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
         model_config: goes with `params`.
         tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
-        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices.
+        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
         rules: how the devices share the model.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
@@ -80,9 +87,9 @@ class LoadedEngine:
     """A running engine and what its callers need beside it.
 
     Attributes:
-        engine: the loop.
-        runner: its device side.
-        scheduler: its host side.
+        engine: one engine, or a group of replicas.
+        replicas: its parts, one or several.
+        report: what to tell of all of them.
         reader: checks prompts for it.
         model_config: the model's shape.
         tokenizer: None for token ids only.
@@ -91,9 +98,9 @@ class LoadedEngine:
         start_up: where the time of the start went.
     """
 
-    engine: Engine
-    runner: Runner
-    scheduler: Scheduler
+    engine: RequestEngine
+    replicas: tuple[StartedEngine, ...]
+    report: StartupReport
     reader: PromptReader
     model_config: ModelConfig
     tokenizer: Tokenizer | None
@@ -139,6 +146,13 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     generation = tokenizer.generation if tokenizer is not None else GenerationConfig()
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
+    meshes = split_mesh(mesh, source.rules)
+    config = dataclasses.replace(config, data_parallel_size=len(meshes))
+    if group is not None and len(meshes) > 1:
+        raise ValueError(
+            f"data_parallel_size is {len(meshes)}, but replicas run in one process and here are "
+            f"{group.num_processes}; raise tensor_parallel_size, or start an engine for each host"
+        )
     check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
     eos_token_ids = _eos_token_ids(model_config, tokenizer)
     say(config, _announce_devices(mesh, group))
@@ -151,53 +165,37 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         config = _on_this_process(config, group, mesh)
     if source.params is not None and config.dtype != "auto":
         _check_dtype(source.params, config.dtype)
+    setup = EngineSetup(
+        model_config,
+        config,
+        source.rules,
+        eos_token_ids,
+        tokenizer,
+        source.logits_processor,
+        source.sampler,
+        engine_class=_engine_class(group),
+        fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
+    )
     with _memory_errors_explained():
-        params = source.params
+        params = source.params or {}
         if directory is not None:
             params = _load_weights(directory, model_config, config, mesh, source.rules)
         load_s = time.perf_counter() - start
-        runner = Runner(
-            params or {},
-            model_config,
-            config,
-            mesh,
-            source.rules,
-            eos_token_ids=eos_token_ids,
-            tokenizer=tokenizer,
-            logits_processor=source.logits_processor,
-            sampler=source.sampler,
-            fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
-        )
-    try:
-        say(config, str(runner.report))
-        if runner.compiles_ahead:
-            runner.compile_all()
+        if len(meshes) == 1:
+            started = [start_engine(setup, params, mesh)]
+        else:
+            started = start_replicas(setup, params, meshes)
+    runner = started[0].runner
+    report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
+    say(config, str(report))
+    with closing_on_failure(started):  # also Ctrl-C while compiling
+        compile_ahead(started)
         if group is not None:
             group.agree("ready", True)
-    except BaseException:  # Ctrl-C while compiling: the device memory must not stay taken
-        runner.close()
-        raise
-    scheduler = Scheduler(
-        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=runner.max_num_batched_tokens,
-        max_model_len=runner.max_model_len,
-        eos_token_ids=eos_token_ids,
-        preemption_mode=config.preemption_mode,
-        num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
-    )
-    engine = _engine_class(group)(
-        runner,
-        scheduler,
-        tokenizer,
-        seed=config.seed,
-        num_decode_steps=runner.burst_length,
-        max_burst_rows=runner.max_burst_rows,
-    )
     return LoadedEngine(
-        engine,
-        runner,
-        scheduler,
+        started[0].engine if len(started) == 1 else group_replicas(started, config),
+        tuple(started),
+        report,
         PromptReader(tokenizer, model_config.vocab_size, runner.max_model_len),
         model_config,
         tokenizer,
@@ -220,21 +218,34 @@ def default_sampling_params(generation: GenerationConfig) -> SamplingParams:
 
 
 def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
-    """The caller's mesh, the one its parameters live on, or a new one.
+    """The caller's mesh, the one its parameters live on, or a new one; over all replicas.
 
     Raises:
-        ValueError: it contradicts `tensor_parallel_size`, or there are too few devices.
+        ValueError: it contradicts `tensor_parallel_size` or `data_parallel_size`, or there are too
+            few devices.
     """
     mesh = source.mesh or _mesh_of(source.params)
+    replicas, devices_each = config.data_parallel_size, config.tensor_parallel_size
     if mesh is None:
-        return make_mesh(config.tensor_parallel_size, _devices_of(source.params))
+        devices = _devices_of(source.params)
+        if replicas == 1:
+            return make_mesh(devices_each, devices)
+        return make_replica_mesh(replicas, devices_each, devices)
     _check_processes(mesh)
-    _check_devices(source.params, mesh)
     size = tensor_parallel_size(mesh, source.rules)
-    if config.tensor_parallel_size not in (1, size):
+    if devices_each not in (1, size):
         raise ValueError(
-            f"tensor_parallel_size is {config.tensor_parallel_size}, but the mesh has {size} "
+            f"tensor_parallel_size is {devices_each}, but the mesh has {size} "
             "devices to split the model over; leave tensor_parallel_size out"
+        )
+    count = num_replicas(mesh, source.rules)
+    if count == 1:  # replicas take what they need from wherever it lies
+        _check_devices(source.params, mesh)
+    if replicas not in (1, count):
+        raise ValueError(
+            f"data_parallel_size is {replicas}, but the mesh has {count} along the axis "
+            f"{source.rules.data!r}, on which the sharding rules put replicas; leave "
+            "data_parallel_size out, or give a mesh with such an axis"
         )
     return mesh
 

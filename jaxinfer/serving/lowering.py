@@ -10,10 +10,17 @@ from typing import Any
 import jax
 import jax.export
 
+from jaxinfer.serving.compile_cache import store_directory
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.programs import BurstKey, Program, ProgramKey, Programs, SamplerKey
 from jaxinfer.serving.tracing import TracingWorkers
+
+
+def start_lowering(compilation_cache_dir: str | None) -> "Lowering":
+    """What lowers an engine's programs, with a store below that directory unless caches are off."""
+    directory = store_directory(compilation_cache_dir)
+    return Lowering(directory and ProgramStore(directory))
 
 
 class Lowering:

@@ -1,7 +1,7 @@
 """Decides, before anything is allocated, how an engine runs: its kernels, shapes and KV blocks."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,8 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache, memory
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
-from jaxinfer.serving.compile_cache import store_directory
-from jaxinfer.serving.lowering import Lowering
+from jaxinfer.serving.lowering import Lowering, start_lowering
 from jaxinfer.serving.program_set import largest_programs, options_of, uses_pages
-from jaxinfer.serving.program_store import ProgramStore
 from jaxinfer.serving.programs import ProgramKey, Programs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.steps import StepContext
@@ -41,6 +39,7 @@ class StartupReport:
         weight_bytes: of the parameters on each device.
         step_bytes: what the largest step needs beside weights and pages, on each device; None where
             `num_kv_blocks` was given or the device is a CPU, so that nobody asked.
+        num_replicas: of the model; blocks, tokens and devices are those of all of them.
     """
 
     num_kv_blocks: int
@@ -54,14 +53,28 @@ class StartupReport:
     num_devices: int
     weight_bytes: int
     step_bytes: int | None
+    num_replicas: int = 1
 
     def __str__(self) -> str:
         devices = f"{self.num_devices} {self.platform} device" + "s" * (self.num_devices > 1)
+        if self.num_replicas > 1:
+            devices += f" in {self.num_replicas} replicas"
         return (
             f"KV cache: {self.num_kv_blocks:,} blocks, {self.num_kv_tokens:,} tokens, "
             f"{self.kv_bytes / 2**30:.2f} GiB on each of {devices}; "
             f"{self.full_length_concurrency:.1f} sequences of {self.max_model_len:,} tokens at "
             f"once. Attention: {self.attention_backend} ({self.attention_reason})"
+        )
+
+    def of_replicas(self, count: int) -> "StartupReport":
+        """The report of so many replicas, of which this is one's."""
+        return replace(
+            self,
+            num_kv_blocks=self.num_kv_blocks * count,
+            num_kv_tokens=self.num_kv_tokens * count,
+            full_length_concurrency=self.full_length_concurrency * count,
+            num_devices=self.num_devices * count,
+            num_replicas=count,
         )
 
 
@@ -96,6 +109,8 @@ def plan_engine(
     logits_processor: LogitsProcessor | None = None,
     sampler: CustomSampler | None = None,
     fewest: Callable[[int], int] = int,
+    lowering: Lowering | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> EnginePlan:
     """Choose kernels and shapes and count the KV blocks; on a GPU this compiles the largest steps.
 
@@ -109,6 +124,8 @@ def plan_engine(
         logits_processor: compiled into the sampler.
         sampler: likewise.
         fewest: from this process's number of blocks to that of all processes.
+        lowering: what this engine shares with other replicas; its own if None.
+        devices: those of all replicas, which bound the blocks; the mesh's if None.
 
     Raises:
         CapacityError: the cache can't hold one full-length request; names the length that fits.
@@ -125,15 +142,18 @@ def plan_engine(
         block_size=engine_config.block_size,
         burst_length=engine_config.burst_length(device.platform),
         platform=device.platform,
+        num_replicas=engine_config.data_parallel_size,
     )
     context = StepContext(
         model_config, mesh, rules, backend, engine_config.block_size, logits_processor, sampler
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
-    store = store_directory(engine_config.compilation_cache_dir)
-    lowering = Lowering(store and ProgramStore(store))
-    blocks, probes = _count_blocks(programs, buckets, lowering, engine_config)
+    if lowering is None:
+        lowering = start_lowering(engine_config.compilation_cache_dir)
+    compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
+    devices = mesh.local_devices if devices is None else devices
+    blocks, probes = _count_blocks(programs, buckets, engine_config, devices, compiler)
     blocks = fewest(blocks)
     memory.check_capacity(
         num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
@@ -153,7 +173,7 @@ def plan_engine(
         weight_bytes=memory.bytes_per_device(params),
         step_bytes=memory.step_bytes(list(probes.values())) if probes else None,
     )
-    compiled = _compiler(programs, lowering, engine_config, device.platform)
+    compiled = compiler(programs)
     # Only steps know how many pages there are; the samplers are compiled once.
     compiled.adopt({key: each for key, each in probes.items() if not uses_pages(key)})
     return EnginePlan(device.platform, buckets, programs, compiled, lowering, report)
@@ -180,27 +200,29 @@ def choose_attention(
 
 
 def _count_blocks(
-    programs: Programs, buckets: Buckets, lowering: Lowering, config: EngineConfig
+    programs: Programs,
+    buckets: Buckets,
+    config: EngineConfig,
+    devices: Sequence[Any],
+    compiler: Callable[[Programs], CompiledPrograms[ProgramKey]],
 ) -> tuple[int, dict[ProgramKey, jax.stages.Compiled]]:
     """The number of blocks, and the programs that were compiled to find it."""
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks, {}
-    mesh = programs.context.mesh
-    platform = mesh.devices.flat[0].platform
     block_bytes = kv_cache.block_bytes(programs)
-    if platform == "cpu":
+    if devices[0].platform == "cpu":
         blocks = memory.blocks_on_cpu(
-            block_bytes=block_bytes * len(mesh.local_devices),
+            block_bytes=block_bytes * len(devices),
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
         return blocks, {}
-    compiler = _compiler(programs, lowering, config, platform)
+    compiled = compiler(programs)
     keys = largest_programs(buckets)
-    compiler.compile(keys, show_progress=False)
-    probes = {key: compiler[key] for key in keys}
+    compiled.compile(keys, show_progress=False)
+    probes = {key: compiled[key] for key in keys}
     blocks = memory.blocks_on_devices(
-        mesh.local_devices,
+        devices,
         block_bytes=block_bytes,
         step_bytes=memory.step_bytes(list(probes.values())),
         utilization=config.gpu_memory_utilization,
@@ -209,14 +231,16 @@ def _count_blocks(
 
 
 def _compiler(
-    programs: Programs, lowering: Lowering, config: EngineConfig, platform: str
+    programs: Programs, *, lowering: Lowering, config: EngineConfig
 ) -> CompiledPrograms[ProgramKey]:
-    num_devices = programs.context.num_devices
-    return CompiledPrograms(
-        functools.partial(lowering.lower, programs),
-        functools.partial(options_of, platform=platform, num_devices=num_devices),
-        config.compilation_cache_dir,
+    context = programs.context
+    options = functools.partial(
+        options_of,
+        platform=context.mesh.devices.flat[0].platform,
+        num_devices=context.num_devices,
     )
+    lower = functools.partial(lowering.lower, programs)
+    return CompiledPrograms(lower, options, config.compilation_cache_dir)
 
 
 def _compute_capability(device: Any) -> tuple[int, int] | None:

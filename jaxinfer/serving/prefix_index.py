@@ -1,6 +1,7 @@
 """Finds the block that holds given tokens after a given prefix: the index of the prefix cache."""
 
 import hashlib
+import itertools
 from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -57,7 +58,12 @@ class PrefixIndex:
         """
         self._forget_stale_hashes(request)
         found = []
-        for parent, tokens, digest in self._chain(request, 0, max_blocks):
+        # Mostly not even the first block is found, and the others' tokens need not be packed then.
+        first = min(max_blocks, 1)
+        links = itertools.chain(
+            self._chain(request, 0, first), self._chain(request, first, max_blocks)
+        )
+        for parent, tokens, digest in links:
             entry = self._entries.get(digest)
             if entry is None or entry.tokens != tokens or entry.parent != parent:
                 break

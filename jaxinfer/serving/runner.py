@@ -18,6 +18,7 @@ from jaxinfer.serving.batch import Batch, BatchBuilder
 from jaxinfer.serving.compilation import CompilationCounter
 from jaxinfer.serving.device_params import check_like, describe_params, place_params
 from jaxinfer.serving.layout import DecodeShape
+from jaxinfer.serving.lowering import Lowering
 from jaxinfer.serving.plan import plan_engine
 from jaxinfer.serving.program_set import all_programs
 from jaxinfer.serving.programs import (
@@ -69,9 +70,12 @@ class Runner:
         logits_processor: a user's change of the logits, already checked.
         sampler: a user's replacement of the draw, already checked.
         fewest: from this process's number of KV blocks to that of all processes.
+        lowering: what it shares with other replicas of the model.
+        devices: those of all replicas, which bound the KV blocks; its own if None.
 
     Attributes:
         report: what to tell the user at start-up.
+        wanted_params: what parameters must be: `jax.ShapeDtypeStruct` with shardings.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         max_model_len: most tokens of a sequence.
@@ -98,15 +102,18 @@ class Runner:
         logits_processor: LogitsProcessor | None = None,
         sampler: CustomSampler | None = None,
         fewest: Callable[[int], int] = int,
+        lowering: Lowering | None = None,
+        devices: Sequence[jax.Device] | None = None,
     ) -> None:
         self._config = engine_config
         self._mesh = mesh
-        self._wanted = describe_params(params, model_config, mesh, rules)
-        self._params: Any = place_params(params, self._wanted)
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self.wanted_params = describe_params(params, model_config, mesh, rules)
+        self._params: Any = place_params(params, self.wanted_params)
         self._head: Any = head_params(self._params)
         start = time.perf_counter()
         plan = plan_engine(
-            self._wanted,
+            self.wanted_params,
             model_config,
             engine_config,
             mesh,
@@ -114,6 +121,8 @@ class Runner:
             logits_processor=logits_processor,
             sampler=sampler,
             fewest=fewest,
+            lowering=lowering,
+            devices=devices,
         )
         self._plan_s = time.perf_counter() - start
         self._compile_s = self._allocate_s = 0.0
@@ -260,7 +269,7 @@ class Runner:
             ValueError: names the first leaf whose path, shape, dtype or sharding differs.
             TypeError: a leaf is no array.
         """
-        check_like(params, self._wanted, placed=True)
+        check_like(params, self.wanted_params, placed=True)
         self._params = params
         self._head = head_params(params)
 
@@ -269,10 +278,6 @@ class Runner:
         kv_cache.free(self._kv, self._last_tokens)
         self._params = self._head = self._kv = self._last_tokens = None
         self._counter.close()
-
-    @property
-    def _whole(self) -> NamedSharding:
-        return NamedSharding(self._mesh, PartitionSpec())
 
     def _launch_burst(
         self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any

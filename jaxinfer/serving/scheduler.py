@@ -113,16 +113,13 @@ class Scheduler:
         """All unfinished requests, first come first."""
         return self._queues.unfinished()
 
-    def add(self, request: Request) -> None:
-        """Enqueue a new request behind all others.
+    def check(self, request: Request) -> None:
+        """Set a new request's limits and raise unless it can run here; nothing else changes.
 
         Raises:
-            ValueError: if its id is in use, its prompt is empty, or prompt and output can't fit
-                into `max_model_len`.
+            ValueError: if its prompt is empty, or prompt and output can't fit into `max_model_len`.
             CapacityError: (a ValueError) if it may need more blocks than the pool has.
         """
-        if self.get(request.request_id) is not None:
-            raise ValueError(f"request id {request.request_id!r} is in use")
         set_limits(request, self.max_model_len, self.eos_token_ids)
         needed = self.pool.blocks_for(request.max_cached_tokens)
         if needed > self.pool.num_usable_blocks:
@@ -131,7 +128,24 @@ class Scheduler:
                 f"need {needed} KV-cache blocks of {self.pool.block_size} tokens, but there are "
                 f"{self.pool.num_usable_blocks}; lower max_tokens or raise num_kv_blocks"
             )
+
+    def add(self, request: Request) -> None:
+        """Enqueue a new request behind all others.
+
+        Raises:
+            ValueError: if its id is in use, or as `check`.
+        """
+        if self.get(request.request_id) is not None:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        self.check(request)
         self._queues.add(request)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Leading tokens of a new request that are in the prefix cache at this moment.
+
+        Only looks up what other threads' steps may be changing, so the answer is a good guess then.
+        """
+        return len(self.pool.find_prefix(request)) * self.pool.block_size
 
     def abort(self, request_id: str) -> Request | None:
         """End a request, whatever its state; None if no unfinished request has that id."""
@@ -274,6 +288,17 @@ class Scheduler:
         outputs = request.output_token_ids
         num_old = len(outputs)
         num_known = len(request.prompt_token_ids) + num_old
+        if (
+            num_new > 1
+            and len(token_ids) >= num_new
+            and num_known + num_new < request.max_num_tokens
+            and request.ending_token_ids.isdisjoint(token_ids)
+        ):
+            # A row of a burst that goes on, which nearly all are: all its tokens at once.
+            outputs += token_ids[:num_new]
+            if request.status is RequestStatus.RUNNING:
+                self.pool.register(request)
+            return outputs[num_old:]
         for token_id in token_ids[:num_new]:
             outputs.append(token_id)
             num_known += 1

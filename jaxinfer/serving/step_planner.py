@@ -48,7 +48,8 @@ class StepPlanner:
         if self.queues.waiting:
             return None
         schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
-        num_missing = 0
+        missing: list[int] = []
+        longest = 0
         for request in self.queues.running.values():
             pending = request.num_pending_tokens
             if pending == 0:
@@ -58,13 +59,14 @@ class StepPlanner:
             if pending > 1 or not request.last_token_on_device or end > self._table_capacity:
                 return None
             num_new = min(num_steps, request.max_num_tokens - request.num_tokens)
+            longest = max(longest, num_new)
             schedule.rows.append(ScheduledRow(request, start, 1, True, num_new))
-            num_missing += self._num_missing_blocks(request, end)
-        longest = max((row.num_new_tokens for row in schedule.rows), default=0)
-        if longest < num_steps or num_missing > self.pool.num_free_blocks:
+            missing.append(self._num_missing_blocks(request, end))
+        if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
             return None
-        for row in schedule.rows:
-            self._extend_table(row.request, row.start + num_steps)
+        for row, count in zip(schedule.rows, missing, strict=True):
+            if count:
+                row.request.block_table += self.pool.allocate(count)
             self._advance(row.request, row.num_new_tokens, row.num_new_tokens)
         schedule.num_tokens = len(schedule.rows)
         return schedule

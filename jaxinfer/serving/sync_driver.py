@@ -8,9 +8,9 @@ from tqdm import tqdm
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.interrupt import InterruptBetweenSteps
+from jaxinfer.serving.request_engine import RequestEngine
 
 
 class SyncDriver:
@@ -24,7 +24,7 @@ class SyncDriver:
         lock: held around every use of it.
     """
 
-    def __init__(self, engine: Engine, lock: threading.RLock):
+    def __init__(self, engine: RequestEngine, lock: threading.RLock):
         self._engine = engine
         self._lock = lock
 

@@ -44,6 +44,7 @@ def test_vllms_names_reach_the_configuration():
         "--max-num-seqs 4 --max-num-batched-tokens 64 --block-size 32 --num-kv-blocks 9 "
         "--gpu-memory-utilization 0.5 --no-enable-prefix-caching --swap-space 1.5 "
         "--preemption-mode swap --tensor-parallel-size 2 --attention-backend xla "
+        "--data-parallel-size 3 --no-replica-threads "
         "--compilation-cache-dir c --no-compile-ahead --num-decode-steps 8"
     )
     config = EngineConfig(**engine_arguments(_parser().parse_args(line.split())))
@@ -63,6 +64,8 @@ def test_vllms_names_reach_the_configuration():
         swap_space=1.5,
         preemption_mode="swap",
         tensor_parallel_size=2,
+        data_parallel_size=3,
+        replica_threads=False,
         attention_backend="xla",
         compilation_cache_dir="c",
         compile_ahead=False,

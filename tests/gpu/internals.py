@@ -6,9 +6,9 @@ from jaxinfer.serving.runner import Runner
 
 def runner_of(llm: LLM) -> Runner:
     """Its device side."""
-    return llm._loaded.runner
+    return llm._loaded.replicas[0].runner
 
 
 def num_preemptions(llm: LLM) -> int:
     """How often its scheduler took a running request's blocks."""
-    return llm._loaded.scheduler.num_preemptions
+    return llm._loaded.replicas[0].scheduler.num_preemptions

@@ -66,6 +66,15 @@ def test_a_warm_prefix_is_not_prefilled_again():
     assert warm.decode_s == cold.decode_s
 
 
+def test_devices_share_a_floor():
+    workload = make_workload("W4", 0, vocab_size=151_936)
+    config = shape_config("0.6b")
+    one = workload_floor(config, H200, workload)
+    four = workload_floor(config, H200, workload, num_devices=4)
+    assert four.total_s == pytest.approx(one.total_s / 4)
+    assert four.total_shared_s == pytest.approx(one.total_shared_s / 4)
+
+
 def test_a_chip_without_measured_ceilings_has_no_floor():
     assert find_chip("NVIDIA H200") is H200
     assert find_chip("cpu") is None

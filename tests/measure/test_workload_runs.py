@@ -7,6 +7,7 @@ import pytest
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.measure import speed_runs, timing, workload_runs
+from jaxinfer.measure.floors import H200
 from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.timing import measure_speed, run_workload
 from jaxinfer.measure.workloads import make_workload
@@ -90,6 +91,30 @@ def test_the_engine_fits_the_workload_unless_the_user_says_otherwise(monkeypatch
     )
     assert [report["workload"] for report in reports] == names
     assert given == {"max_model_len": 2049, "max_num_seqs": 7}
+
+
+def test_replicas_share_the_sequences_and_the_floor(monkeypatch):
+    engines = []
+
+    def build(shape, arguments):
+        engines.append(FakeEngine(**arguments))
+        return engines[-1]
+
+    monkeypatch.setattr(workload_runs, "build_engine", build)
+    monkeypatch.setattr(workload_runs, "find_chip", lambda kind: H200)
+    floors = []
+    for replicas in (1, 4):
+        (report,) = workload_runs.measure_workloads(
+            ["W1"],
+            model_shape="0.6b",
+            engine_arguments={"data_parallel_size": replicas},
+            repeats=1,
+        )
+        assert report["engine"]["data_parallel_size"] == replicas
+        floors.append(report["runs"]["cold"]["floor"])
+    assert [engine.engine_config.max_num_seqs for engine in engines] == [256, 64]
+    assert [floor["devices"] for floor in floors] == [1, 4]
+    assert floors[1]["total_s"] == pytest.approx(floors[0]["total_s"] / 4)
 
 
 def test_compiling_while_measuring_is_recorded(monkeypatch):

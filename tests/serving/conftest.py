@@ -26,6 +26,6 @@ def no_blocks_are_lost(request):
     if "llm" in request.fixturenames:
         llm = request.getfixturevalue("llm")
         assert not llm.has_unfinished_requests()
-        scheduler = llm._loaded.scheduler
+        scheduler = llm._loaded.replicas[0].scheduler
         scheduler.check_invariants()
         assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks

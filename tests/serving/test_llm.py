@@ -91,11 +91,11 @@ def test_n_completions_equal_requests_with_consecutive_seeds(llm):
     ],
 )
 def test_one_bad_prompt_raises_before_anything_runs(llm, prompts, params, kind, text):
-    launches = llm._loaded.runner.num_compilations
+    launches = llm._loaded.replicas[0].runner.num_compilations
     with pytest.raises(kind, match=text):
         llm.generate(prompts, params, use_tqdm=False)
     assert not llm.has_unfinished_requests()
-    assert llm._loaded.runner.num_compilations == launches
+    assert llm._loaded.replicas[0].runner.num_compilations == launches
 
 
 def test_no_prompts_give_no_outputs(llm):

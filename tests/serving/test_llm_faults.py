@@ -65,7 +65,7 @@ def test_threads_may_generate_at_once(llm):
 
 def test_a_step_that_raises_is_survived(llm, monkeypatch):
     expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
-    runner = llm._loaded.runner
+    runner = llm._loaded.replicas[0].runner
     launch, calls = runner.launch, []
 
     def break_once(schedule):
@@ -155,7 +155,7 @@ def test_without_a_tokenizer_only_ids_go_in_and_out():
 def test_the_callers_arrays_are_used_without_a_copy():
     with small_llm() as llm:
         given = jax.tree.leaves(small_params())
-        used = jax.tree.leaves(llm._loaded.runner._params)
+        used = jax.tree.leaves(llm._loaded.replicas[0].runner._params)
         pointers = [leaf.unsafe_buffer_pointer() for leaf in used]
         assert pointers == [leaf.unsafe_buffer_pointer() for leaf in given]
     assert all(not leaf.is_deleted() for leaf in given)
@@ -164,9 +164,9 @@ def test_the_callers_arrays_are_used_without_a_copy():
 def test_a_mesh_is_taken_from_sharded_parameters():
     mesh = make_mesh(2)
     with small_llm(mesh=mesh) as llm:
-        sharded = llm._loaded.runner._params
+        sharded = llm._loaded.replicas[0].runner._params
         with small_llm(params=sharded) as again:
-            assert again._loaded.runner._mesh == mesh
+            assert again._loaded.replicas[0].runner._mesh == mesh
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_stream_keeps_its_llm_open():
 
 def test_an_llm_that_is_dropped_frees_its_cache():
     llm = small_llm()
-    pages = llm._loaded.runner._kv[0][0]
+    pages = llm._loaded.replicas[0].runner._kv[0][0]
     del llm
     gc.collect()
     assert pages.is_deleted()

@@ -1,0 +1,136 @@
+"""Builds one engine on its devices: runner, scheduler and loop, not compiled yet."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.serving.block_pool import BlockPool
+from jaxinfer.serving.engine import Engine
+from jaxinfer.serving.lowering import Lowering
+from jaxinfer.serving.runner import Runner
+from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What every engine of a model is built from, whatever its devices.
+
+    Attributes:
+        model_config: the model's shape.
+        config: sizes and wishes.
+        rules: how an engine's devices share the model.
+        eos_token_ids: tokens that end an answer.
+        tokenizer: None for token ids only.
+        logits_processor: see `check_logits_processor`.
+        sampler: see `check_sampler`.
+        engine_class: the loop; where several processes share an engine, the one for this process.
+        fewest: from this process's number of KV blocks to that of all processes.
+    """
+
+    model_config: ModelConfig
+    config: EngineConfig
+    rules: ShardingRules
+    eos_token_ids: Sequence[int] = ()
+    tokenizer: Tokenizer | None = None
+    logits_processor: LogitsProcessor | None = None
+    sampler: CustomSampler | None = None
+    engine_class: type[Engine] = Engine
+    fewest: Callable[[int], int] = int
+
+
+@dataclass(frozen=True)
+class StartedEngine:
+    """An engine and its two sides.
+
+    Attributes:
+        engine: the loop.
+        runner: its device side.
+        scheduler: its host side.
+    """
+
+    engine: Engine
+    runner: Runner
+    scheduler: Scheduler
+
+
+def start_engine(
+    setup: EngineSetup,
+    params: Mapping[str, Any],
+    mesh: Mesh,
+    *,
+    lowering: Lowering | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> StartedEngine:
+    """Build an engine on a mesh.
+
+    Args:
+        setup: the model and the wishes.
+        params: the parameter tree; arrays that are placed already are used without a copy.
+        mesh: the engine's devices.
+        lowering: what it shares with other replicas of the model.
+        devices: those of all replicas, which bound the KV blocks.
+
+    Raises:
+        CapacityError: the KV cache can't hold one full-length request.
+        ValueError: arguments contradict each other, or the devices can't do what is asked.
+    """
+    config = setup.config
+    runner = Runner(
+        params,
+        setup.model_config,
+        config,
+        mesh,
+        setup.rules,
+        eos_token_ids=setup.eos_token_ids,
+        tokenizer=setup.tokenizer,
+        logits_processor=setup.logits_processor,
+        sampler=setup.sampler,
+        fewest=setup.fewest,
+        lowering=lowering,
+        devices=devices,
+    )
+    scheduler = Scheduler(
+        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=setup.eos_token_ids,
+        preemption_mode=config.preemption_mode,
+        num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
+    )
+    engine = setup.engine_class(
+        runner,
+        scheduler,
+        setup.tokenizer,
+        seed=config.seed,
+        num_decode_steps=runner.burst_length,
+        max_burst_rows=runner.max_burst_rows,
+    )
+    return StartedEngine(engine, runner, scheduler)
+
+
+def compile_ahead(started: Sequence[StartedEngine]) -> None:
+    """Compile what is wanted before the first request."""
+    for each in started:
+        if each.runner.compiles_ahead:
+            each.runner.compile_all()
+
+
+@contextlib.contextmanager
+def closing_on_failure(started: Sequence[StartedEngine]) -> Iterator[None]:
+    """Free the device memory if the block raises."""
+    try:
+        yield
+    except BaseException:
+        for each in started:
+            each.runner.close()
+        raise

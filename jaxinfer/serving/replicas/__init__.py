@@ -1,0 +1,1 @@
+"""Replicas of a model on devices of their own, behind one queue: data parallelism in a process."""

@@ -1,0 +1,132 @@
+"""The queue in front of the replicas: who stands in it, who was sent where, what that weighs."""
+
+import collections
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.engine_start import StartedEngine
+from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.replicas.replica import Replica
+from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
+from jaxinfer.serving.request_group import OutputSink, RequestGroup
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A replica and what it was given to do.
+
+    Attributes:
+        index: which one it is.
+        started: its engine and its two sides.
+        replica: who runs it.
+        num_requests: unfinished requests that it was sent.
+        num_sequences: completions of these.
+        load: `request_load` of these, added up.
+    """
+
+    index: int
+    started: StartedEngine
+    replica: Replica
+    num_requests: int = 0
+    num_sequences: int = 0
+    load: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class FrontRequest:
+    """An unfinished request.
+
+    Attributes:
+        group: what its engine runs, or will.
+        prompt: as it came.
+        params: as they came.
+        sink: the caller's.
+        member: where it is; None while it stands in the queue.
+        load: what it adds to its replica's.
+    """
+
+    group: RequestGroup
+    prompt: Prompt
+    params: SamplingParams
+    sink: OutputSink | None
+    member: Member | None = None
+    load: int = 0
+
+
+class FrontQueue:
+    """All unfinished requests of a group, first come first sent. Not thread-safe.
+
+    Args:
+        token_budget: most tokens of a replica's step.
+        max_num_seqs: most sequences that a replica runs at once. It is sent a quarter more, so that
+            a sequence that ends is followed in the next step.
+    """
+
+    def __init__(self, token_budget: int, max_num_seqs: int) -> None:
+        self._token_budget = token_budget
+        self._enough_sequences = max_num_seqs + -(-max_num_seqs // 4)
+        self._requests: dict[str, FrontRequest] = {}
+        self._queue: collections.OrderedDict[str, FrontRequest] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def get(self, request_id: str) -> FrontRequest | None:
+        """The unfinished request of that id."""
+        return self._requests.get(request_id)
+
+    def add(self, request: FrontRequest) -> None:
+        """Let a new request stand at the end."""
+        name = request.group.request_id
+        self._requests[name] = self._queue[name] = request
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request that has ended, and take its load off its replica."""
+        request = self._requests.pop(request_id)
+        if (member := request.member) is not None:
+            member.num_requests -= 1
+            member.num_sequences -= request.params.n
+            member.load -= request.load
+
+    def send_while_there_is_room(self, members: Sequence[Member]) -> None:
+        """Send requests off, first come first, as long as one of `members` can do with more."""
+        while self._queue:
+            free = [m for m in members if m.num_sequences < self._enough_sequences]
+            if not free:
+                return
+            self.send(next(iter(self._queue.values())), free)
+
+    def send_all(self, members: Sequence[Member]) -> None:
+        """Send off everybody who still stands here."""
+        for request in list(self._queue.values()):
+            self.send(request, members)
+
+    def send(self, request: FrontRequest, members: Sequence[Member]) -> Member:
+        """Send a request that stands here to that one of `members` that suits it best."""
+        del self._queue[request.group.request_id]
+        views = [
+            ReplicaView(
+                member.index,
+                member.replica.engine.num_cached_tokens(request.prompt, request.params),
+                member.num_sequences,
+                member.load,
+            )
+            for member in members
+        ]
+        index = choose_replica(views)
+        member, view = next(
+            pair for pair in zip(members, views, strict=True) if pair[1].index == index
+        )
+        num_new = len(request.prompt.token_ids) - view.num_cached_tokens
+        request.member = member
+        request.load = request_load(request.params.n, num_new, self._token_budget)
+        member.num_requests += 1
+        member.num_sequences += request.params.n
+        member.load += request.load
+        engine, group = member.replica.engine, request.group
+        member.replica.post(lambda: engine.enqueue(group))
+        return member

@@ -1,0 +1,228 @@
+"""Several engines behind the interface of one: routes requests, steps replicas, gathers outputs."""
+
+import collections
+import logging
+import queue
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxinfer.errors import StepError
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.engine_start import StartedEngine
+from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
+from jaxinfer.serving.replicas.placement import replica_params
+from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
+from jaxinfer.serving.request_group import OutputKind, OutputSink
+
+logger = logging.getLogger("jaxinfer")
+
+
+class EngineGroup:
+    """Replicas of one model; like `Engine`, one thread at a time.
+
+    Requests stand in one queue while every replica has a little more than it can run; then the
+    first goes to one replica (`choose_replica`) and stays there. What a step brings is handed
+    to the callers in the thread that calls `step`. Requests without a seed draw theirs here, in the
+    order in which they come, so that outputs do not depend on which replica made them.
+
+    A replica whose device can't be set up again after a failure is left out from then on: its
+    requests end with the reason "error", the others' go on.
+
+    Args:
+        started: the replicas' engines.
+        token_budget: most tokens of a replica's step.
+        max_num_seqs: most sequences that a replica runs at once.
+        seed: what requests without a seed of their own derive theirs from.
+        threads: each replica is run by a thread of its own, or all in turn by the caller's.
+    """
+
+    def __init__(
+        self,
+        started: Sequence[StartedEngine],
+        *,
+        token_budget: int,
+        max_num_seqs: int,
+        seed: int,
+        threads: bool,
+    ) -> None:
+        self._front = FrontQueue(token_budget, max_num_seqs)
+        self._seeds = random.Random(seed)
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._arrived: collections.deque[tuple[str, RequestOutput]] = collections.deque()
+        self._members = [
+            Member(i, each, self._replica(i, each, threads)) for i, each in enumerate(started)
+        ]
+        self._dead: set[int] = set()
+        self._outputs: list[RequestOutput] = []
+        self._is_closed = False
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        return bool(self._front or self._outputs)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        kind: OutputKind = "cumulative",
+        sink: OutputSink | None = None,
+        prefill_only: bool = False,
+    ) -> None:
+        """Enqueue a request; does not wait for anybody's step.
+
+        Raises:
+            ValueError: the id is in use, or the request can never fit.
+            StepError: every replica has failed for good.
+        """
+        self._check_alive()
+        if request_id in self._front:
+            raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
+        seed = self._seeds.getrandbits(63)
+        # Replicas are equal: what one can run, any can.
+        group = self._alive()[0].replica.engine.prepare(
+            request_id,
+            prompt,
+            params,
+            seed=seed,
+            kind=kind,
+            sink=lambda output: self._arrived.append((request_id, output)),
+            prefill_only=prefill_only,
+        )
+        self._front.add(FrontRequest(group, prompt, params, sink))
+        self._front.send_while_there_is_room(self._alive())
+
+    def abort(self, request_id: str) -> bool:
+        """End a request after the step that its replica is in; its sink gets a last output.
+
+        Returns:
+            Whether there was an unfinished request of that id.
+        """
+        request = self._front.get(request_id)
+        if request is None:
+            return False
+        # An engine is to end it, whichever.
+        member = request.member or self._front.send(request, self._members)
+        replica = member.replica
+        was_unfinished = replica.call(lambda: replica.engine.abort(request_id))
+        if was_unfinished and request.sink is None:
+            self._front.remove(request_id)  # nobody waits for its last output, so there is none
+        self._deliver()
+        return was_unfinished
+
+    def step(self) -> None:
+        """Have each replica that has requests advance; returns when the first of them has.
+
+        Raises:
+            StepError: every replica has failed for good.
+        """
+        self._check_alive()
+        for member in self._alive():
+            if member.num_requests and not member.replica.is_stepping:
+                member.replica.step()
+        if not self._arrived and any(member.replica.is_stepping for member in self._alive()):
+            self._ended.get()
+        while not self._ended.empty():
+            self._ended.get()
+        self._deliver()
+        self._leave_out_the_dead()
+        self._front.send_while_there_is_room(self._alive())
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Outputs of requests without a sink, since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def update_params(self, params: Mapping[str, Any]) -> None:
+        """Swap the weights of all replicas before any of them steps again.
+
+        Arrays that lie right are used without a copy, be it on a mesh over all replicas or on the
+        devices of one; others are copied to the devices that lack them. Otherwise as
+        `Engine.update_params`.
+
+        Raises:
+            ValueError: the tree differs from the present one; names the first leaf that does.
+            TypeError: a leaf is no array.
+        """
+        self._check_alive()
+        # All trees first: if one can't be made, every replica keeps the old weights.
+        trees = [
+            (member, replica_params(params, member.started.runner.wanted_params))
+            for member in self._alive()
+        ]
+        for member, tree in trees:
+            engine = member.replica.engine
+            try:
+                member.replica.call(lambda engine=engine, tree=tree: engine.update_params(tree))
+            except StepError as error:  # its device failed; the others must not keep old weights
+                member.replica.failure = error
+        self._leave_out_the_dead()
+
+    def close(self) -> None:
+        """Abort everything, end the threads and free the device memory; safe to call again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._front.send_all(self._members)  # where they are ended like the others
+        for member in self._members:
+            member.replica.call(member.replica.engine.close)
+            member.replica.close()
+        self._deliver()
+
+    def _replica(self, index: int, started: StartedEngine, threads: bool) -> Replica:
+        if not threads:
+            return ReplicaInTurn(started.engine)
+        arrived, ended = self._arrived, self._ended
+        # No reference to the group: its threads must not keep it alive.
+        return ReplicaThread(
+            started.engine,
+            f"jaxinfer-replica-{index}",
+            wake=lambda: ended.put(None),
+            wants_to_go_on=lambda: not arrived,
+        )
+
+    def _deliver(self) -> None:
+        """Hand out what has arrived from the replicas."""
+        while self._arrived:
+            request_id, output = self._arrived.popleft()
+            request = self._front.get(request_id)
+            if request is None:
+                continue
+            if output.finished:
+                self._front.remove(request_id)
+            if request.sink is None:
+                self._outputs.append(output)
+            else:
+                request.sink(output)
+
+    def _alive(self) -> list[Member]:
+        return [member for member in self._members if member.index not in self._dead]
+
+    def _leave_out_the_dead(self) -> None:
+        """Go on without replicas that failed for good; their requests have got their errors."""
+        for member in self._alive():
+            failure = member.replica.failure
+            if failure is not None:
+                self._dead.add(member.index)
+                logger.error(
+                    "replica %d of %d is left out: %s", member.index, len(self._members), failure
+                )
+                member.replica.call(lambda: None)  # what was posted meanwhile gets its errors too
+                self._deliver()
+        if not self._alive():
+            self._front.send_all(self._members[:1])  # where they get their errors
+            self._members[0].replica.call(lambda: None)
+            self._deliver()
+            self._check_alive()
+
+    def _check_alive(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the engine is closed")
+        if len(self._dead) == len(self._members):
+            failure = self._members[0].replica.failure
+            raise StepError(f"every replica has failed: {failure}; make a new LLM") from failure

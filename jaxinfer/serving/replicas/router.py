@@ -1,0 +1,56 @@
+"""Which replica a request goes to: a pure function of what the replicas hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_ALWAYS_ACCEPTED = 8  # sequences; a step of so few rows takes hardly longer than a step of one
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What the router knows of a replica.
+
+    Attributes:
+        index: which one it is.
+        num_cached_tokens: leading tokens of the new request's prompt that it has in its cache.
+        num_sequences: unfinished sequences that it was given.
+        load: `request_load` of these, added up.
+    """
+
+    index: int
+    num_cached_tokens: int
+    num_sequences: int
+    load: int
+
+
+def request_load(num_sequences: int, num_new_tokens: int, token_budget: int) -> int:
+    """What a request adds to its replica's load.
+
+    Every decode step has a row for each sequence, so these count first; tokens that must be
+    computed weigh as much as a sequence when they fill a step. Integers, so that what was added can
+    be taken off exactly.
+
+    Args:
+        num_sequences: completions of the prompt.
+        num_new_tokens: tokens of the prompt that the replica's cache lacks.
+        token_budget: most tokens of a step.
+    """
+    return num_sequences * token_budget + num_new_tokens
+
+
+def choose_replica(replicas: Sequence[ReplicaView]) -> int:
+    """The index of the replica that holds most of the prompt, and of such the least loaded one.
+
+    A prefix that all prompts begin with must not keep all of them on the replica that met it
+    first, so a replica with more than 8 sequences and half as many again as another is passed over:
+    the prefix is then computed once more, elsewhere, and after that there is a choice. Ties go to
+    the lowest index, so that equal requests in an equal order take equal ways.
+
+    Args:
+        replicas: those that are alive, at least one.
+    """
+    fewest = min(replica.num_sequences for replica in replicas)
+    limit = max(_ALWAYS_ACCEPTED, fewest + fewest // 2)
+    open_ones = [replica for replica in replicas if replica.num_sequences <= limit]
+    best = min(open_ones, key=lambda r: (-r.num_cached_tokens, r.load, r.index))
+    return best.index

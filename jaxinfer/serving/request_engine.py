@@ -1,0 +1,48 @@
+"""What the drivers need of an engine, be it one or a group of replicas."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.request_group import OutputKind, OutputSink
+
+
+@runtime_checkable
+class RequestEngine(Protocol):
+    """Takes requests and advances them; one thread at a time. See `Engine`."""
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        ...
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        kind: OutputKind = "cumulative",
+        sink: OutputSink | None = None,
+        prefill_only: bool = False,
+    ) -> None:
+        """Enqueue a request."""
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; whether there was an unfinished one of that id."""
+        ...
+
+    def step(self) -> None:
+        """Advance every request that can be, and hand out what that brought."""
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Outputs of requests without a sink, since the last call."""
+        ...
+
+    def update_params(self, params: Mapping[str, Any]) -> None:
+        """Swap the weights between two steps."""
+
+    def close(self) -> None:
+        """Abort everything and free the device memory; safe to call again."""
