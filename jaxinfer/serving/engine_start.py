@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
@@ -43,7 +42,7 @@ class EngineSetup:
     tokenizer: Tokenizer | None = None
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
-    engine_class: type[Engine] = Engine
+    engine_class: Callable[..., Engine] = Engine
     fewest: Callable[[int], int] = int
 
 
@@ -68,7 +67,7 @@ def start_engine(
     mesh: Mesh,
     *,
     lowering: Lowering | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> StartedEngine:
     """Build an engine on a mesh.
 

@@ -103,7 +103,7 @@ class Runner:
         sampler: CustomSampler | None = None,
         fewest: Callable[[int], int] = int,
         lowering: Lowering | None = None,
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
     ) -> None:
         self._config = engine_config
         self._mesh = mesh

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention import Backend, norm_rope_write, paged_attention
@@ -37,7 +37,7 @@ class StepContext:
 
     Attributes:
         config: the model's shape.
-        mesh: the devices, or while programs are lowered for several replicas only their kind.
+        mesh: the devices.
         rules: which logical axis is split over which mesh axis.
         backend: the attention implementation.
         block_size: S, tokens in a page.
@@ -46,7 +46,7 @@ class StepContext:
     """
 
     config: ModelConfig
-    mesh: Mesh | AbstractMesh
+    mesh: Mesh
     rules: ShardingRules
     backend: Backend
     block_size: int

@@ -121,8 +121,14 @@ def update_plot(name: str, records: list[Record], directory: Path) -> None:
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     # Ids that do not change from run to run, and text that stays text.
-    style: dict[Any, Any] = {"svg.hashsalt": name, "svg.fonttype": "none", "axes.spines.top": False}
-    with matplotlib.rc_context(style | {"axes.spines.right": False, "font.size": 10}):
+    style: Any = {
+        "svg.hashsalt": name,
+        "svg.fonttype": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "font.size": 10,
+    }
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(7.5, 3.6), layout="constrained")
         axes = figure.subplots()
         draw(numbers, axes)
