@@ -93,7 +93,7 @@ def _memory_of(monkeypatch, **report):
     device = types.SimpleNamespace(
         memory_stats=lambda: {"bytes_limit": 75, "bytes_in_use": 40, "peak_bytes_in_use": 60}
     )
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
     llm = types.SimpleNamespace(

@@ -296,7 +296,7 @@ def test_a_backend_that_is_impossible_here_is_refused():
 def test_a_cache_that_spans_processes_is_never_allocated_again(monkeypatch):
     """Other processes need not have failed in the same step."""
     runner = make_runner()
-    monkeypatch.setattr(Runner, "_whole", SimpleNamespace(is_fully_addressable=False))
+    monkeypatch.setattr(runner, "_whole", SimpleNamespace(is_fully_addressable=False))
     with pytest.raises(RuntimeError, match="several processes can't go back"):
         runner.reset_cache()
     monkeypatch.undo()

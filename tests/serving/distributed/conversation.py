@@ -102,7 +102,7 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
         "sampled": tokens(llm.generate(PROMPTS, SAMPLED, use_tqdm=False)),
         "seeded": tokens(llm.generate(PROMPTS[0], SAMPLED.clone(seed=7), use_tqdm=False)),
         "crowded": tokens(llm.generate(CROWD, GREEDY.clone(max_tokens=16), use_tqdm=False)),
-        "preemptions": llm._loaded.scheduler.num_preemptions,
+        "preemptions": llm._loaded.replicas[0].scheduler.num_preemptions,
     }
     try:
         llm.generate([[1], [10**6]], GREEDY, use_tqdm=False)
@@ -133,12 +133,12 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
 
 def changed(llm: LLM) -> Any:
     """Other weights, where the present ones lie."""
-    return jax.tree.map(lambda leaf: leaf * 1.5, llm._loaded.runner._params)
+    return jax.tree.map(lambda leaf: leaf * 1.5, llm._loaded.replicas[0].runner._params)
 
 
 def restores_the_same(llm: LLM, directory: str) -> bool:
     """Whether an Orbax checkpoint gives this process's devices what safetensors gave them."""
-    present = llm._loaded.runner._params
+    present = llm._loaded.replicas[0].runner._params
     mesh = present["model"]["norm"].sharding.mesh
     restored = load_params(directory, llm.model_config, "float32", mesh)
     return all(
