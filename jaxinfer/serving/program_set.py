@@ -61,13 +61,14 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
     """
     if platform == "cpu":
         return {}
+    num_steps = 1
     match key:
         case PrefillShape():
             rows = key.tokens
         case DecodeShape():
             rows = key.rows
         case BurstKey():
-            rows = key.shape.rows
+            rows, num_steps = key.shape.rows, key.num_steps
         case _:
             return {}
     # Launched through a slice of the batch vector, a kernel stays out of the CUDA graph.
@@ -75,5 +76,5 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
     if rows >= 128:
         options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
     if num_devices > 1:
-        options |= collective_options(choose_collectives(rows))
+        options |= collective_options(choose_collectives(num_steps))
     return options

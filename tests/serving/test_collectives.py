@@ -5,22 +5,25 @@ import pytest
 from jaxinfer.serving.collectives import choose_collectives
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_set import options_of
+from jaxinfer.serving.programs import BurstKey
 
 _KERNELS = "xla_gpu_experimental_use_collective_kernels"
+_BURST = BurstKey(DecodeShape(2, 64), "greedy", 8)
 
 
-@pytest.mark.parametrize(("rows", "choice"), [(2, "nccl"), (64, "nccl"), (256, "kernel")])
-def test_small_reductions_go_through_nccl_inside_the_graph(rows, choice):
-    assert choose_collectives(rows) == choice
-    options = options_of(DecodeShape(rows, 64), platform="gpu", num_devices=2)
-    assert (_KERNELS in options) == (choice == "nccl")
-    assert ("COLLECTIVES" in options.get("xla_gpu_enable_command_buffer", "")) == (choice == "nccl")
+def test_bursts_reduce_through_nccl_inside_one_graph():
+    assert choose_collectives(8) == "nccl"
+    options = options_of(_BURST, platform="gpu", num_devices=2)
+    assert options[_KERNELS] == ""
+    assert "COLLECTIVES" in options["xla_gpu_enable_command_buffer"]
+
+
+@pytest.mark.parametrize("key", [DecodeShape(2, 64), DecodeShape(256, 64), PrefillShape(8192, 8, 64)])
+def test_single_steps_keep_the_kernel(key):
+    assert choose_collectives(1) == "kernel"
+    assert _KERNELS not in options_of(key, platform="gpu", num_devices=2)
 
 
 def test_one_device_and_cpus_get_no_such_options():
-    assert _KERNELS not in options_of(DecodeShape(2, 64), platform="gpu", num_devices=1)
-    assert options_of(DecodeShape(2, 64), platform="cpu", num_devices=2) == {}
-
-
-def test_long_prefills_keep_the_kernel():
-    assert _KERNELS not in options_of(PrefillShape(8192, 8, 64), platform="gpu", num_devices=2)
+    assert _KERNELS not in options_of(_BURST, platform="gpu", num_devices=1)
+    assert options_of(_BURST, platform="cpu", num_devices=2) == {}
