@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels import reference
+from jaxinfer.kernels import reference, reference_decode
 from jaxinfer.kernels.attention import paged_attention
 from tests.kernels import attention_cases as cases
 
@@ -43,7 +43,8 @@ def test_random_cases_equal_fp64(seed):
 
 def test_tiles_of_many_rows_equal_fp64(monkeypatch):
     # What a GPU runs: many rows and query blocks a tile, some of them beyond the last.
-    monkeypatch.setattr(reference, "_rows_per_tile", lambda *, decode: 256 if decode else 16)
+    monkeypatch.setattr(reference, "_rows_per_tile", lambda: 16)
+    monkeypatch.setattr(reference_decode, "_chunks_per_tile", lambda: 1024)
 
     def attention(*arrays, **options):
         return paged_attention(*arrays, **options, backend="xla")
