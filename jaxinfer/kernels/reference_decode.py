@@ -3,10 +3,12 @@
 Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867), split along the
 keys as in Flash-Decoding (Dao et al. 2023): the keys of all rows form one list of chunks, which is
 worked off in tiles. So the work follows the tokens that are present, however ragged the rows, and
-a tile stays in a CPU's cache. Chunks begin at fixed absolute positions and are added in their
-order, so a row's sums do not depend on its batch mates nor on the page size.
+a tile stays in a CPU's cache. Chunks begin at fixed absolute positions, are added in their order,
+and are rescaled by powers of two alone, which rounds nothing: so it makes no difference to a row
+where tiles begin, hence neither who its batch mates are, nor how large pages are.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from jaxtyping import Bool, Float, Int32
 from jaxinfer.kernels.reference_pages import Pieces, cut_pages, gather_pieces
 
 _CHUNK = 16  # keys
-# Starting value of the running maximum: finite, so that (-inf) - m is -inf and never NaN.
+# Exponent of what has no weight: finite, so that (-inf) - m is -inf and never NaN.
 _LOWEST = -1e30
 
 
@@ -53,12 +55,12 @@ class _Softmax(NamedTuple):
     """What the chunks so far sum up to, for each row and head.
 
     Attributes:
-        highest: ``[B, K, G]`` largest score.
-        total: ``[B, K, G]`` sum of the weights ``exp(score - highest)``.
+        exponent: ``[B, K, G]`` whole number not far above the largest score in base 2.
+        total: ``[B, K, G]`` sum of the weights ``2 ** (score - exponent)``.
         mixed: ``[B, K, G, D]`` sum of the values by weight.
     """
 
-    highest: Array
+    exponent: Array
     total: Array
     mixed: Array
 
@@ -150,16 +152,24 @@ def _add_tile(
     v = gather_pieces(pieces.v, tile.page_ids)
     # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
     v = jnp.where(tile.visible[:, :, None, None], v, jnp.zeros_like(v))
-    scores = _scores(jnp.take(q, tile.rows, axis=0, mode="clip"), k) * scale
+    scores = _scores(jnp.take(q, tile.rows, axis=0, mode="clip"), k) * (scale * math.log2(math.e))
     scores = jnp.where(tile.visible[:, None, None], scores, -jnp.inf)
-    highest = state.highest.at[tile.rows].max(scores.max(-1), mode="drop")
-    weights = jnp.exp(scores - highest[tile.rows][..., None])
-    shrink = jnp.exp(state.highest - highest)
+    own = jnp.maximum(jnp.ceil(scores.max(-1)), _LOWEST)
+    exponent = state.exponent.at[tile.rows].max(own, mode="drop")
+    shift = _power_of_two(own - exponent[tile.rows])
+    weights = jnp.exp2(scores - own[..., None]) * shift[..., None]
+    shrink = _power_of_two(state.exponent - exponent)
     return _Softmax(
-        highest,
+        exponent,
         _add_by_row(state.total * shrink, weights.sum(-1), tile.rows),
         _add_by_row(state.mixed * shrink[..., None], _weigh(weights, v), tile.rows),
     )
+
+
+def _power_of_two(n: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Exactly ``2 ** n`` for whole numbers up to 0, and 0 below float32's range; `exp2` rounds."""
+    biased = jnp.maximum(n, -127).astype(jnp.int32) + 127
+    return lax.bitcast_convert_type(biased << 23, jnp.float32)
 
 
 def _scores(q: Float[Array, "N K G D"], k: Float[Array, "N C K D"]) -> Float[Array, "N K G C"]:
