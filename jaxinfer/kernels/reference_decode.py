@@ -84,7 +84,7 @@ def paged_decode_attention(
     pieces = cut_pages(k_pages, v_pages, _CHUNK)
     chunks = _list_chunks(context_lens, window)
     grouped = q.reshape(B, K, H // K, D)
-    size = _chunks_per_tile()
+    size = _chunks_per_tile(B)
 
     def add_tile(i: Array, state: _Softmax) -> _Softmax:
         tile = _cut_tile(
@@ -104,9 +104,9 @@ def paged_decode_attention(
     return out.reshape(q.shape).astype(q.dtype)
 
 
-def _chunks_per_tile() -> int:
-    """Few on a CPU, so that a tile stays in its cache; many on a GPU."""
-    return 32 if jax.default_backend() == "cpu" else 512
+def _chunks_per_tile(B: int) -> int:
+    """Few on a CPU, so that a tile stays in its cache; many on a GPU; no more than rows can use."""
+    return min(2 * B, 32 if jax.default_backend() == "cpu" else 512)
 
 
 def _list_chunks(context_lens: Array, window: int | None) -> _Chunks:

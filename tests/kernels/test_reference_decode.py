@@ -33,7 +33,7 @@ def _attend(pools, lens, order, *, block_size=16, window=None):
 
 @pytest.mark.parametrize("window", [None, 100], ids=["all", "window"])
 def test_batch_mates_never_change_a_bit_wherever_tiles_begin(pools, window):
-    # A tile holds 1,024 keys: in the second order the first row's fall into two tiles.
+    # Tiles hold 64 keys of one row and 320 of five, and begin elsewhere in each order.
     lens = [333, 1100, 700, 0, 47]
     alone = _attend(pools, lens[:1], [0], window=window)
     before = _attend(pools, lens, [0, 1, 2, 3, 4], window=window)
