@@ -1,19 +1,23 @@
-"""Paged attention in plain XLA: the oracle for the kernels, and the path of CPUs.
+"""Paged attention of ragged rows in plain XLA: the oracle for the kernels, and the path of CPUs.
 
 Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over key chunks of
 a fixed size at fixed absolute positions, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135).
 Loops have dynamic trip counts and work on small tiles, so time and memory follow the tokens that
 are present, not batch x longest. Because chunk boundaries are absolute, a query is summed in the
-same order whether it arrives by decoding, by a chunk of prefill or after a prefix hit.
+same order whether it arrives in a whole prompt, in a chunk of one or after a prefix hit.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32
+
+from jaxinfer.kernels.reference_decode import paged_decode_attention
+from jaxinfer.kernels.reference_pages import Pieces, cut_pages, gather_pieces
+
+__all__ = ["paged_decode_attention", "paged_prefill_attention"]
 
 _CHUNK = 64  # keys in one step of the online softmax
 _QUERY_BLOCK = 64  # queries of one sequence that a prefill tile row holds
@@ -28,46 +32,6 @@ class _Rows(NamedTuple):
     positions: Array  # [R, Q] int32, absolute
     context_lens: Array  # [R] int32, 0 for a row that does not count
     block_tables: Array  # [R, W] int32, W a multiple of the pages of a chunk
-
-
-class _Pages(NamedTuple):
-    """Page pools viewed so that one (sub-)page never spans two chunks."""
-
-    k: Array  # [P', S', K, D]
-    v: Array
-    per_page: int  # P' / P
-
-
-def paged_decode_attention(
-    q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
-    *,
-    scale: float,
-    window: int | None = None,
-) -> Float[Array, "B H D"]:
-    """One query per sequence, at position ``context_lens - 1``; rows of context 0 give zeros.
-
-    Arguments and guarantees as in `jaxinfer.kernels.attention.paged_attention`.
-    """
-    B = q.shape[0]
-    pages = _view_pages(k_pages, v_pages)
-    tables = _pad_tables(block_tables, k_pages.shape[1])
-    # A tile takes as long as its longest row, so rows of like length share one.
-    order = jnp.argsort(context_lens)
-    rows = _Rows(q[:, None], (context_lens - 1)[:, None], context_lens, tables)
-    rows = jax.tree.map(lambda x: jnp.take(x, order, axis=0, mode="clip"), rows)
-    tile = min(B, _rows_per_tile(decode=True))
-    pad = -B % tile
-    tiles = jax.tree.map(
-        lambda x: jnp.pad(x, [(0, pad)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, tile, *x.shape[1:]),
-        rows,
-    )
-    out = lax.map(lambda t: _attend(t, pages, scale=scale, causal=True, window=window), tiles)
-    out = out.reshape(-1, *q.shape[1:])[:B]
-    return jnp.zeros_like(out).at[order].set(out, unique_indices=True, mode="drop")
 
 
 def paged_prefill_attention(
@@ -102,10 +66,10 @@ def paged_prefill_attention(
     )
     # Index T is out of range on purpose: mode="drop" discards those rows.
     out = jnp.zeros_like(q).at[jnp.where(single, starts, T)].set(decoded, mode="drop")
-    pages = _view_pages(k_pages, v_pages)
+    pieces = cut_pages(k_pages, v_pages, _CHUNK)
     tables = _pad_tables(block_tables, k_pages.shape[1])
     block_ends = jnp.cumsum(jnp.where(single, 0, -(-lens // _QUERY_BLOCK)))
-    tile = _rows_per_tile(decode=False)
+    tile = _rows_per_tile()
 
     def attend_tile(i: Array, out: Array) -> Array:
         block = i * tile + jnp.arange(tile)
@@ -122,24 +86,15 @@ def paged_prefill_attention(
             jnp.where(exists, context_lens[row], 0),
             tables[row],
         )
-        attended = _attend(rows, pages, scale=scale, causal=causal, window=window)
+        attended = _attend(rows, pieces, scale=scale, causal=causal, window=window)
         return out.at[token].set(attended, mode="drop")
 
     return lax.fori_loop(0, -(-block_ends[-1] // tile), attend_tile, out)
 
 
-def _rows_per_tile(*, decode: bool) -> int:
-    """Rows attended together: few on a CPU (a tile stays in its cache), many on a GPU."""
-    if jax.default_backend() == "cpu":
-        return 16 if decode else 1
-    return 256 if decode else 16
-
-
-def _view_pages(k_pages: Array, v_pages: Array) -> _Pages:
-    P, S, K, D = k_pages.shape
-    size = math.gcd(S, _CHUNK)
-    shape = (P * (S // size), size, K, D)
-    return _Pages(k_pages.reshape(shape), v_pages.reshape(shape), S // size)
+def _rows_per_tile() -> int:
+    """Blocks of queries attended together: one on a CPU, which stays in its cache."""
+    return 1 if jax.default_backend() == "cpu" else 16
 
 
 def _pad_tables(block_tables: Array, S: int) -> Array:
@@ -149,11 +104,11 @@ def _pad_tables(block_tables: Array, S: int) -> Array:
 
 
 def _attend(
-    rows: _Rows, pages: _Pages, *, scale: float, causal: bool, window: int | None
+    rows: _Rows, pieces: Pieces, *, scale: float, causal: bool, window: int | None
 ) -> Float[Array, "R Q H D"]:
     """Online softmax over the chunks that any of the rows can see."""
     R, Q, H, D = rows.q.shape
-    K = pages.k.shape[2]
+    K = pieces.k.shape[2]
     # [R, K, Q * G, D]: the queries that share a KV head form one matrix.
     q = rows.q.reshape(R, Q, K, H // K, D).swapaxes(1, 2).reshape(R, K, -1, D)
     present = rows.context_lens > 0
@@ -168,19 +123,19 @@ def _attend(
 
     def step(chunk: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, acc = state
-        k, v = _gather_chunk(pages, rows.block_tables, chunk)
+        k, v = _gather_chunk(pieces, rows.block_tables, chunk)
         key = chunk * _CHUNK + jnp.arange(_CHUNK)
         visible = _visible(rows, key, causal=causal, window=window)
         # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
         seen = (key < rows.context_lens[:, None])[:, :, None, None]
         v = jnp.where(seen, v, jnp.zeros_like(v))
-        scores = _scores(q, k, one_query=Q == 1)
+        scores = _product("rkqd,rckd->rkqc", q, k)
         visible = jnp.repeat(visible, H // K, axis=1)[:, None]
         scores = jnp.where(visible, scores * scale, -jnp.inf)
         new_highest = jnp.maximum(highest, scores.max(-1))
         weights = jnp.exp(scores - new_highest[..., None])
         shrink = jnp.exp(highest - new_highest)
-        values = _weigh(weights, v, one_query=Q == 1)
+        values = _product("rkqc,rckd->rkqd", weights.astype(v.dtype), v)
         return (
             new_highest,
             total * shrink + weights.sum(-1),
@@ -200,51 +155,19 @@ def _attend(
     return out.reshape(R, Q, H, D).astype(rows.q.dtype)
 
 
-def _scores(
-    q: Float[Array, "R K QG D"], k: Float[Array, "R C K D"], *, one_query: bool
-) -> Float[Array, "R K QG C"]:
-    """Products of queries and keys in float32.
-
-    With one query a row the matrices are slivers, and XLA would transpose every chunk of keys to
-    multiply them; multiply and reduce reads the keys once, where they lie.
-    """
-    if one_query:
-        wide_q, wide_k = q.astype(jnp.float32), k.astype(jnp.float32)
-        return jnp.sum(wide_q[:, None] * wide_k[:, :, :, None], axis=-1).transpose(0, 2, 3, 1)
-    return _product("rkqd,rckd->rkqc", q, k)
-
-
-def _weigh(
-    weights: Float[Array, "R K QG C"], v: Float[Array, "R C K D"], *, one_query: bool
-) -> Float[Array, "R K QG D"]:
-    """Sums of values by weight in float32; see `_scores`."""
-    if one_query:
-        by_key = weights.transpose(0, 3, 1, 2)[..., None]
-        return jnp.sum(by_key * v.astype(jnp.float32)[:, :, :, None], axis=1)
-    return _product("rkqc,rckd->rkqd", weights.astype(v.dtype), v)
-
-
 def _product(subscripts: str, a: Array, b: Array) -> Array:
     # Float32 means float32: GPUs would otherwise multiply in TF32.
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _gather_chunk(pages: _Pages, block_tables: Array, chunk: Array) -> tuple[Array, Array]:
+def _gather_chunk(pieces: Pieces, block_tables: Array, chunk: Array) -> tuple[Array, Array]:
     """Keys and values of one chunk, ``[R, _CHUNK, K, D]`` each."""
-    size, K, D = pages.k.shape[1:]
-    R = block_tables.shape[0]
-    count = _CHUNK // size
+    count = _CHUNK // pieces.size
     index = chunk * count + jnp.arange(count)
-    pages_of_chunk = jnp.take(block_tables, index // pages.per_page, axis=1, mode="clip")
-    ids = (pages_of_chunk * pages.per_page + index % pages.per_page).reshape(-1)
-
-    # Whole pages are gathered as rows of a matrix: XLA's CPU backend copies those in one piece.
-    def gather(pool: Array) -> Array:
-        rows = jnp.take(pool.reshape(pool.shape[0], -1), ids, axis=0, mode="clip")
-        return rows.reshape(R, _CHUNK, K, D)
-
-    return gather(pages.k), gather(pages.v)
+    pages_of_chunk = jnp.take(block_tables, index // pieces.per_page, axis=1, mode="clip")
+    ids = pages_of_chunk * pieces.per_page + index % pieces.per_page
+    return gather_pieces(pieces.k, ids), gather_pieces(pieces.v, ids)
 
 
 def _visible(rows: _Rows, key: Array, *, causal: bool, window: int | None) -> Bool[Array, "R Q C"]:

@@ -107,7 +107,9 @@ def choose_buckets(
     most_tokens = max(max_num_batched_tokens, most_rows)
     full_width = -(-(max_model_len + burst_length - 1) // block_size)
     if platform == "cpu":
-        rows = _up_to(most_rows, [4, *_powers(16)])
+        # Products take nearly all of a CPU's step and grow with the rows, padding included: the gap
+        # from 32 to 64 is worth a program of its own.
+        rows = _up_to(most_rows, [4, 16, 32, 48, *_powers(64)])
         few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512, 1024])
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]

@@ -73,7 +73,11 @@ def test_replicas_that_share_a_host_make_bursts_of_more_rows(replicas, rows):
 
 def test_a_cpu_compiles_few_programs():
     buckets = _choose("cpu", max_num_batched_tokens=2048, max_model_len=4096)
-    assert len(buckets.prefill_shapes()) + len(buckets.decode_shapes()) <= 12
+    assert len(buckets.prefill_shapes()) + len(buckets.decode_shapes()) <= 13
+
+
+def test_cpu_decode_buckets_are_dense_where_padding_costs_most():
+    assert _choose("cpu").rows == (4, 16, 32, 48, 64, 128, 256)
 
 
 def test_tables_have_room_for_the_surplus_of_a_burst():
