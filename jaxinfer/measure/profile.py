@@ -11,7 +11,8 @@ from typing import Any
 _KINDS = (
     ("attention", r"paged_(decode|prefill)_attention|combine_splits|flash|attention"),
     ("norm, rope and page write", r"norm_rope_write"),
-    ("matrix products", r"gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
+    ("matrix products", r"skinny_|wide_|gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
+    ("addition, norm and SiLU", r"add_norm|silu_mul"),
     ("reductions between devices", r"nccl|all.?reduce|all.?gather"),
     ("copies", r"memcpy|memset|copy|concatenate|slice"),
 )
@@ -55,17 +56,28 @@ def summarize(events: Iterable[tuple[str, float]]) -> dict[str, Any] | None:
     busy = sum(seconds.values())
     if not busy:
         return None
-    kinds: dict[str, float] = collections.defaultdict(float)
-    for name, duration in seconds.items():
-        kinds[_kind(name)] += duration
     return {
         "busy_s": busy,
-        "kinds": {kind: duration / busy for kind, duration in _largest_first(kinds)},
+        "kinds": kind_shares(seconds, busy),
         "kernels": [
             {"name": name, "seconds": duration, "launches": launches[name]}
             for name, duration in _largest_first(seconds)[:_MOST_KERNELS]
         ],
     }
+
+
+def kind_shares(seconds: dict[str, float], busy_s: float) -> dict[str, float]:
+    """Each kind's share of the GPU's time, the largest first.
+
+    Args:
+        seconds: by name of a kernel; the longest are enough, the rest is counted as "other".
+        busy_s: seconds of all kernels.
+    """
+    kinds: dict[str, float] = collections.defaultdict(float)
+    for name, duration in seconds.items():
+        kinds[_kind(name)] += duration
+    kinds[_OTHER] += max(busy_s - sum(seconds.values()), 0.0)
+    return {kind: duration / busy_s for kind, duration in _largest_first(kinds)}
 
 
 def _largest_first(amounts: dict[str, float]) -> list[tuple[str, float]]:

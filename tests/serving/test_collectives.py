@@ -18,7 +18,9 @@ def test_bursts_reduce_through_nccl_inside_one_graph():
     assert "COLLECTIVES" in options["xla_gpu_enable_command_buffer"]
 
 
-@pytest.mark.parametrize("key", [DecodeShape(2, 64), DecodeShape(256, 64), PrefillShape(8192, 8, 64)])
+@pytest.mark.parametrize(
+    "key", [DecodeShape(2, 64), DecodeShape(256, 64), PrefillShape(8192, 8, 64)]
+)
 def test_single_steps_keep_the_kernel(key):
     assert choose_collectives(1) == "kernel"
     assert _KERNELS not in options_of(key, platform="gpu", num_devices=2)
