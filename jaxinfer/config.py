@@ -69,7 +69,7 @@ class EngineConfig:
         seed: what requests without a seed of their own derive theirs from; in [0, 2**63).
         max_model_len: most tokens of prompt and output together; None is the model's own limit.
         max_num_seqs: most sequences that run at once.
-        max_num_batched_tokens: most tokens in one step; None is 8192 on a GPU and 2048 on a CPU,
+        max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
         num_kv_blocks: KV blocks to allocate (block 0 is reserved); None measures device memory.
@@ -197,7 +197,7 @@ class EngineConfig:
         """Most tokens in one step on `platform` ("cpu", "gpu")."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
-        return max(2048 if platform == "cpu" else 8192, self.max_num_seqs)
+        return max(2048 if platform == "cpu" else 16384, self.max_num_seqs)
 
     def burst_length(self, platform: str) -> int:
         """Tokens decoded per launch when nothing waits, on `platform`."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-_LOOK_LIMIT_S, _TESTS_LIMIT_S, _BENCH_LIMIT_S = 60, 240, 140
+_LOOK_LIMIT_S, _TESTS_LIMIT_S, _BENCH_LIMIT_S = 30, 330, 120
 _BENCH = ["--model-shape", "0.6b", "--batch-sizes", "2,64", "--prompt-lengths", "512"]
 # Room for both batches; counting how many blocks fit would compile programs that never run.
 _BENCH += ["--num-kv-blocks", "4096"]

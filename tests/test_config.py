@@ -115,7 +115,7 @@ def test_swapping_needs_somewhere_to_swap_to():
 
 def test_the_token_budget_depends_on_the_platform_and_the_running_set():
     assert EngineConfig().token_budget("cpu") == 2048
-    assert EngineConfig().token_budget("gpu") == 8192
+    assert EngineConfig().token_budget("gpu") == 16384
     assert EngineConfig(max_num_seqs=10_000).token_budget("cpu") == 10_000
 
 
