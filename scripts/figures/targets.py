@@ -38,7 +38,8 @@ class Target:
     def reached(self, records: Iterable[Record]) -> tuple[float, Record] | None:
         """The figure of the newest record that holds it, taken on one device of that kind."""
         for record in reversed([*records]):
-            if "workload" not in record or DEVICE not in record["machine"]["device"]:
+            known = "workload" in record or "cold_median_s" in record
+            if not known or DEVICE not in record["machine"]["device"]:
                 continue
             if record["model"] != f"Qwen3-{self.shape} shape" or num_devices(record) > 1:
                 continue
@@ -48,8 +49,8 @@ class Target:
         return None
 
     def share(self, value: float) -> float | None:
-        """How much of the aim `value` is; above 1 is better than aimed at."""
-        if self.aim is None:
+        """How much of the aim `value` is; above 1 is better than aimed at. None if it can't be said."""
+        if self.aim is None or value <= 0:
             return None
         return value / self.aim if self.more_is_better else self.aim / value
 
@@ -64,7 +65,7 @@ def _median(
     workload: str, name: str, run: str = "cold", unit: float = 1.0
 ) -> Callable[[Record], float | None]:
     def read(record: Record) -> float | None:
-        if record["workload"] != workload:
+        if record.get("workload") != workload:
             return None
         value = record["runs"][run]["median"][name]
         return None if value is None else value * unit
@@ -73,9 +74,14 @@ def _median(
 
 
 def _start(*, warm: bool) -> Callable[[Record], float | None]:
-    """Start to ready, with all programs to be compiled or nearly all of them in the cache."""
+    """Start to ready, with all programs to be compiled or nearly all of them in the cache.
+
+    From starts measured by themselves, or from the one before a workload.
+    """
 
     def read(record: Record) -> float | None:
+        if "cold_median_s" in record:
+            return record["warm_median_s" if warm else "cold_median_s"]
         found, compiled = record.get("found_in_cache"), record["compiled_at_start"]
         if found is None:
             return None
@@ -86,7 +92,7 @@ def _start(*, warm: bool) -> Callable[[Record], float | None]:
 
 
 def _other_memory(record: Record) -> float | None:
-    other = record["memory"].get("other_bytes")
+    other = record.get("memory", {}).get("other_bytes")
     return None if other is None else other / 1e9
 
 

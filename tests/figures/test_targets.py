@@ -77,6 +77,20 @@ def test_the_newest_record_counts():
     assert reached[1] is new
 
 
+def test_starts_measured_by_themselves_count():
+    record = _record("W1") | {"cold_median_s": 50.0, "warm_median_s": 4.0}
+    del record["workload"], record["runs"], record["memory"]
+    for cache, seconds in (("nothing", 50), ("programs", 4)):
+        reached = _BY_FIGURE[f"start to ready, {cache} cached, s", "0.6b"].reached([record])
+        assert reached == (seconds, record)
+    assert _BY_FIGURE["W1 output tok/s", "0.6b"].reached([record]) is None
+
+
+def test_a_figure_below_zero_has_no_share():
+    target = _BY_FIGURE["memory beyond weights, KV and the largest step, GB", "0.6b"]
+    assert target.share(-0.5) is None
+
+
 @pytest.mark.parametrize("found", [None, 50])
 def test_a_start_that_was_neither_cold_nor_warm_counts_as_neither(found):
     record = _record("W1", **({} if found is None else {"found_in_cache": found}))
