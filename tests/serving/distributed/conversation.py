@@ -1,10 +1,8 @@
 """What both processes of `test_two_processes.py` run, and one process alone for comparison."""
 
 import json
-import os
 import signal
 import sys
-import threading
 from typing import Any
 
 import jax
@@ -120,15 +118,33 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
             llm.abort_request("r1")
     found["stepped"] = [streamed["r0"], streamed["r2"]]
     found["aborted early"] = len(streamed.get("r1", [])) < 6
-    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    try:
-        llm.generate([[5]] * 200, GREEDY, use_tqdm=False)
-    except KeyboardInterrupt:
-        found["interrupted"] = True
+    found["interrupted"] = interrupted(llm)
     found["after all that"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     llm.update_params(others)
     found["other weights"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     return found
+
+
+def interrupted(llm: LLM) -> bool:
+    """Whether Ctrl-C, pressed during the third step, ends a call."""
+    engine: Any = llm._engine
+    original, steps = engine.step, 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        original()
+        if steps == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    engine.step = step
+    try:
+        llm.generate([[5]] * 200, GREEDY, use_tqdm=False)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        del engine.step
+    return False
 
 
 def changed(llm: LLM) -> Any:
