@@ -49,7 +49,7 @@ class Target:
         return None
 
     def share(self, value: float) -> float | None:
-        """How much of the aim `value` is; above 1 is better than aimed at. None if it can't be said."""
+        """How much of the aim `value` is, above 1 if better; None where that can't be said."""
         if self.aim is None or value <= 0:
             return None
         return value / self.aim if self.more_is_better else self.aim / value
