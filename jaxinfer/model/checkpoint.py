@@ -93,7 +93,9 @@ def _check_storage(path: Path) -> None:
         {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
     ).result()
     for key in store.list().result():
-        store.read(key, byte_range=slice(-1, None)).result()
+        if not store.read(key, byte_range=slice(-1, None)).result().value:
+            # A data file that is gone reads as no bytes, not as an error; a chunk has some.
+            raise ModelLoadError(f"{path}: {key.decode()} is lost; damaged Orbax checkpoint")
 
 
 def _check_fits(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path) -> None:
