@@ -14,6 +14,7 @@ AttentionBackend = Literal["auto", "mosaic", "triton", "xla"]
 _MAX_LENGTH = 1 << 24  # positions and slots are int32; page_index * block_size must fit as well
 _MAX_SEQS = 1 << 16
 _MAX_BLOCKS = 1 << 26
+_SHORT_STEP_WEIGHT_BYTES = 64 << 20
 
 # Arguments a vLLM user may bring along which have no meaning here, and what to write instead.
 _VLLM_HINTS = {
@@ -95,8 +96,8 @@ class EngineConfig:
             compiling takes longer than most of what is run.
         show_progress: progress bars and the start-up summary on stderr.
         num_decode_steps: tokens decoded per launch when nothing waits and few sequences run, so
-            that a launch costs the host less than its steps cost the device; None is 8 on a GPU
-            and 1 on a CPU.
+            that a launch costs the host less than its steps cost the device; None is 8 on a GPU,
+            on a CPU for a model of up to 64 MiB, whose steps take milliseconds, and else 1.
 
     Raises:
         TypeError: a field has the wrong type; names the field.
@@ -199,11 +200,12 @@ class EngineConfig:
             return self.max_num_batched_tokens
         return max(2048 if platform == "cpu" else 16384, self.max_num_seqs)
 
-    def burst_length(self, platform: str) -> int:
-        """Tokens decoded per launch when nothing waits, on `platform`."""
+    def burst_length(self, platform: str, weight_bytes: int) -> int:
+        """Tokens decoded per launch when nothing waits, on `platform` with so much a device."""
         if self.num_decode_steps is not None:
             return self.num_decode_steps
-        return 1 if platform == "cpu" else 8
+        # Eight steps of a large model on a CPU would let a stream stutter.
+        return 8 if platform != "cpu" or weight_bytes <= _SHORT_STEP_WEIGHT_BYTES else 1
 
     def compiles_ahead(self, platform: str) -> bool:
         """Whether every shape is compiled at start-up on `platform`."""

@@ -73,9 +73,10 @@ def test_compiling_ahead_is_for_accelerators_unless_asked_for():
 
 
 def test_bursts_are_for_gpus_unless_asked_for():
-    assert EngineConfig().burst_length("gpu") == 8
-    assert EngineConfig().burst_length("cpu") == 1
-    assert EngineConfig(num_decode_steps=3).burst_length("cpu") == 3
+    assert EngineConfig().burst_length("gpu", 2**34) == 8
+    assert EngineConfig().burst_length("cpu", 2**26) == 8
+    assert EngineConfig().burst_length("cpu", 2**26 + 1) == 1
+    assert EngineConfig(num_decode_steps=3).burst_length("cpu", 2**34) == 3
 
 
 @pytest.mark.parametrize("name", ["enable_prefix_caching", "show_progress"])

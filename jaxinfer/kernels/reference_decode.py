@@ -173,19 +173,15 @@ def _power_of_two(n: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def _scores(q: Float[Array, "N K G D"], k: Float[Array, "N C K D"]) -> Float[Array, "N K G C"]:
-    """Products of queries and keys in float32.
-
-    As matrices they are slivers, and XLA would transpose every chunk of keys to multiply them;
-    multiply and reduce reads the keys once, where they lie.
-    """
+    """Products of queries and keys in float32."""
     wide_q, wide_k = q.astype(jnp.float32), k.astype(jnp.float32)
-    return jnp.sum(wide_q[:, None] * wide_k[:, :, :, None], axis=-1).transpose(0, 2, 3, 1)
+    return jnp.einsum("nkgd,nckd->nkgc", wide_q, wide_k, precision=lax.Precision.HIGHEST)
 
 
 def _weigh(weights: Float[Array, "N K G C"], v: Float[Array, "N C K D"]) -> Array:
-    """Sums of values by weight in float32, ``[N, K, G, D]``; see `_scores`."""
-    by_key = weights.transpose(0, 3, 1, 2)[..., None]
-    return jnp.sum(by_key * v.astype(jnp.float32)[:, :, :, None], axis=1)
+    """Sums of values by weight in float32, ``[N, K, G, D]``."""
+    wide_v = v.astype(jnp.float32)
+    return jnp.einsum("nkgc,nckd->nkgd", weights, wide_v, precision=lax.Precision.HIGHEST)
 
 
 def _add_by_row(sums: Float[Array, "B *rest"], parts: Array, rows: Int32[Array, " N"]) -> Array:

@@ -107,14 +107,16 @@ def choose_buckets(
     most_tokens = max(max_num_batched_tokens, most_rows)
     full_width = -(-(max_model_len + burst_length - 1) // block_size)
     if platform == "cpu":
-        # Products take nearly all of a CPU's step and grow with the rows, padding included: the gap
-        # from 32 to 64 is worth a program of its own.
+        # Products take most of a CPU's step and grow with the rows, padding included: sizes closer
+        # than powers of two are worth their programs, the more so in bursts, which small models
+        # make, whose programs compile fast.
         rows = _up_to(most_rows, [4, 16, 32, 48, *_powers(64)])
+        bursts = _up_to(most_rows, [4, 16, 24, 32, 40, 48, 56, *_powers(64)])
         few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512, 1024])
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
-        widths, full_rows, bursts = [full_width], rows, rows
+        widths, full_rows = [full_width], rows
     else:
         sizes = [2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512]
         rows = _up_to(most_rows, sizes + [1024 * 2**i for i in range(7)])

@@ -135,12 +135,13 @@ def plan_engine(
     dtype = params["model"]["embed_tokens"].dtype.name
     backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     max_model_len = engine_config.max_model_len or model_config.max_context_length
+    weight_bytes = memory.bytes_per_device(params)
     buckets = choose_buckets(
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         max_model_len=max_model_len,
         block_size=engine_config.block_size,
-        burst_length=engine_config.burst_length(device.platform),
+        burst_length=engine_config.burst_length(device.platform, weight_bytes),
         platform=device.platform,
         num_replicas=engine_config.data_parallel_size,
     )
@@ -170,7 +171,7 @@ def plan_engine(
         attention_reason=reason,
         platform=device.platform,
         num_devices=mesh.devices.size,
-        weight_bytes=memory.bytes_per_device(params),
+        weight_bytes=weight_bytes,
         step_bytes=memory.step_bytes(list(probes.values())) if probes else None,
     )
     compiled = compiler(programs)

@@ -77,7 +77,10 @@ def test_a_cpu_compiles_few_programs():
 
 
 def test_cpu_decode_buckets_are_dense_where_padding_costs_most():
-    assert _choose("cpu").rows == (4, 16, 32, 48, 64, 128, 256)
+    buckets = _choose("cpu", burst_length=8)
+    assert buckets.rows == (4, 16, 32, 48, 64, 128, 256)
+    assert buckets.burst_rows == (4, 16, 24, 32, 40, 48, 56, 64, 128, 256)
+    assert buckets.decode_shape(33, 1, num_steps=8).rows == 40
 
 
 def test_tables_have_room_for_the_surplus_of_a_burst():
