@@ -23,7 +23,7 @@ _PROMPTS = prompts(np.random.default_rng(0), [3, 17, 30, 1, 8, 9, 40])
 
 @pytest.fixture(scope="module")
 def runner():
-    runner = make_runner(swap_space=0.001, preemption_mode="swap")
+    runner = make_runner(swap_space=0.001, preemption_mode="swap", num_decode_steps=1)
     yield runner
     runner.close()
 
