@@ -240,11 +240,20 @@ class Engine:
         self._runner.close()
 
     def _schedule(self) -> Schedule | None:
-        bursts = not self._synchronous and self._scheduler.num_running <= self._max_burst_rows
-        schedule = self._scheduler.schedule(self._num_decode_steps if bursts else 1)
+        schedule = self._scheduler.schedule(self._num_decode_steps if self._may_burst() else 1)
         if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
             raise RuntimeError("the scheduler has unfinished requests and can run none of them")
         return schedule
+
+    def _may_burst(self) -> bool:
+        """Whether several decode steps may be one launch, as far as the engine knows.
+
+        First tokens are read once the step after them is launched, and a burst takes the host
+        several times as long to launch as one step: it would come between them and their readers.
+        """
+        first_tokens_wait = bool(self._in_flight) and not self._in_flight[-1][0].is_decode
+        few = self._scheduler.num_running <= self._max_burst_rows
+        return few and not first_tokens_wait and not self._synchronous
 
     def _launch(self, schedule: Schedule) -> None:
         try:

@@ -84,6 +84,13 @@ def test_tokens_are_read_one_step_late():
     assert setup.runner.unread == 1
 
 
+def test_no_burst_comes_between_first_tokens_and_their_reader():
+    setup = Setup(num_decode_steps=4)
+    setup.add("a", [1, 2, 3], max_tokens=12)
+    setup.run()
+    assert [schedule.num_steps for schedule in setup.runner.launches] == [1, 1, 4, 4, 1, 1]
+
+
 def test_a_request_that_needs_its_tokens_on_the_host_makes_every_step_synchronous():
     setup = Setup()
     setup.add("a", [1, 2, 3], frequency_penalty=1.0)
