@@ -14,6 +14,9 @@ _SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that
 _MOST_BURST_ROWS_A_REPLICA = 32
 _BURST_ROWS = (2, 8, 32, 64, 128)
 
+# Sampling for a full set of rows costs 0.3 ms: less than a hundredth of such a step.
+_TOKENS_THAT_HIDE_ROWS = 16_384
+
 
 @dataclass(frozen=True)
 class Buckets:
@@ -118,11 +121,13 @@ def choose_buckets(
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
         widths, full_rows = [full_width], rows
     else:
-        sizes = [2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512]
+        sizes = [2, 8, 32, 64, 96, 128, 192, 256, 384, 512]
         rows = _up_to(most_rows, sizes + [1024 * 2**i for i in range(7)])
-        few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(64))
+        # Up to some 128 tokens a step takes as long as reading the weights.
+        few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(128))
         # Many rows at once are mostly a large step's; a small one may as well be padded.
-        prefill = [(n, few) for n in tokens] + [(n, most_rows) for n in tokens[::-1][::2]]
+        prefill = [(n, few) for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
+        prefill += [(n, most_rows) for n in tokens[::-1][::2]]
         full_rows = sorted({few, most_rows})
         longest = max(_BURST_ROWS[0], _MOST_BURST_ROWS_A_REPLICA * num_replicas)
         bursts = [n for n in rows if n in _BURST_ROWS and n <= longest] or rows[:1]

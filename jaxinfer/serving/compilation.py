@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import jax
@@ -51,7 +51,7 @@ class Lowered(Protocol):
 
 
 class CompiledPrograms[Key: Hashable]:
-    """Executables by key.
+    """Executables by key. Call `close` if a `begin` is never followed by `compile`.
 
     Args:
         lower: traces and lowers one key's program.
@@ -69,6 +69,8 @@ class CompiledPrograms[Key: Hashable]:
         self._options = options
         self._cache_directory = cache_directory
         self._compiled: dict[Key, jax.stages.Compiled] = {}
+        self._compiling: dict[Key, Future[jax.stages.Compiled]] = {}
+        self._pool: ThreadPoolExecutor | None = None
 
     def __getitem__(self, key: Key) -> jax.stages.Compiled:
         """The executable; compiled now if it was not yet."""
@@ -84,33 +86,71 @@ class CompiledPrograms[Key: Hashable]:
             self.compile([first, second], show_progress=False)
         return self._compiled[first], self._compiled[second]
 
-    def adopt(self, compiled: Mapping[Key, jax.stages.Compiled]) -> None:
-        """Take over programs that were compiled elsewhere."""
-        self._compiled.update(compiled)
+    def adopt(self, other: "CompiledPrograms[Key]", keys: Iterable[Key]) -> None:
+        """Take over what others have compiled or begun to; they must begin nothing more.
+
+        Args:
+            other: built from the same programs, as far as `keys` go.
+            keys: which; what they know nothing of is left out.
+        """
+        for key in keys:
+            if key in other._compiled:
+                self._compiled[key] = other._compiled[key]
+            elif key in other._compiling:
+                self._compiling[key] = other._compiling.pop(key)
+        self._pool = other._pool
+
+    def begin(self, keys: Sequence[Key]) -> None:
+        """Lower what is missing, in order on this thread; XLA compiles it while the caller goes on.
+
+        The caller must be inside `persistent_cache` until `compile` has asked for all of it, or
+        nothing of it is kept.
+        """
+        for key in keys:
+            if key not in self._compiled:
+                self._begin(key)
 
     def compile(self, keys: Sequence[Key], *, show_progress: bool) -> None:
         """Compile what is missing: tracing in order on this thread, XLA on all cores.
 
         Args:
-            keys: the programs wanted.
+            keys: the programs wanted; others that were begun go on compiling.
             show_progress: a progress bar on stderr.
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
         if not missing:
             return
         bar = tqdm(total=len(missing), desc="Compiling", unit="program", disable=not show_progress)
-        workers = min(len(missing), os.cpu_count() or 1)
-        with persistent_cache(self._cache_directory), ThreadPoolExecutor(workers) as pool, bar:
-            futures: dict[Future[jax.stages.Compiled], Key] = {}
+        with bar, persistent_cache(self._cache_directory):
             try:
                 for key in missing:
-                    lowered, options = self._lower(key), self._options(key)
-                    # compile() reads JAX's global settings only, so any thread may run it.
-                    future = pool.submit(lowered.compile, compiler_options=options or None)
-                    future.add_done_callback(lambda _: bar.update())
-                    futures[future] = key
-                for future in as_completed(futures):
-                    self._compiled[futures[future]] = future.result()
-            finally:
-                # Ctrl-C: what has not begun never begins.
-                pool.shutdown(wait=False, cancel_futures=True)
+                    self._begin(key).add_done_callback(lambda _: bar.update())
+                for key in missing:
+                    self._compiled[key] = self._compiling[key].result()
+                    del self._compiling[key]
+            except BaseException:  # Ctrl-C, too
+                self.close()
+                raise
+            if not self._compiling:
+                self._shut_down(wait=True)  # until the bar has heard of everything
+
+    def close(self) -> None:
+        """Forget what is still compiling; what has not begun never begins. May be called again."""
+        self._compiling.clear()
+        self._shut_down(wait=False)
+
+    def _begin(self, key: Key) -> "Future[jax.stages.Compiled]":
+        if key not in self._compiling:
+            lowered, options = self._lower(key), self._options(key)
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
+            # compile() reads JAX's global settings only, so any thread may run it.
+            self._compiling[key] = self._pool.submit(
+                lowered.compile, compiler_options=options or None
+            )
+        return self._compiling[key]
+
+    def _shut_down(self, *, wait: bool) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=wait, cancel_futures=True)
+            self._pool = None

@@ -29,6 +29,7 @@ from jaxinfer.model.sharding import (
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.model.weights import load_params
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.compile_cache import persistent_cache
 from jaxinfer.serving.distributed.description import (
     describe_engine,
     describe_environment,
@@ -180,18 +181,21 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         params = source.params or {}
         if directory is not None:
             params = _load_weights(directory, model_config, config, mesh, source.rules)
-        load_s = time.perf_counter() - start
-        if len(meshes) == 1:
-            started = [start_engine(setup, params, mesh)]
-        else:
-            started = start_replicas(setup, params, meshes)
-    runner = started[0].runner
-    report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
-    say(config, str(report))
-    with closing_on_failure(started):  # also Ctrl-C while compiling
-        compile_ahead(started)
-        if group is not None:
-            group.agree("ready", True)
+    load_s = time.perf_counter() - start
+    # One block for all that compiles: some programs go on doing so from one step to the next.
+    with persistent_cache(config.compilation_cache_dir):
+        with _memory_errors_explained():
+            if len(meshes) == 1:
+                started = [start_engine(setup, params, mesh)]
+            else:
+                started = start_replicas(setup, params, meshes)
+        runner = started[0].runner
+        report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
+        say(config, str(report))
+        with closing_on_failure(started):  # also Ctrl-C while compiling
+            compile_ahead(started)
+            if group is not None:
+                group.agree("ready", True)
     return LoadedEngine(
         started[0].engine if len(started) == 1 else group_replicas(started, config),
         tuple(started),

@@ -45,6 +45,7 @@ class Lowering:
         self.seconds = 0.0
         self.num_traced = 0
         self.num_read = 0
+        self._was_missing = False
 
     @contextlib.contextmanager
     def ahead(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[list[ProgramKey]]:
@@ -66,15 +67,33 @@ class Lowering:
             if _is_for_workers(programs, key)
         }
         missing = {key: each for key, each in identities.items() if not self._store.holds(each)}
-        with TracingWorkers(self._store) as workers:
-            self._workers = workers
-            workers.start(
+        self._workers = self._workers or TracingWorkers(self._store)
+        try:
+            self._workers.start(
                 programs, list(missing), list(missing.values()), platform=_platform(programs)
             )
-            try:
-                yield sorted(keys, key=lambda key: key in missing)
-            finally:
-                self._workers = None
+            yield sorted(keys, key=lambda key: key in missing)
+        finally:
+            self.close()
+
+    def prepare(self, programs: Programs) -> None:
+        """Start the worker processes of a coming `ahead` if it looks as if that will need them.
+
+        They import JAX in the time that it takes to learn how many pages there are.
+
+        Args:
+            programs: the engine's, some of which have been lowered.
+        """
+        slow = _traces_slowly(programs)
+        if self._store is not None and self._workers is None and slow and self._was_missing:
+            self._workers = TracingWorkers(self._store)
+            self._workers.prepare()
+
+    def close(self) -> None:
+        """End worker processes, if there are any; may be called again."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
         """Lower one program for the engine's mesh."""
@@ -97,6 +116,7 @@ class Lowering:
         exported = store.load(identity)
         if exported is None:
             self.num_traced += 1
+            self._was_missing = True
             exported = export_program(program, _platform(programs))
             store.save(identity, exported)
         else:
@@ -110,11 +130,15 @@ def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
 
     Those with Mosaic kernels do; but the truncating sampler asks JAX for its default backend.
     """
-    if programs.context.backend != "mosaic" or _runs_user_code(programs, key):
+    if not _traces_slowly(programs) or _runs_user_code(programs, key):
         return False
     if isinstance(key, BurstKey):
         return key.mode != "truncate"
     return isinstance(key, PrefillShape | DecodeShape)
+
+
+def _traces_slowly(programs: Programs) -> bool:
+    return programs.context.backend == "mosaic"
 
 
 def _platform(programs: Programs) -> str:

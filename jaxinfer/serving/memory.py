@@ -44,29 +44,41 @@ def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -
     return min(wanted, enough, most) + 1  # block 0 is nobody's
 
 
-def blocks_on_devices(
-    devices: Iterable[ReportsMemory],
-    *,
-    block_bytes: int,
-    step_bytes: int,
-    utilization: float,
-) -> int:
-    """Blocks for accelerators: ``utilization * total - in use - step``, the least over devices.
+def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
+    """What an engine may still take on accelerators: ``utilization * total - in use``, the least.
 
-    What is in use now are the weights, and whatever else the process keeps there. The result is
-    rounded down to a multiple of about a hundredth of itself, so that small differences in what is
-    in use do not change the shapes of every program and miss the compilation cache.
+    What is in use now are the weights, and whatever else the process keeps there. Ask before
+    anything compiles: XLA tries kernels out on the device.
 
     Args:
         devices: those that hold the pages.
-        block_bytes: bytes of a block on one device, over all layers.
-        step_bytes: temporaries and results of the largest step on one device.
         utilization: share of a device's memory that the engine may use.
 
     Raises:
-        CapacityError: a device does not report its memory, or nothing is left.
+        CapacityError: a device does not report its memory.
     """
-    room = min(_free_bytes(device, utilization) for device in devices) - step_bytes
+    return min(_free_bytes(device, utilization) for device in devices)
+
+
+def blocks_on_devices(
+    free_bytes: int, *, block_bytes: int, step_bytes: int, utilization: float
+) -> int:
+    """Blocks for accelerators: what is free, less what the largest step needs.
+
+    The result is rounded down to a multiple of about a hundredth of itself, so that small
+    differences in what is in use do not change the shapes of every program and miss the compilation
+    cache.
+
+    Args:
+        free_bytes: from `free_bytes`.
+        block_bytes: bytes of a block on one device, over all layers.
+        step_bytes: temporaries and results of the largest step on one device.
+        utilization: for the error message.
+
+    Raises:
+        CapacityError: nothing is left.
+    """
+    room = free_bytes - step_bytes
     blocks = room // block_bytes
     if blocks < 2:
         raise CapacityError(

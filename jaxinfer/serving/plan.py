@@ -16,7 +16,7 @@ from jaxinfer.serving import kv_cache, memory
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
 from jaxinfer.serving.lowering import Lowering, start_lowering
-from jaxinfer.serving.program_set import largest_programs, options_of, uses_pages
+from jaxinfer.serving.program_set import all_programs, largest_programs, options_of, uses_pages
 from jaxinfer.serving.programs import ProgramKey, Programs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.steps import StepContext
@@ -154,11 +154,17 @@ def plan_engine(
         lowering = start_lowering(engine_config.compilation_cache_dir)
     compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
     devices = mesh.local_devices if devices is None else devices
-    blocks, probes = _count_blocks(programs, buckets, engine_config, devices, compiler)
-    blocks = fewest(blocks)
-    memory.check_capacity(
-        num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
-    )
+    first = compiler(programs)
+    try:
+        blocks, probes = _count_blocks(programs, buckets, engine_config, devices, first, lowering)
+        blocks = fewest(blocks)
+        memory.check_capacity(
+            num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
+        )
+    except BaseException:
+        first.close()
+        lowering.close()
+        raise
     programs = replace(programs, num_blocks=blocks)
     usable = (blocks - 1) * engine_config.block_size
     report = StartupReport(
@@ -172,11 +178,10 @@ def plan_engine(
         platform=device.platform,
         num_devices=mesh.devices.size,
         weight_bytes=weight_bytes,
-        step_bytes=memory.step_bytes(list(probes.values())) if probes else None,
+        step_bytes=memory.step_bytes(probes) if probes else None,
     )
     compiled = compiler(programs)
-    # Only steps know how many pages there are; the samplers are compiled once.
-    compiled.adopt({key: each for key, each in probes.items() if not uses_pages(key)})
+    compiled.adopt(first, _without_pages(buckets))
     return EnginePlan(device.platform, buckets, programs, compiled, lowering, report)
 
 
@@ -205,11 +210,16 @@ def _count_blocks(
     buckets: Buckets,
     config: EngineConfig,
     devices: Sequence[Any],
-    compiler: Callable[[Programs], CompiledPrograms[ProgramKey]],
-) -> tuple[int, dict[ProgramKey, jax.stages.Compiled]]:
-    """The number of blocks, and the programs that were compiled to find it."""
+    compiled: CompiledPrograms[ProgramKey],
+    lowering: Lowering,
+) -> tuple[int, list[jax.stages.Compiled]]:
+    """The number of blocks, and the programs that were compiled to find it.
+
+    Where all programs are wanted, those that don't depend on that number begin to compile here:
+    the few that it depends on leave most cores idle.
+    """
     if config.num_kv_blocks is not None:
-        return config.num_kv_blocks, {}
+        return config.num_kv_blocks, []
     block_bytes = kv_cache.block_bytes(programs)
     if devices[0].platform == "cpu":
         blocks = memory.blocks_on_cpu(
@@ -217,18 +227,28 @@ def _count_blocks(
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
-        return blocks, {}
-    compiled = compiler(programs)
+        return blocks, []
+    utilization = config.gpu_memory_utilization
+    free_bytes = memory.free_bytes(devices, utilization=utilization)
     keys = largest_programs(buckets)
+    compiled.begin(keys)
+    if config.compiles_ahead(devices[0].platform):
+        lowering.prepare(programs)
+        compiled.begin(_without_pages(buckets))
     compiled.compile(keys, show_progress=False)
-    probes = {key: compiled[key] for key in keys}
+    probes = [compiled[key] for key in keys]
     blocks = memory.blocks_on_devices(
-        devices,
+        free_bytes,
         block_bytes=block_bytes,
-        step_bytes=memory.step_bytes(list(probes.values())),
-        utilization=config.gpu_memory_utilization,
+        step_bytes=memory.step_bytes(probes),
+        utilization=utilization,
     )
     return blocks, probes
+
+
+def _without_pages(buckets: Buckets) -> list[ProgramKey]:
+    """Programs whose shapes do not depend on the number of KV blocks."""
+    return [key for key in all_programs(buckets, swaps=False) if not uses_pages(key)]
 
 
 def _compiler(

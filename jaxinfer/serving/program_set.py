@@ -69,6 +69,9 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
             rows = key.rows
         case BurstKey():
             rows, num_steps = key.shape.rows, key.num_steps
+        case SamplerKey() | PromptLogprobsKey():
+            # One product with the head: trying out Triton's would be most of their compiling.
+            return {"xla_gpu_enable_triton_gemm": False}
         case _:
             return {}
     # Launched through a slice of the batch vector, a kernel stays out of the CUDA graph.

@@ -1,5 +1,6 @@
 """Owns the device: its programs, pages and parameters; launches steps and reads them late."""
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,18 +113,22 @@ class Runner:
         self._params: Any = place_params(params, self.wanted_params)
         self._head: Any = head_params(self._params)
         start = time.perf_counter()
-        plan = plan_engine(
-            self.wanted_params,
-            model_config,
-            engine_config,
-            mesh,
-            rules,
-            logits_processor=logits_processor,
-            sampler=sampler,
-            fewest=fewest,
-            lowering=lowering,
-            devices=devices,
-        )
+        self._counter = CompilationCounter()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._counter.close)
+            plan = plan_engine(
+                self.wanted_params,
+                model_config,
+                engine_config,
+                mesh,
+                rules,
+                logits_processor=logits_processor,
+                sampler=sampler,
+                fewest=fewest,
+                lowering=lowering,
+                devices=devices,
+            )
+            undo.pop_all()
         self._plan_s = time.perf_counter() - start
         self._compile_s = self._allocate_s = 0.0
         self._programs, self._buckets = plan.programs, plan.buckets
@@ -154,7 +159,6 @@ class Runner:
         self._await_each = plan.platform == "cpu" and mesh.devices.size > 1
         self._kv: Any = None
         self._last_tokens: Any = None
-        self._counter = CompilationCounter()
         self.compiles_ahead = engine_config.compiles_ahead(plan.platform)
         if not self.compiles_ahead:
             self.reset_cache()
@@ -277,6 +281,8 @@ class Runner:
         """Free the pages and forget the parameters; may be called again."""
         kv_cache.free(self._kv, self._last_tokens)
         self._params = self._head = self._kv = self._last_tokens = None
+        self._compiled.close()
+        self._lowering.close()
         self._counter.close()
 
     def _launch_burst(

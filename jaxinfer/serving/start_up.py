@@ -10,13 +10,12 @@ class StartUpTimes:
     Attributes:
         load_s: tokenizer and weights, until they are on the devices.
         plan_s: choosing shapes and counting KV blocks; on a GPU the largest programs are compiled
-            for that.
+            for that, while others begin to.
         compile_s: compiling the other programs ahead, until the last is ready.
         allocate_s: making the KV pages.
         lower_s: of `plan_s` and `compile_s`, what the thread that hands programs to the compiler
             spent on tracing, on reading from disk, and on waiting for worker processes.
-        xla_s: time in the compiler, or in reading from its cache, during `compile_s`; summed over
-            its threads.
+        xla_s: time in the compiler, or in reading from its cache; summed over its threads.
         num_traced: programs traced in this process.
         num_read: programs found on disk, traced by a worker or by an earlier process.
     """

@@ -1,15 +1,16 @@
 """Traces programs in a process of its own, without a device, into a program store.
 
-Tracing holds Python's global lock, so threads can't share it; processes can. One JSON object on
-stdin, from `describe_work`, says which programs of which engine; the store receives them; and for
-each of them, in order, one line on stdout. An error ends the process: whoever waits sees the end
-of its output and traces what is missing itself.
+Tracing holds Python's global lock, so threads can't share it; processes can. One line on stdin
+names a file, written by `describe_work`, that says which programs of which engine; the store
+receives them; and for each of them, in order, one line on stdout. An error ends the process:
+whoever waits sees the end of its output and traces what is missing itself.
 """
 
 import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -148,4 +149,6 @@ def _key_of(values: list[Any]) -> ProgramKey:
 
 
 if __name__ == "__main__":
-    work(json.load(sys.stdin))
+    path = sys.stdin.readline().strip()
+    if path:  # else nothing was left to trace
+        work(json.loads(Path(path).read_text()))

@@ -39,7 +39,13 @@ def test_no_program_has_a_product_with_one_row(platform):
 
 
 def test_gpu_decode_buckets_are_dense_where_small():
-    assert _choose().rows == (2, 8, 16, 32, 64, 96, 128, 192, 256)
+    assert _choose().rows == (2, 8, 32, 64, 96, 128, 192, 256)
+
+
+def test_the_largest_gpu_step_takes_as_many_rows_as_there_are():
+    prefill = _choose(max_num_batched_tokens=16_384).prefill
+    assert [rows for tokens, rows in prefill if tokens == 16_384] == [256]
+    assert [rows for tokens, rows in prefill if tokens == 4096] == [8, 256]
 
 
 def test_short_contexts_take_narrow_tables_on_a_gpu():

@@ -44,6 +44,30 @@ def test_programs_compiled_ahead_serve_without_compiling(capsys):
     counter.close()
 
 
+def test_what_was_begun_is_compiled_by_the_time_it_is_asked_for():
+    programs, successor = _programs(), _programs()
+    programs.begin([7, 8, 9])
+    programs.compile([7], show_progress=False)
+    successor.adopt(programs, [7, 8, 9, 10])
+    lowered_again = CompiledPrograms(_refuse, lambda key: {}, "")
+    lowered_again.adopt(successor, [7, 8, 9])
+    lowered_again.compile([9, 8, 7], show_progress=False)
+    assert lowered_again[7] is programs[7]
+    assert lowered_again[8](jnp.ones(8)).tolist() == [3] * 8
+
+
+def test_closing_forgets_what_was_begun():
+    programs = _programs()
+    programs.begin([3, 5])
+    programs.close()
+    programs.close()
+    assert programs[5](jnp.ones(5)).tolist() == [3] * 5
+
+
+def _refuse(size):
+    raise AssertionError(f"{size} was lowered again")
+
+
 def test_a_closed_counter_counts_no_more():
     counter = CompilationCounter()
     counter.close()

@@ -21,8 +21,9 @@ class _Device:
 
 
 def _blocks(devices, **changes):
-    options = {"block_bytes": 2**20, "step_bytes": GIB, "utilization": 0.9}
-    return memory.blocks_on_devices(devices, **(options | changes))
+    options = {"block_bytes": 2**20, "step_bytes": GIB, "utilization": 0.9} | changes
+    free = memory.free_bytes(devices, utilization=options["utilization"])
+    return memory.blocks_on_devices(free, **options)
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ def workers_everywhere(monkeypatch):
     monkeypatch.setattr(
         lowering, "_is_for_workers", lambda programs, key: not isinstance(key, SamplerKey)
     )
+    monkeypatch.setattr(lowering, "_traces_slowly", lambda programs: True)
     monkeypatch.setattr(tracing, "_FEWEST_PROGRAMS", 1)
     monkeypatch.setattr("os.cpu_count", lambda: 4)
 
@@ -51,6 +52,24 @@ def test_workers_trace_what_this_process_would(tmp_path, workers_everywhere, dev
             lowered[key].as_text() for key in _KEYS
         ]
     assert (second.num_traced, second.num_read) == (0, 4)
+
+
+@pytest.mark.slow
+def test_workers_can_be_started_before_it_is_known_what_they_trace(tmp_path, workers_everywhere):
+    programs, first = _programs(), Lowering(ProgramStore(tmp_path))
+    first.prepare(programs)
+    assert first._workers is None  # nothing was missing yet
+    first.lower(programs, _KEYS[1])
+    first.prepare(programs)
+    prepared = list(first._workers._processes)
+    assert len(prepared) == 2
+    with first.ahead(programs, _KEYS) as ordered:
+        for key in ordered:
+            first.lower(programs, key)
+        assert first._workers._processes[:2] == prepared
+    assert (first.num_traced, first.num_read) == (1, 4)  # the sampler was lowered twice
+    assert all(process.returncode is not None for process in prepared)
+    first.close()
 
 
 def test_workers_that_fail_leave_the_tracing_to_this_process(
