@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import linear, rms_norm
@@ -37,6 +37,10 @@ class Stream(NamedTuple):
     def settled(self) -> Float[Array, "*batch E"]:
         """The stream as one array."""
         return self.x if self.delta is None else rounded_add(self.x, self.delta)
+
+    def of_rows(self, rows: Int32[Array, " B"]) -> "Stream":
+        """Those rows of a stream ``[T, E]``; indices beyond the last are clamped."""
+        return Stream(self.settled().at[rows].get(mode="clip"))
 
 
 def begin(x: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import contract, linear, precision, rms_norm
@@ -50,6 +50,7 @@ def decoder_layer(
     attend: Attend,
     axis: str | None = None,
     backend: Backend = "xla",
+    rows: Int32[Array, " B"] | None = None,
 ) -> Stream:
     """One transformer block: attention and gated MLP, each on a norm of the residual stream.
 
@@ -62,10 +63,18 @@ def decoder_layer(
             the page write; ``qk_norm_rope`` does the first two.
         axis: mesh axis of tensor parallelism, inside ``shard_map``.
         backend: whose kernels compute the projections.
+        rows: of a stream ``[T, E]``, those whose output is wanted, and which ``attend`` returns;
+            None is all of them. Keys and values are computed of all in any case.
+
+    Returns:
+        The stream, of the wanted rows.
     """
     attention, mlp, eps = layer["self_attn"], layer["mlp"], config.rms_norm_eps
     norm = layer["input_layernorm"]
     stream, (q, k, v) = project_qkv(attention, stream, norm, config, axis, backend)
+    if rows is not None:
+        # One layer of a step: more kernels would take longer to lower than they save.
+        stream, backend = stream.of_rows(rows), "xla"
     mixed = attend(attention, q, k, v).reshape(*stream.x.shape[:-1], -1)
     bias = attention.get("o_proj_bias")
     stream = _project_add(mixed, attention["o_proj"], bias, stream, axis, backend)

@@ -95,8 +95,9 @@ class BatchBuilder:
             shape, packed = self._pack_decode(slots, context, mode, schedule.num_steps)
             targets = None
         else:
-            shape, packed = self._pack_prefill(rows, slots, sample_slots, context)
-            targets = _targets(rows, shape.tokens)
+            scores = any(_wants_prompt_scores(row) for row in rows)
+            shape, packed = self._pack_prefill(rows, slots, sample_slots, context, scores=scores)
+            targets = _targets(rows, shape.tokens) if scores else None
         if mode == "full":
             arrays = self._pack_full(rows, sample_slots, context, shape.rows)
         else:
@@ -124,12 +125,14 @@ class BatchBuilder:
         slots: np.ndarray,
         sample_slots: np.ndarray,
         context: np.ndarray,
+        *,
+        scores: bool,
     ) -> tuple[PrefillShape, np.ndarray]:
         S, count = self._block_size, len(rows)
         lengths = np.array([row.num_scheduled_tokens for row in rows], np.int32)
         ends = np.cumsum(lengths)
         total = int(ends[-1])
-        shape = self._buckets.prefill_shape(total, count)
+        shape = self._buckets.prefill_shape(total, count, all_tokens=scores)
         packed = np.zeros(shape.size, np.int32)
         fields = shape.split(packed)
         token_ids: list[int] = []
@@ -197,10 +200,8 @@ def _fed_tokens(row: ScheduledRow, slot: int) -> list[int]:
     return token_ids
 
 
-def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray | None:
-    """The prompt token that follows each packed one, where some row wants them scored."""
-    if not any(_wants_prompt_scores(row) for row in rows):
-        return None
+def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:
+    """The prompt token that follows each packed one, in rows that want them scored."""
     targets = np.zeros(num_tokens, np.int32)
     first = 0
     for row in rows:

@@ -25,6 +25,7 @@ class Buckets:
     Attributes:
         prefill: (tokens, rows) pairs in the order in which they are tried; the last holds any
             step.
+        scored: the few of these for steps whose prompt tokens are scored; the last is the same.
         rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
             product with one row into something slow.
         full_rows: the few of these that also take sampler mode "full", whose programs are large.
@@ -37,6 +38,7 @@ class Buckets:
     """
 
     prefill: tuple[tuple[int, int], ...]
+    scored: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
     full_rows: tuple[int, ...]
     burst_rows: tuple[int, ...]
@@ -53,11 +55,11 @@ class Buckets:
             sizes = self.burst_rows
         return DecodeShape(_at_least(sizes, rows), _at_least(self.widths, width))
 
-    def prefill_shape(self, tokens: int, rows: int) -> PrefillShape:
+    def prefill_shape(self, tokens: int, rows: int, *, all_tokens: bool = False) -> PrefillShape:
         """The smallest bucket for so many tokens and rows; tables are always full width."""
-        for bucket_tokens, bucket_rows in self.prefill:
+        for bucket_tokens, bucket_rows in self.scored if all_tokens else self.prefill:
             if tokens <= bucket_tokens and rows <= bucket_rows:
-                return PrefillShape(bucket_tokens, bucket_rows, self.widths[-1])
+                return PrefillShape(bucket_tokens, bucket_rows, self.widths[-1], all_tokens)
         raise ValueError(
             f"a step of {tokens} tokens in {rows} rows exceeds the largest, {self.prefill[-1]}"
         )
@@ -67,8 +69,9 @@ class Buckets:
         return _at_least(self.histories, tokens)
 
     def prefill_shapes(self) -> list[PrefillShape]:
-        """Every prefill bucket, the largest last."""
-        return [PrefillShape(tokens, rows, self.widths[-1]) for tokens, rows in self.prefill]
+        """Every prefill bucket, the largest last; then those that score."""
+        pairs = [(pair, False) for pair in self.prefill] + [(pair, True) for pair in self.scored]
+        return [PrefillShape(*pair, self.widths[-1], every) for pair, every in pairs]
 
     def decode_shapes(self) -> list[DecodeShape]:
         """Every decode bucket, the largest last."""
@@ -134,8 +137,11 @@ def choose_buckets(
         short = -(-_SHORT_TABLE_TOKENS // block_size)
         widths = [short, full_width] if 2 * short <= full_width else [full_width]
     prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
+    # Scoring costs more than what surrounds it: few sizes, each for any number of rows.
+    scored = [pair for pair in prefill if pair[1] == most_rows][-3:]
     return Buckets(
         prefill=tuple(prefill),
+        scored=tuple(scored),
         rows=tuple(rows),
         full_rows=tuple(full_rows),
         burst_rows=tuple(bursts) if burst_length > 1 else (),

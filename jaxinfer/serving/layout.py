@@ -51,11 +51,20 @@ class DecodeFields(NamedTuple):
 
 @dataclass(frozen=True)
 class PrefillShape:
-    """Bucket of a prefill step: T tokens, B rows, tables of W blocks."""
+    """Bucket of a prefill step.
+
+    Attributes:
+        tokens: T.
+        rows: B.
+        width: W, blocks of a block table.
+        all_tokens: whether the last layer's output is wanted of every token, for log-probabilities
+            of the prompt, and not of each row's last one only.
+    """
 
     tokens: int
     rows: int
     width: int
+    all_tokens: bool = False
 
     @property
     def size(self) -> int:

@@ -31,7 +31,7 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
         for rows in buckets.sampler_rows(mode)
         for history in (buckets.histories if mode == "full" else (0,))
     ]
-    keys += [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.prefill})]
+    keys += [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.scored})]
     return keys + (HostBlocks.keys() if swaps else [])
 
 

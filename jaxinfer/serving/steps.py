@@ -72,7 +72,7 @@ def prefill_step(
     *,
     context: StepContext,
     shape: PrefillShape,
-) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"], Float[Array, "T E"]]:
+) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"], Float[Array, "T E"] | None]:
     """Feed packed ragged rows: prompts, chunks of prompts, and single tokens between them.
 
     Args:
@@ -85,12 +85,13 @@ def prefill_step(
 
     Returns:
         The pages; the final hidden state of each row's last token; for the sampler, the slot where
-        each row's token goes and the row's last token; and the residual stream of all tokens before
-        the final norm, for prompt log-probabilities.
+        each row's token goes and the row's last token; and the residual stream before the final
+        norm, for prompt log-probabilities, of all tokens if the shape says so.
     """
     batch = shape.split(packed)
     in_flight = last_tokens.at[-1 - batch.token_ids].get(mode="clip")
     token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
+    ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
     kv, x = _run_layers(
         params,
         kv,
@@ -100,11 +101,12 @@ def prefill_step(
         (batch.cu_seqlens, batch.context_lens, batch.block_tables),
         context,
         max_query_len=None,
+        last_rows=None if shape.all_tokens else ends,
     )
-    ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
-    last = x.at[ends].get(mode="clip")
+    last = x.at[ends].get(mode="clip") if shape.all_tokens else x
     rows = jnp.stack([batch.sample_slots, token_ids.at[ends].get(mode="clip")])
-    return kv, final_hidden(params, last, context.config), rows, x
+    hidden = final_hidden(params, last, context.config)
+    return kv, hidden, rows, x if shape.all_tokens else None
 
 
 def decode_step(
@@ -175,11 +177,15 @@ def _run_layers(
     context: StepContext,
     *,
     max_query_len: int | None,
-) -> tuple[KVCache, Float[Array, "T E"]]:
-    """Embed and run every layer; each writes its keys and values before it attends."""
+    last_rows: Int32[Array, " B"] | None = None,
+) -> tuple[KVCache, Float[Array, "_ E"]]:
+    """Embed and run every layer; each writes its keys and values before it attends.
+
+    With `last_rows`, only those tokens leave the last layer: the last of each row.
+    """
     config, axis = context.config, context.axis
 
-    # Traced and lowered once: all layers have the same shapes, and a jit inside a jit is cached.
+    # Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
     @jax.jit
     def layer_step(
         layer: Mapping[str, Any],
@@ -189,8 +195,13 @@ def _run_layers(
         sin: Array,
         slot_mapping: Array,
         rows: tuple[Array, Array, Array],
+        last_rows: Array | None,
     ) -> tuple[tuple[Array, Array], Stream]:
         written = pages
+        queries, longest = rows, max_query_len
+        if last_rows is not None:  # each row is one query now, as in decoding
+            count = last_rows.shape[0]
+            queries, longest = (jnp.arange(count + 1, dtype=jnp.int32), *rows[1:]), 1
 
         def attend(attention: Mapping[str, Any], q: Array, k: Array, v: Array) -> Array:
             nonlocal written
@@ -209,15 +220,15 @@ def _run_layers(
             )
             written = both[0], both[1]
             return paged_attention(
-                q,
+                q if last_rows is None else q.at[last_rows].get(mode="clip"),
                 *written,
-                *rows,
+                *queries,
                 scale=config.head_dim**-0.5,
-                max_query_len=max_query_len,
+                max_query_len=longest,
                 backend=context.backend,
             )
 
-        stream = decoder_layer(layer, stream, config, attend, axis, context.backend)
+        stream = decoder_layer(layer, stream, config, attend, axis, context.backend, last_rows)
         return written, stream
 
     x = embed(params, token_ids, axis)
@@ -225,8 +236,10 @@ def _run_layers(
     # The barrier keeps XLA from computing cosines again inside every layer.
     cos, sin = jax.lax.optimization_barrier(cos_sin(positions, config, x.dtype))
     pages_of_layers = []
+    last = config.num_hidden_layers - 1
     for index in range(config.num_hidden_layers):
         layer = params["model"]["layers"][str(index)]
-        pages, stream = layer_step(layer, kv[index], stream, cos, sin, slot_mapping, rows)
+        kept = last_rows if index == last else None
+        pages, stream = layer_step(layer, kv[index], stream, cos, sin, slot_mapping, rows, kept)
         pages_of_layers.append(pages)
     return tuple(pages_of_layers), stream.settled()

@@ -79,7 +79,7 @@ def test_replicas_that_share_a_host_make_bursts_of_more_rows(replicas, rows):
 
 def test_a_cpu_compiles_few_programs():
     buckets = _choose("cpu", max_num_batched_tokens=2048, max_model_len=4096)
-    assert len(buckets.prefill_shapes()) + len(buckets.decode_shapes()) <= 13
+    assert len(buckets.prefill_shapes()) + len(buckets.decode_shapes()) <= 16
 
 
 def test_cpu_decode_buckets_are_dense_where_padding_costs_most():

@@ -1,7 +1,9 @@
 import functools
 import re
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxinfer.model.modules import abstract_params
@@ -9,7 +11,7 @@ from jaxinfer.model.sharding import ShardingRules, make_mesh, num_page_heads
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs import BurstKey, Programs, SamplerKey
 from jaxinfer.serving.steps import StepContext
-from tests.serving.tiny_runner import CONFIG
+from tests.serving.tiny_runner import CONFIG, tiny_params
 
 _BLOCKS, _BLOCK_SIZE = 64, 8
 _FORWARDS = [DecodeShape(4, 8), PrefillShape(16, 4, 8)]
@@ -44,6 +46,32 @@ def test_pages_are_updated_in_place_on_every_device(devices, key):
         if re.search(rf"= {re.escape(pool)}\S* copy\(", line)
     ]
     assert not copies
+
+
+def test_the_last_layer_of_a_prefill_goes_on_with_each_rows_last_token_only():
+    every, last = PrefillShape(16, 4, 8, all_tokens=True), PrefillShape(16, 4, 8)
+    packed = np.zeros(last.size, np.int32)
+    batch = last.split(packed)
+    batch.token_ids[:9] = np.arange(9)
+    batch.positions[:9] = [0, 1, 2, 3, 4, 0, 0, 1, 2]
+    batch.slot_mapping[:9] = [8, 9, 10, 11, 12, 16, 24, 25, 26]
+    batch.cu_seqlens[:] = [0, 5, 6, 9, 9]
+    batch.context_lens[:] = [5, 1, 3, 0]
+    batch.block_tables[:3, 0] = [1, 2, 3]
+    compiled = [_compile(1, key) for key in (every, last)]
+    params = tiny_params()
+    page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
+    results = []
+    for program in compiled:
+        kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
+        results.append(program(params, kv, packed, np.zeros(5, np.int32)))
+    (_, expected, _, stream), (_, hidden, _, nothing) = results
+    np.testing.assert_allclose(hidden[:3], expected[:3], rtol=1e-5, atol=1e-6)
+    assert (stream.shape, nothing) == ((16, CONFIG.hidden_size), None)
+    for before, after in zip(*(jax.tree.leaves(kv) for kv, *_ in results), strict=True):
+        np.testing.assert_allclose(after[1:4], before[1:4], rtol=1e-5, atol=1e-6)
+    flops = [program.cost_analysis()["flops"] for program in compiled]
+    assert flops[1] < flops[0]
 
 
 def test_a_burst_updates_the_pages_in_place():
