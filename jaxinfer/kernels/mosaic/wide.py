@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 from jaxinfer.kernels.mosaic.wide_table import WideConfig, choose
 
@@ -161,7 +161,7 @@ def _run(x, weights, matrices, config):
     c = p.config
     x_smem = plgpu.SMEM((c.stages, c.rows, _CHUNK), p.dtype, transforms=SWIZZLED)
     o_smem = plgpu.SMEM(
-        (p.consumers, c.group, c.features), p.dtype, transforms=_swizzled(c.features)
+        (p.consumers, c.group, c.features), p.dtype, transforms=_staging(c.features)
     )
     free = plgpu.Barrier(num_arrivals=p.consumers, num_barriers=c.stages)
     if p.cluster:  # A slot is free when no block reads it of those that it is filled with.
@@ -190,12 +190,9 @@ def _run(x, weights, matrices, config):
     )(x, *weights)
 
 
-def _swizzled(columns):
-    """Transforms of rows whose columns warps store side by side: the widest swizzle that fits."""
-    for width in (64, 32, 16):
-        if columns % width == 0:
-            return (plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(2 * width))
-    return ()
+def _staging(columns):
+    """Transforms of rows on their way out: the widest swizzle that fits, if any does."""
+    return next((swizzled(width) for width in (64, 32, 16) if columns % width == 0), ())
 
 
 def _block(p, num_weights, x, *refs, xo_smem, w_smem, filled, free, done):
