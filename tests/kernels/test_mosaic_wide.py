@@ -8,10 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels.mosaic import wide
+from jaxinfer.kernels.mosaic import wide, wide_table
+from jaxinfer.kernels.mosaic.wide_table import WideConfig
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 _QKV, _MLP = (2048, 1024, 1024), (3072, 3072)
+# What the sizes allow beyond the measured ones: rows, outputs, matrices and configuration.
+_SIZES = {
+    "128_rows_a_consumer": (256, (768,), 2, WideConfig(96, 256, 4, group=128)),
+    "its_rows_shared": (248, (768,), 2, WideConfig(96, 256, 4, share_rows=4, group=128)),
+    "three_consumers": (192, (384,), 2, WideConfig(96, 192, 4, share_rows=2)),
+    "rows_and_weights_shared": (256, (512, 128), 1, WideConfig(64, 128, 7, share_rows=2)),
+    "tiles_beyond_the_ends": (256, (512, 128, 128), 1, WideConfig(112, 128, 7, share_rows=2)),
+    "a_whole_block_beyond_the_end": (64, (320,), 2, WideConfig(96, 64, 7, share_rows=8)),
+}
 
 
 def _draw(seed, *shape):
@@ -37,6 +47,27 @@ def test_products_match_fp64(B):
     _close(jax.jit(wide.gated)(x, gate, up), a / (1 + np.exp(-a)) * b)
 
 
+def _call(x, weights, matrices, config=None):
+    if matrices == 1:
+        return wide.project(x, weights, config=config)
+    return (wide.gated(x, *weights, config=config),)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", _SIZES)
+def test_sizes_change_no_result(name):
+    B, outputs, matrices, config = _SIZES[name]
+    x = _draw(0, B, 1024) * 32
+    weights = [_draw(n, n, 1024) for n in outputs for _ in range(matrices)]
+    weights[-1] = _draw(1, outputs[-1], 1024)
+    run = jax.jit(lambda x, *weights: _call(x, weights, matrices, config))
+    exact = [np.asarray(x, np.float64) @ np.asarray(w, np.float64).T for w in weights]
+    if matrices == 2:
+        exact = [exact[0] / (1 + np.exp(-exact[0])) * exact[1]]
+    for got, expected in zip(run(x, *weights), exact, strict=True):
+        _close(got, expected)
+
+
 def _shape(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
@@ -51,6 +82,49 @@ def test_each_is_one_kernel(B):
     compiled = compile_for_h200(products, _shape(B, 1024), *weights)
     assert compiled.as_text().count('custom_call_target="mosaic_gpu') == 2
     assert "fusion(" not in compiled.as_text()
+
+
+def _kernels(B, shapes, matrices, config=None):
+    def products(x, *weights):
+        return _call(x, weights, matrices, config)
+
+    compiled = compile_for_h200(
+        products, _shape(B, shapes[0][1]), *[_shape(*shape) for shape in shapes]
+    )
+    return compiled.as_text().count('custom_call_target="mosaic_gpu')
+
+
+@needs_plugin
+@pytest.mark.parametrize("name", _SIZES)
+def test_sizes_compile(name):
+    B, outputs, matrices, config = _SIZES[name]
+    shapes = [(n, 1024) for n in outputs for _ in range(matrices)]
+    assert _kernels(B, shapes, matrices, config) == 1
+
+
+@needs_plugin
+@pytest.mark.parametrize(("shapes", "matrices"), wide_table._MEASURED)
+def test_whatever_is_measured_compiles(shapes, matrices):
+    for most, config in wide_table._MEASURED[shapes, matrices].items():
+        assert wide_table.choose(most, shapes, "bfloat16", matrices=matrices) == config
+        assert config is None or _kernels(most, shapes, matrices) == 1
+
+
+@pytest.mark.parametrize(
+    ("B", "output", "config"),
+    [
+        (64, 256, WideConfig(20, 64, 4)),
+        (64, 256, WideConfig(264, 64, 4)),
+        (64, 256, WideConfig(64, 96, 4)),
+        (64, 256, WideConfig(64, 128, 4, group=96)),
+        (64, 256, WideConfig(64, 64, 1)),
+        (64, 264, WideConfig(64, 64, 4)),
+        (60, 256, WideConfig(64, 64, 4)),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(B, output, config):
+    with pytest.raises(ValueError, match="does not fit"):
+        _call(_draw(0, B, 128), [_draw(1, output, 128)], 1, config)
 
 
 @pytest.mark.parametrize(

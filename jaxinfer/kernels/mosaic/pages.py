@@ -22,10 +22,16 @@ type Ref = Any
 type Scalar = jax.Array
 type RegisterLayout = Any
 
-SWIZZLED = (
-    plgpu.TilingTransform((8, 64)),  # pyright: ignore[reportAbstractUsage]
-    plgpu.SwizzleTransform(128),  # pyright: ignore[reportAbstractUsage]
-)
+
+def swizzled(columns: int) -> tuple[Any, ...]:
+    """Shared-memory layout of 16-bit rows whose width is a multiple of 64, 32 or 16 `columns`."""
+    return (
+        plgpu.TilingTransform((8, columns)),  # pyright: ignore[reportAbstractUsage]
+        plgpu.SwizzleTransform(2 * columns),  # pyright: ignore[reportAbstractUsage]
+    )
+
+
+SWIZZLED = swizzled(64)
 """Shared-memory layout of a 16-bit wgmma operand: 8x64 tiles, 128-byte swizzle."""
 
 

@@ -7,10 +7,12 @@ and lasts little longer than its launch. Two kernels read several matrices where
 * `gated`: `silu(x gate^T) * (x up^T)`.
 
 A block computes `rows` rows of `features` outputs over the whole contraction. A producer warpgroup
-streams tiles of both operands through shared memory (TMA) and consumer warpgroups of 64 rows each
-multiply them, as in FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). Blocks of different rows
-form a cluster that reads each tile of weights once (multicast); with one block of rows, two of
-neighbouring features read each tile of rows once.
+streams tiles of both operands through shared memory (TMA) and consumer warpgroups of 64 or 128 rows
+each multiply them, as in FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608). Blocks of different
+rows form a cluster that reads each tile of weights once (multicast), and so do `share_rows` blocks
+of neighbouring features with each tile of rows. An output's last tile may reach beyond its end.
+
+Which shapes pay, and with which sizes, is in `wide_table.py`.
 """
 
 from __future__ import annotations
@@ -26,85 +28,46 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
+from jaxinfer.kernels.mosaic.wide_table import WideConfig, choose
 
-_GROUP = 64  # rows of a consumer warpgroup: wgmma's M
 _CHUNK = 64  # of the contraction: 128 bytes, the swizzle's width
-
-
-@dataclasses.dataclass(frozen=True)
-class WideConfig:
-    """Sizes that change speed and never the result.
-
-    Attributes:
-        features: outputs of a block, of each matrix; every matrix has a multiple of them.
-        rows: of a block, a multiple of 64.
-        stages: chunks of 64 of the contraction in flight.
-        share_rows: blocks of different features that read their rows together.
-    """
-
-    features: int
-    rows: int
-    stages: int
-    share_rows: int = 1
-
-
-# By the weights' shapes and matrices of a block: the configuration up to so many rows, about one
-# block a multiprocessor each. Only what makes a whole decode step shorter than XLA's products do
-# (docs/performance.md).
-_MEASURED = {
-    (((2048, 1024), (1024, 1024), (1024, 1024)), 1): {
-        64: WideConfig(32, 64, 12, 2),
-        128: WideConfig(32, 128, 9, 2),
-        256: WideConfig(64, 128, 7),
-    },
-    (((3072, 1024), (3072, 1024)), 2): {
-        64: WideConfig(24, 64, 12, 2),
-        128: WideConfig(24, 128, 8, 2),
-        256: WideConfig(48, 128, 6),
-    },
-}
-_FEWEST_ROWS = 32
+_WIDEST = 256  # columns of one wgmma
+# Of a thread of a consumer and of the producer, where the registers that a block's threads start
+# with, the same for all, would not hold the sums; by consumers.
+_REGISTERS = {2: (232, 40), 3: (160, 32)}
+_MOST_SUMS = 64
 
 
 def project(
-    x: Float[Array, "B I"], weights: Sequence[Float[Array, "_ I"]]
+    x: Float[Array, "B I"],
+    weights: Sequence[Float[Array, "_ I"]],
+    *,
+    config: WideConfig | None = None,
 ) -> tuple[Float[Array, "B _"], ...]:
     """`x @ weight.T` for every weight, in one launch.
 
     Args:
         x: activations, bfloat16.
         weights: `[O, I]` each, in x's dtype.
+        config: tuning; None takes the measured one.
 
     Raises:
-        ValueError: `choose` has no configuration for these shapes.
+        ValueError: `choose` has no configuration for these shapes, or `config` does not fit them.
     """
-    return _run(x, tuple(weights), 1)
+    return _run(x, tuple(weights), 1, config)
 
 
 def gated(
-    x: Float[Array, "B I"], gate: Float[Array, "F I"], up: Float[Array, "F I"]
+    x: Float[Array, "B I"],
+    gate: Float[Array, "F I"],
+    up: Float[Array, "F I"],
+    *,
+    config: WideConfig | None = None,
 ) -> Float[Array, "B F"]:
     """`silu(x @ gate.T) * (x @ up.T)`, rounded once; see `project` for the limits."""
-    return _run(x, (gate, up), 2)[0]
-
-
-def choose(
-    B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike, *, matrices: int = 1
-) -> WideConfig | None:
-    """The measured configuration, or None where another implementation is to be used.
-
-    Args:
-        B: rows.
-        shapes: `(O, I)` of every weight.
-        dtype: of rows and weights.
-        matrices: 1 for `project`, 2 for `gated`.
-    """
-    if B < _FEWEST_ROWS or B % 8 or jnp.dtype(dtype) != jnp.bfloat16:
-        return None
-    configs = _MEASURED.get((tuple(shapes), matrices), {})
-    return next((config for most, config in configs.items() if most >= B), None)
+    return _run(x, (gate, up), 2, config)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +86,19 @@ class _Problem:
         return self.size // _CHUNK
 
     @property
+    def columns(self) -> int:
+        """Sums of a block for each row."""
+        return self.matrices * self.config.features
+
+    @property
     def consumers(self) -> int:
-        return self.config.rows // _GROUP
+        return self.config.rows // self.config.group
+
+    @property
+    def registers(self) -> tuple[int, int] | None:
+        """Of a consumer's and a producer's thread; None leaves all what they start with."""
+        sums = self.config.group * self.columns // 128
+        return _REGISTERS.get(self.consumers) if sums > _MOST_SUMS else None
 
     @property
     def row_blocks(self) -> int:
@@ -132,7 +106,7 @@ class _Problem:
 
     @property
     def tiles(self) -> int:
-        return sum(self.outputs) // self.config.features
+        return sum(-(-features // self.config.features) for features in self.outputs)
 
     @property
     def cluster(self) -> dict[str, int]:
@@ -159,21 +133,36 @@ class _Problem:
         """Calls `do(output, first feature)` for the output that this block's tile belongs to."""
         first = 0
         for index, features in enumerate(self.outputs):
-            count = features // self.config.features
-            mine = (self.tile >= first) & (self.tile < first + count)
+            count = -(-features // self.config.features)
+            mine = self.tile >= first
+            if index + 1 < len(self.outputs):  # Beyond the last tile are those of a whole cluster.
+                mine &= self.tile < first + count
             pl.when(mine)(functools.partial(do, index, (self.tile - first) * self.config.features))
             first += count
 
+    def check(self) -> None:
+        """Raises ValueError where the kernel cannot be built."""
+        c = self.config
+        sizes = c.features % 8 or c.group not in (64, 128) or c.rows % c.group or c.stages < 2
+        shapes = self.B % 8 or self.size % _CHUNK or any(n % 64 for n in self.outputs)
+        if sizes or shapes or self.columns > _WIDEST or self.dtype != jnp.bfloat16:
+            raise ValueError(f"{c} does not fit {self.dtype}, B {self.B}, outputs {self.outputs}")
 
-def _run(x, weights, matrices):
+
+def _run(x, weights, matrices, config):
     shapes = [w.shape for w in weights]
-    config = choose(x.shape[0], shapes, x.dtype, matrices=matrices)
+    config = config or choose(x.shape[0], shapes, x.dtype, matrices=matrices)
     if config is None:
         raise ValueError(f"no configuration for x {x.dtype}{x.shape} and weights {shapes}")
     outputs = tuple(w.shape[0] for w in weights[::matrices])
     B, size = x.shape
     p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config)
+    p.check()
     c = p.config
+    x_smem = plgpu.SMEM((c.stages, c.rows, _CHUNK), p.dtype, transforms=SWIZZLED)
+    o_smem = plgpu.SMEM(
+        (p.consumers, c.group, c.features), p.dtype, transforms=_staging(c.features)
+    )
     free = plgpu.Barrier(num_arrivals=p.consumers, num_barriers=c.stages)
     if p.cluster:  # A slot is free when no block reads it of those that it is filled with.
         free = plgpu.ClusterBarrier(
@@ -182,32 +171,39 @@ def _run(x, weights, matrices):
     return plgpu.kernel(
         functools.partial(_block, p, len(weights)),
         out_type=tuple(jax.ShapeDtypeStruct((p.B, n), p.dtype) for n in outputs),
-        grid=(p.tiles // c.share_rows,),
+        grid=(-(-p.tiles // c.share_rows),),
         grid_names=("tile",),
         cluster=tuple(p.cluster.values()),
         cluster_names=tuple(p.cluster),
         num_threads=p.consumers + 1,
         thread_name="warpgroup",
         scratch_types={
-            "x_smem": plgpu.SMEM((c.stages, c.rows, _CHUNK), p.dtype, transforms=SWIZZLED),
-            "w_smem": plgpu.SMEM(
-                (c.stages, matrices, c.features, _CHUNK), p.dtype, transforms=SWIZZLED
-            ),
-            "o_smem": plgpu.SMEM((p.consumers, _GROUP, c.features), p.dtype),
+            # The results take the place of rows that have all been read.
+            "xo_smem": plgpu.RefUnion(x_smem, o_smem),
+            "w_smem": plgpu.SMEM((c.stages, p.columns, _CHUNK), p.dtype, transforms=SWIZZLED),
             "filled": plgpu.Barrier(num_arrivals=1 + matrices, num_barriers=c.stages),
             "free": free,
+            "done": plgpu.Barrier(num_arrivals=p.consumers),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="wide_gated" if matrices == 2 else "wide_project",
     )(x, *weights)
 
 
-def _block(p, num_weights, x, *refs, x_smem, w_smem, o_smem, filled, free):
+def _staging(columns):
+    """Transforms of rows on their way out: the widest swizzle that fits, if any does."""
+    return next((swizzled(width) for width in (64, 32, 16) if columns % width == 0), ())
+
+
+def _block(p, num_weights, x, *refs, xo_smem, w_smem, filled, free, done):
     weights, outputs = refs[:num_weights], refs[num_weights:]
+    x_smem, o_smem = xo_smem
     consumer = lax.axis_index("warpgroup")
 
     @pl.when(consumer == p.consumers)
     def _produce():
+        if p.registers is not None:
+            plgpu.set_max_registers(p.registers[1], action="decrease")
         on_warps(
             lambda: p.by_output(
                 functools.partial(_stream_weights, p, weights, w_smem, filled, free)
@@ -217,15 +213,19 @@ def _block(p, num_weights, x, *refs, x_smem, w_smem, o_smem, filled, free):
 
     @pl.when(consumer < p.consumers)
     def _consume():
+        if p.registers is not None:
+            plgpu.set_max_registers(p.registers[0], action="increase")
         sums = _multiply(p, consumer, x_smem, w_smem, filled, free)
-        out = sums[0]
+        plgpu.barrier_arrive(done)
+        plgpu.barrier_wait(done)
+        out = sums[:, : p.config.features]
         if p.matrices == 2:
-            out = out / (1.0 + jnp.exp(-out)) * sums[1]
+            out = out / (1.0 + jnp.exp(-out)) * sums[:, p.config.features :]
         store_anyhow(o_smem.at[consumer], out.astype(p.dtype))
         plgpu.commit_smem()
 
         def write(output, feature):
-            rows = pl.ds(p.row + consumer * _GROUP, _GROUP)
+            rows = pl.ds(p.row + consumer * p.config.group, p.config.group)
             columns = pl.ds(feature, p.config.features)
             plgpu.copy_smem_to_gmem(o_smem.at[consumer], outputs[output].at[rows, columns])
 
@@ -252,7 +252,7 @@ def _stream_weights(p, weights, w_smem, filled, free, output, feature):
                 weights[output * p.matrices + matrix].at[
                     pl.ds(feature, p.config.features), columns
                 ],
-                w_smem.at[slot, matrix],
+                w_smem.at[slot, pl.ds(matrix * p.config.features, p.config.features)],
                 filled.at[slot],
                 collective_axes="rows" if "rows" in p.cluster else None,
             )
@@ -273,17 +273,16 @@ def _stream_rows(p, x, x_smem, filled, free):
 
 
 def _multiply(p, consumer, x_smem, w_smem, filled, free):
-    """This consumer's 64 rows times every matrix of the block."""
-    stages = p.config.stages
+    """This consumer's rows times every matrix of the block, side by side."""
+    stages, group = p.config.stages, p.config.group
 
-    def products(*accumulators):
+    def products(sums):
         def one(chunk, _):
             slot = lax.rem(chunk, jnp.int32(stages))
             plgpu.barrier_wait(filled.at[slot])
-            left = x_smem.at[slot, pl.ds(consumer * _GROUP, _GROUP)]
-            for matrix, accumulator in enumerate(accumulators):
-                plgpu.wgmma(accumulator, left, w_smem.at[slot, matrix].transpose((1, 0)))
-            plgpu.wgmma_wait(p.matrices)  # The last chunk's products are done.
+            rows = x_smem.at[slot, pl.ds(consumer * group, group)]
+            plgpu.wgmma(sums, rows, w_smem.at[slot].transpose((1, 0)))
+            plgpu.wgmma_wait(1)  # The last chunk's products are done.
             last = chunk - 1
 
             # Only where somebody waits for it: other blocks of the cluster may have ended.
@@ -292,7 +291,6 @@ def _multiply(p, consumer, x_smem, w_smem, filled, free):
                 plgpu.barrier_arrive(free.at[lax.rem(last, jnp.int32(stages))])
 
         lax.fori_loop(0, p.chunks, one, None)
-        return [accumulator[...] for accumulator in accumulators]
+        return sums[...]
 
-    accumulator = plgpu.ACC((_GROUP, p.config.features), jnp.float32)
-    return pl.run_scoped(products, *[accumulator] * p.matrices)
+    return pl.run_scoped(products, plgpu.ACC((group, p.columns), jnp.float32))
