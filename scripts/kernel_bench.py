@@ -224,7 +224,7 @@ def write_runner(case: Case, launches: int) -> Callable[[], Any]:
     @jax.jit
     def once(q, k, v, k_pages, v_pages):
         return norm_rope_write(
-            q, k, v, weight, weight, cosine, cosine, k_pages, v_pages, slots, eps=1e-6
+            (q, k, v), weight, weight, cosine, cosine, k_pages, v_pages, slots, eps=1e-6
         )
 
     def many(q, k, v, k_pages, v_pages):

@@ -1,5 +1,6 @@
 """The paged-attention op: one signature for every implementation."""
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
@@ -91,9 +92,7 @@ def paged_attention(
 
 
 def norm_rope_write(
-    q: Float[Array, "T H D"],
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
+    heads: tuple[Float[Array, "T _ D"], ...],
     q_norm: Float[Array, " D"],
     k_norm: Float[Array, " D"],
     cos: Float[Array, "T D"],
@@ -108,9 +107,8 @@ def norm_rope_write(
     """Normalise and rotate this step's q and k, and write k and v into their pages.
 
     Args:
-        q: raw query projections.
-        k: raw key projections.
-        v: value projections.
+        heads: raw projections: ``[T, H, D]`` of the queries, ``[T, K, D]`` of the keys and of the
+            values; or a single array ``[T, H + 2K, D]`` with all of them in this order.
         q_norm: weight of the per-head RMSNorm of q.
         k_norm: weight of the per-head RMSNorm of k.
         cos: rotary cosines at each token's position, both halves filled, in the model's dtype.
@@ -127,8 +125,18 @@ def norm_rope_write(
     """
     if backend == "mosaic":
         from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write as implementation
-    else:  # jax-triton has no twin of this kernel: XLA's fusions serve there.
-        implementation = page_write.norm_rope_write
-    return implementation(
+
+        return implementation(
+            heads, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps
+        )
+    # jax-triton has no twin of this kernel: XLA's fusions serve there.
+    q, k, v = heads if len(heads) == 3 else _split(heads[0], k_pages.shape[2])
+    return page_write.norm_rope_write(
         q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps
     )
+
+
+def _split(merged: Array, num_kv_heads: int) -> list[Array]:
+    """Queries, keys and values from an array of all heads."""
+    keys_from = merged.shape[1] - 2 * num_kv_heads
+    return jnp.split(merged, (keys_from, keys_from + num_kv_heads), axis=1)

@@ -22,6 +22,11 @@ from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
+# Up to here XLA is asked for Triton's products (serving/program_set.py), and merges those of one
+# operand: they read weights where they lie, as pieces with a multiple of so many features.
+MERGED_BELOW_ROWS = 128
+_MERGED_FEATURES = 64
+
 # Rows from which the elementwise kernels pay. Every program that holds one takes longer to lower,
 # and where XLA merges products, a kernel's operands must first be cut out of what they gave.
 _ADD_NORM_ROWS = 256
@@ -67,6 +72,10 @@ def norm_project(
         weights: `[O, I]` each.
         eps: of the norm.
         backend: the engine's kernels; "xla" asks for none.
+
+    Returns:
+        The stream, and one product for each weight; or, where XLA would merge the products and
+        "mosaic" kernels then need them cut apart, a single one with all their features in turn.
     """
     if kernels := _kernels(backend, stream.x, weights):
         x = stream.settled()
@@ -142,7 +151,15 @@ def _project(
 
         if wide.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
             return wide.project(hidden, weights)
+        if _merges(hidden, weights):
+            return (linear(hidden, jnp.concatenate(weights)),)
     return tuple(linear(hidden, weight) for weight in weights)
+
+
+def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
+    """Whether XLA would compute these products as one, without a copy of the weights."""
+    in_place = all(weight.shape[0] % _MERGED_FEATURES == 0 for weight in weights)
+    return in_place and hidden.shape[0] < MERGED_BELOW_ROWS and hidden.dtype.itemsize == 2
 
 
 def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:

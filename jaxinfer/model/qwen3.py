@@ -20,7 +20,10 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope import apply_rope, cos_sin
 
 Params = Mapping[str, Any]
-Attend = Callable[[Params, jax.Array, jax.Array, jax.Array], jax.Array]
+Heads = tuple[jax.Array, ...]
+"""Projected heads: queries ``[..., H, D]``, keys and values ``[..., K, D]``, in three arrays; with
+`backend` "mosaic" possibly in a single one, ``[..., H + 2K, D]``, in this order."""
+Attend = Callable[[Params, Heads], jax.Array]
 
 
 def embed(
@@ -58,9 +61,9 @@ def decoder_layer(
         layer: this layer's subtree; inside ``shard_map`` one device's shards of it.
         stream: the residual stream, the same on every device.
         config: constants and the global number of key/value heads.
-        attend: ``attend(attn_params, q[..., H, D], k[..., K, D], v[..., K, D]) -> [..., H, D]``.
-            It receives the raw projections, because GPU kernels fuse the norm, the rotation and
-            the page write; ``qk_norm_rope`` does the first two.
+        attend: ``attend(attn_params, heads) -> [..., H, D]``. It receives the raw projections,
+            because GPU kernels fuse the norm, the rotation and the page write; ``qk_norm_rope``
+            does the first two.
         axis: mesh axis of tensor parallelism, inside ``shard_map``.
         backend: whose kernels compute the projections.
         rows: of a stream ``[T, E]``, those whose output is wanted, and which ``attend`` returns;
@@ -71,11 +74,11 @@ def decoder_layer(
     """
     attention, mlp, eps = layer["self_attn"], layer["mlp"], config.rms_norm_eps
     norm = layer["input_layernorm"]
-    stream, (q, k, v) = project_qkv(attention, stream, norm, config, axis, backend)
+    stream, heads = project_qkv(attention, stream, norm, config, axis, backend)
     if rows is not None:
         # One layer of a step: more kernels would take longer to lower than they save.
         stream, backend = stream.of_rows(rows), "xla"
-    mixed = attend(attention, q, k, v).reshape(*stream.x.shape[:-1], -1)
+    mixed = attend(attention, heads).reshape(*stream.x.shape[:-1], -1)
     bias = attention.get("o_proj_bias")
     stream = _project_add(mixed, attention["o_proj"], bias, stream, axis, backend)
     norm, gate, up = layer["post_attention_layernorm"], mlp["gate_proj"], mlp["up_proj"]
@@ -90,23 +93,22 @@ def project_qkv(
     config: ModelConfig,
     axis: str | None,
     backend: Backend,
-) -> tuple[Stream, tuple[jax.Array, ...]]:
-    """Heads of queries, keys and values (``[..., H, D]`` and twice ``[..., K, D]``, this device's).
+) -> tuple[Stream, Heads]:
+    """The heads that this device attends with, projected from the norm of the stream.
 
-    They are projected from the norm of the stream, which is returned settled; their own norm and
-    rotation are still to come.
+    The stream is returned settled; the heads' own norm and rotation are still to come.
     """
     own_kv = _own_kv_head(attention, config, axis)
     own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
     weights = [select(attention[name]) for name, select in own.items()]
     eps = config.rms_norm_eps
     stream, projected = norm_project(stream, norm, weights, eps=eps, backend=backend)
-    biases = [attention.get(f"{name}_bias") for name in own]
+    if "q_proj_bias" in attention:
+        biases = [select(attention[f"{name}_bias"]) for name, select in own.items()]
+        biases = biases if len(projected) == len(biases) else [jnp.concatenate(biases)]
+        projected = tuple(map(rounded_add, projected, biases))
     heads = (*stream.x.shape[:-1], -1, config.head_dim)
-    return stream, tuple(
-        (product if bias is None else rounded_add(product, select(bias))).reshape(heads)
-        for product, bias, select in zip(projected, biases, own.values(), strict=True)
-    )
+    return stream, tuple(product.reshape(heads) for product in projected)
 
 
 def qk_norm_rope(
@@ -175,7 +177,8 @@ def forward(
     x = embed(params, token_ids)
     cos, sin = cos_sin(positions, config, x.dtype)
 
-    def attend(attention: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    def attend(attention: Params, heads: Heads) -> jax.Array:
+        q, k, v = heads
         q, k = qk_norm_rope(attention, q, k, cos, sin, config.rms_norm_eps)
         return dense_attention(q, k, v, mask)
 

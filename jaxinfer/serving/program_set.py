@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxinfer.kernels.projections import MERGED_BELOW_ROWS
 from jaxinfer.serving.buckets import Buckets
 from jaxinfer.serving.collectives import choose_collectives, collective_options
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
@@ -76,7 +77,7 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
             return {}
     # Launched through a slice of the batch vector, a kernel stays out of the CUDA graph.
     options: dict[str, Any] = {"xla_gpu_enable_dynamic_slice_fusion": False}
-    if rows >= 128:
+    if rows >= MERGED_BELOW_ROWS:
         options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
     if num_devices > 1:
         options |= collective_options(choose_collectives(num_steps))

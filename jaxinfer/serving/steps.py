@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int32
 from jaxinfer.kernels.attention import Backend, norm_rope_write, paged_attention
 from jaxinfer.kernels.projections import Stream, begin
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import decoder_layer, embed, final_hidden
+from jaxinfer.model.qwen3 import Heads, decoder_layer, embed, final_hidden
 from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.layout import DecodeFields, DecodeShape, PrefillShape
@@ -203,12 +203,10 @@ def _run_layers(
             count = last_rows.shape[0]
             queries, longest = (jnp.arange(count + 1, dtype=jnp.int32), *rows[1:]), 1
 
-        def attend(attention: Mapping[str, Any], q: Array, k: Array, v: Array) -> Array:
+        def attend(attention: Mapping[str, Any], heads: Heads) -> Array:
             nonlocal written
             q, *both = norm_rope_write(
-                q,
-                k,
-                v,
+                heads,
                 attention["q_norm"],
                 attention["k_norm"],
                 cos,

@@ -63,10 +63,11 @@ def test_any_prefill_configuration_gives_the_same_attention(config):
         attention_cases.check(functools.partial(_configured, config=config), case, jnp.bfloat16)
 
 
+@pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(
     ("T", "H", "K", "D", "S"), [(5, 16, 8, 128, 16), (256, 40, 8, 128, 64), (33, 3, 1, 64, 8)]
 )
-def test_norm_rope_write_matches_the_reference_in_place(T, H, K, D, S):
+def test_norm_rope_write_matches_the_reference_in_place(T, H, K, D, S, merged):
     keys = iter(jax.random.split(jax.random.key(0), 16))
     P = T // S + 5
 
@@ -80,12 +81,13 @@ def test_norm_rope_write_matches_the_reference_in_place(T, H, K, D, S):
     k_pages, v_pages = draw(P, S, K, D), draw(P, S, K, D)
     slots = jax.random.permutation(next(keys), P * S)[:T].astype(jnp.int32)
 
-    args = (q, k, v, q_norm, k_norm, cos, sin)
-    exact = (x.astype(jnp.float32) for x in (*args, k_pages, v_pages))
+    args = (q_norm, k_norm, cos, sin)
+    exact = (x.astype(jnp.float32) for x in (q, k, v, *args, k_pages, v_pages))
     expected = page_write.norm_rope_write(*exact, slots, eps=1e-6)
+    heads = (jnp.concatenate([q, k, v], axis=1),) if merged else (q, k, v)
     op = functools.partial(attention.norm_rope_write, eps=1e-6, backend="mosaic")
     before = k_pages.unsafe_buffer_pointer()
-    got = jax.jit(op, donate_argnums=(7, 8))(*args, k_pages, v_pages, slots)
+    got = jax.jit(op, donate_argnums=(5, 6))(heads, *args, k_pages, v_pages, slots)
     assert got[1].unsafe_buffer_pointer() == before, "the pool was copied"
     for mine, theirs in zip(got, expected, strict=True):
         np.testing.assert_allclose(

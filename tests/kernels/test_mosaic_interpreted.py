@@ -30,8 +30,9 @@ def _interpret(monkeypatch):
     monkeypatch.setattr(plgpu, "kernel", kernel)
 
 
+@pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 128), (3, 1, 64)])
-def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D):
+def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D, merged):
     T, S, P, eps = 3, 8, 4, 1e-6
     rng = np.random.default_rng(0)
 
@@ -48,8 +49,9 @@ def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D):
         turned = np.concatenate([-x[..., D // 2 :], x[..., : D // 2]], -1)
         return x * c[:, None] + turned * s[:, None]
 
+    heads = (jnp.concatenate([q, k, v], axis=1),) if merged else (q, k, v)
     out, new_k, new_v = norm_rope_write(
-        q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, jnp.asarray(slots), eps=eps
+        heads, q_norm, k_norm, cos, sin, k_pages, v_pages, jnp.asarray(slots), eps=eps
     )
     expected_k, expected_v = np.asarray(k_pages, np.float64), np.asarray(v_pages, np.float64)
     expected_k[slots // S, slots % S] = exact(k, k_norm)

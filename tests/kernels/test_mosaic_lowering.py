@@ -33,11 +33,11 @@ def _attention(tokens, rows, width, **options):
     return compile_for_h200(op, _shape(tokens, H, D), pages, pages, *tables)
 
 
-def _page_write():
+def _page_write(*heads):
     op = functools.partial(attention.norm_rope_write, eps=1e-6, backend="mosaic")
-    heads, pool, vector, row = _shape(B, K, D), _shape(P, S, K, D), _shape(D), _shape(B, D)
-    arguments = (heads, heads, vector, vector, row, row, pool, pool, _int32(B))
-    return compile_for_h200(op, _shape(B, H, D), *arguments, donate=(7, 8))
+    pool, vector, row = _shape(P, S, K, D), _shape(D), _shape(B, D)
+    arguments = (tuple(_shape(B, n, D) for n in heads), vector, vector, row, row, pool, pool)
+    return compile_for_h200(op, *arguments, _int32(B), donate=(5, 6))
 
 
 def _skinny_plain():
@@ -92,7 +92,8 @@ _PROGRAMS = {
         functools.partial(_attention, 256, B, W, window=100),
         {"paged_prefill_attention": 1},
     ),
-    "page_write": (_page_write, {"norm_rope_write": 1}),
+    "page_write": (functools.partial(_page_write, H, K, K), {"norm_rope_write": 1}),
+    "page_write_merged": (functools.partial(_page_write, H + 2 * K), {"norm_rope_write": 1}),
     "skinny_plain": (_skinny_plain, {"skinny_plain": 1}),
     "skinny_gated": (_skinny_gated, {"skinny_gated": 1}),
     "skinny_residual": (_skinny_residual, {"skinny_residual": 1}),
@@ -111,8 +112,9 @@ def test_each_program_launches_its_kernels_once(name):
 
 
 @needs_plugin
-def test_page_write_aliases_the_donated_pools():
-    compiled = _page_write()
+@pytest.mark.parametrize("heads", [(H, K, K), (H + 2 * K,)])
+def test_page_write_aliases_the_donated_pools(heads):
+    compiled = _page_write(*heads)
     pool_bytes = 2 * P * S * K * D * 2
     assert compiled.memory_analysis().alias_size_in_bytes >= pool_bytes
     assert compiled.memory_analysis().temp_size_in_bytes < pool_bytes / 100

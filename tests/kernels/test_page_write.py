@@ -23,7 +23,7 @@ def test_norm_rope_write_stores_keys_and_values_in_their_slots():
     pages = jnp.full((P, S, K, D), 7.0)
     slots = jnp.array([17, 9, 31, 0, 0], jnp.int32)
     out, k_pages, v_pages = norm_rope_write(
-        q, k, v, q_norm, k_norm, cos, sin, pages, pages, slots, eps=1e-6
+        (q, k, v), q_norm, k_norm, cos, sin, pages, pages, slots, eps=1e-6
     )
 
     def expected(x, weight):
@@ -58,8 +58,23 @@ def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype):
     pages = jnp.zeros((3, 8, K, D), dtype)
     slots = jnp.arange(8, 8 + T, dtype=jnp.int32)
     got_q, k_pages, _ = norm_rope_write(
-        q, k, v, *weights.values(), cos, sin, pages, pages, slots, eps=1e-6
+        (q, k, v), *weights.values(), cos, sin, pages, pages, slots, eps=1e-6
     )
     want_q, want_k = qk_norm_rope(weights, q, k, cos, sin, 1e-6)
     np.testing.assert_array_equal(got_q, want_q)
     np.testing.assert_array_equal(k_pages.reshape(-1, K, D)[8 : 8 + T], want_k)
+
+
+def test_heads_in_one_array_are_the_same_as_in_three():
+    rng = np.random.default_rng(2)
+    T, H, K, D, S = 4, 6, 2, 64, 8
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    heads, cos, sin, norm = draw(T, H + 2 * K, D), draw(T, D), draw(T, D), draw(D)
+    parts = heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
+    rest = (norm, norm + 1, cos, sin, *[jnp.zeros((2, S, K, D))] * 2, jnp.arange(T, dtype="int32"))
+    expected = norm_rope_write(parts, *rest, eps=1e-6)
+    for got, want in zip(norm_rope_write((heads,), *rest, eps=1e-6), expected, strict=True):
+        np.testing.assert_array_equal(got, want)

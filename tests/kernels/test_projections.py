@@ -53,14 +53,15 @@ def test_without_kernels_every_operation_rounds(shape, dtype, backend):
         )
         same, gated = projections.norm_gated(stream, norm, gate, up, eps=1e-6, backend=backend)
         added = projections.project_add(gated, down, same, backend=backend)
-        return *projected, gated, added.settled()
+        return jnp.concatenate(projected, axis=-1), gated, added.settled()
 
     given, x = x, x[::-1] + x
     hidden = rms_norm(x, norm, 1e-6)
     opened, value = linear(hidden, gate), linear(hidden, up)
     gated = jax.nn.silu(opened.astype(jnp.float32)).astype(dtype) * value
     added = x + linear(gated, down)
-    for got, expected in zip(ops(given), (opened, value, gated, added), strict=True):
+    projected = jnp.concatenate([opened, value], axis=-1)
+    for got, expected in zip(ops(given), (projected, gated, added), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -139,3 +140,32 @@ def test_measured_shapes_take_the_kernels_that_read_several_weights(monkeypatch)
     _, few = projections.norm_gated(Stream(x[:24]), norm, up, up, **ops)
     assert not other.any()
     assert not few.any()
+
+
+def _projected(shape, features, backend, dtype="bfloat16"):
+    x, norm = _draw(*shape, E, dtype=dtype), _draw(E, dtype=dtype) + 1
+    weights = [_draw(n, E, dtype=dtype, seed=n) for n in features]
+    _, got = projections.norm_project(Stream(x), norm, weights, eps=1e-6, backend=backend)
+    return got, [linear(rms_norm(x, norm, 1e-6), weight) for weight in weights]
+
+
+def test_products_that_xla_would_merge_stay_one():
+    (merged,), separate = _projected((24,), (256, 64, 64), "mosaic")
+    np.testing.assert_array_equal(merged, jnp.concatenate(separate, axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "backend", "dtype"),
+    [
+        ((24,), (256, 64, 64), "xla", "bfloat16"),
+        ((24,), (256, 64, 64), "triton", "bfloat16"),
+        ((24,), (256, 64, 64), "mosaic", "float32"),
+        ((2, 12), (256, 64, 64), "mosaic", "bfloat16"),
+        ((24,), (192, 96, 96), "mosaic", "bfloat16"),  # Triton would need a copy of these weights.
+        ((128,), (256, 64, 64), "mosaic", "bfloat16"),  # cuBLAS would, of any.
+    ],
+)
+def test_other_products_are_separate(shape, features, backend, dtype):
+    got, expected = _projected(shape, features, backend, dtype)
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxinfer.kernels.projections import begin
+from jaxinfer.kernels.projections import Stream, begin
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.qwen3 import (
     decoder_layer,
@@ -17,6 +17,7 @@ from jaxinfer.model.qwen3 import (
     final_hidden,
     forward,
     lm_head,
+    project_qkv,
     qk_norm_rope,
 )
 from jaxinfer.model.rope import cos_sin
@@ -37,7 +38,8 @@ def local_forward(params, tokens, *, config):
     cos, sin = cos_sin(jnp.arange(len(tokens)), config, x.dtype)
     mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
 
-    def attend(attention, q, k, v):
+    def attend(attention, heads):
+        q, k, v = heads
         q, k = qk_norm_rope(attention, q, k, cos, sin, config.rms_norm_eps)
         return dense_attention(q, k, v, mask)
 
@@ -82,3 +84,30 @@ def test_shards_give_the_logits_of_the_whole(model, num_devices):
     actual = jax.block_until_ready(sharded(placed, tokens))
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     np.testing.assert_array_equal(np.argmax(actual, -1), np.argmax(expected, -1))
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_heads_from_one_product_are_those_from_three(num_devices):
+    config = tiny.config(num_key_value_heads=2, head_dim=64, attention_bias=True)
+    layer = tiny.params(config, jnp.bfloat16)["model"]["layers"]["0"]
+    x = jax.random.normal(jax.random.key(0), (24, config.hidden_size), jnp.bfloat16)
+    specs = param_specs(config, ShardingRules(), num_devices)["model"]["layers"]["0"]
+
+    def project(layer, x, backend, count):
+        arguments = layer["self_attn"], Stream(x), layer["input_layernorm"], config, "tensor"
+        _, heads = project_qkv(*arguments, backend)
+        assert len(heads) == count
+        return jnp.concatenate(heads, axis=1)
+
+    def on_devices(backend, count):
+        local = functools.partial(project, backend=backend, count=count)
+        run = jax.shard_map(
+            local,
+            mesh=make_mesh(num_devices),
+            in_specs=(specs, PartitionSpec()),
+            out_specs=PartitionSpec(None, "tensor"),
+            check_vma=False,
+        )
+        return jax.block_until_ready(jax.jit(run)(layer, x))
+
+    np.testing.assert_array_equal(on_devices("mosaic", 1), on_devices("xla", 3))

@@ -6,6 +6,9 @@ in their pages. Done separately these are half a dozen kernels that each cost mo
 to run at small batch. Here one block of 128 threads does all of it for one token; a head's row lies
 within a warp, so the norm's sum needs shuffles only.
 
+Queries, keys and values may come in one array. A kernel's operands are whole arrays, so XLA would
+otherwise cut what one product gave into three, with a kernel for each.
+
 Arithmetic is in fp32 from the projections to the one rounding at the end.
 """
 
@@ -25,9 +28,7 @@ from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, 
 
 
 def norm_rope_write(
-    q: Float[Array, "T H D"],
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
+    heads: tuple[Float[Array, "T _ D"], ...],
     q_norm: Float[Array, " D"],
     k_norm: Float[Array, " D"],
     cos: Float[Array, "T D"],
@@ -44,10 +45,11 @@ def norm_rope_write(
     `jax.Ref`s: under a jit that donates them, or inside a loop that carries them, no copy of a
     pool is made; otherwise XLA copies them first and the caller's arrays stay as they were.
     """
-    T, H, D = q.shape
+    T, all_heads, D = heads[0].shape
+    H = all_heads if len(heads) == 3 else all_heads - 2 * k_pages.shape[2]
     kernel = plgpu.kernel(
-        functools.partial(_token, eps),
-        out_type=jax.ShapeDtypeStruct((T, H, D), q.dtype),
+        functools.partial(_token, eps, len(heads)),
+        out_type=jax.ShapeDtypeStruct((T, H, D), heads[0].dtype),
         grid=(T,),
         grid_names=("token",),
         # Nothing is both read and written, and no thread reads what another wrote.
@@ -55,19 +57,26 @@ def norm_rope_write(
         kernel_name="norm_rope_write",
     )
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
-    rotated = kernel(q, k, v, q_norm, k_norm, cos, sin, slot_mapping, k_ref, v_ref)
+    rotated = kernel(*heads, q_norm, k_norm, cos, sin, slot_mapping, k_ref, v_ref)
     return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
-def _token(eps, q, k, v, q_norm, k_norm, cos, sin, slots, k_pages, v_pages, rotated):
+def _token(eps, num_arrays, *refs):
+    q_norm, k_norm, cos, sin, slots, k_pages, v_pages, rotated = refs[num_arrays:]
     token = lax.axis_index("token")
     slot = slots[token]
     page_size = k_pages.shape[1]
     at = (slot // page_size, slot % page_size)
     # One layout for all heads, so that cosines and sines are loaded once.
-    rows = rows_at_once(math.gcd(q.shape[1], k.shape[1]))
+    H, K = rotated.shape[1], k_pages.shape[2]
+    rows = rows_at_once(math.gcd(H, K))
+    arrays = refs[:num_arrays] * (3 // num_arrays)
+    starts = (0, 0, 0) if num_arrays == 3 else (0, H, H + K)
     # All loads before the first store, so that they are in flight together.
-    queries, keys, values = (_load_heads(x.at[token], rows) for x in (q, k, v))
+    queries, keys, values = (
+        _load_heads(x.at[token, pl.ds(start, count)], rows)
+        for x, start, count in zip(arrays, starts, (H, K, K), strict=True)
+    )
     rotation = (cos.at[token], sin.at[token])
     queries = _norm_rope(eps, queries, q_norm, rotation)
     keys = _norm_rope(eps, keys, k_norm, rotation)
