@@ -46,6 +46,16 @@ class Instruction(NamedTuple):
     line: str
 
     @property
+    def name(self) -> str:
+        """What other lines call it."""
+        return self.line.split("%", 1)[1].split(" ", 1)[0]
+
+    @property
+    def operand(self) -> str:
+        """Name of the first operand."""
+        return re.split(r"[,)]", self.line.split(f" {self.opcode}(%", 1)[1])[0]
+
+    @property
     def num_elements(self) -> int:
         """Of the largest array in the result."""
         sizes = re.findall(r"\w+\[([\d,]*)\]", self.shape)
@@ -67,6 +77,28 @@ def collectives(text: str) -> collections.Counter[str]:
     """How often each kind of exchange between devices happens; a loop's body counts once."""
     opcodes = [instruction.opcode.removesuffix("-start") for instruction in scheduled(text)]
     return collections.Counter(opcode for opcode in opcodes if opcode in _COLLECTIVES)
+
+
+def beside_sums(text: str) -> list[list[Instruction]]:
+    """What is scheduled between the start and the end of each all-reduce of the entry, in order."""
+    running: dict[str, list[Instruction]] = {}
+    found = []
+    entry, computations = _computations(text)
+    for instruction in computations[entry]:
+        if instruction.opcode == "all-reduce-done":
+            running.pop(instruction.operand)
+        for beside in running.values():
+            beside.append(instruction)
+        if instruction.opcode in ("all-reduce", "all-reduce-start"):
+            found.append([])
+        if instruction.opcode == "all-reduce-start":
+            running[instruction.name] = found[-1]
+    return found
+
+
+def is_product(instruction: Instruction) -> bool:
+    """Whether it is a call of cuBLAS or a fusion made for a matrix product."""
+    return "__cublas" in instruction.line or "__triton_gemm" in instruction.line
 
 
 def copies(text: str, num_elements: int) -> list[str]:

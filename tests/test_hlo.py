@@ -40,6 +40,24 @@ def test_kernels_and_exchanges_are_found_inside_loops():
     assert hlo.collectives(_PROGRAM) == {"all-reduce": 1}
 
 
+def test_what_is_scheduled_beside_a_sum_is_found_by_its_start_and_end():
+    text = """ENTRY %main (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %first = ((f32[4]{0}), f32[4]{0}) all-reduce-start(%p), to_apply=%add
+  %gemm = (f32[4]{0}, s8[8]{0}) custom-call(%p), custom_call_target="__cublas$lt$matmul"
+  %second = ((f32[4]{0}), f32[4]{0}) all-reduce-start(%p), to_apply=%add
+  %done = f32[4]{0} all-reduce-done(%first)
+  %norm = f32[4]{0} custom-call(%done), custom_call_target="mosaic_gpu_v2"
+  %end = f32[4]{0} all-reduce-done(%second)
+  ROOT %alone = f32[4]{0} all-reduce(%end), to_apply=%add
+}
+"""
+    names = [[instruction.name for instruction in beside] for beside in hlo.beside_sums(text)]
+    assert names == [["gemm", "second"], ["done", "norm"], []]
+    products = [sum(map(hlo.is_product, beside)) for beside in hlo.beside_sums(text)]
+    assert products == [1, 0, 0]
+
+
 def test_copies_are_found_by_size_also_inside_fusions():
     assert hlo.copies(_PROGRAM, 32) == ["copy f32[8,4]{1,0}"]
     assert len(hlo.copies(_PROGRAM, 2)) == 2

@@ -72,18 +72,41 @@ def decoder_layer(
     Returns:
         The stream, of the wanted rows.
     """
-    attention, mlp, eps = layer["self_attn"], layer["mlp"], config.rms_norm_eps
-    norm = layer["input_layernorm"]
-    stream, heads = project_qkv(attention, stream, norm, config, axis, backend)
+    attention, mlp = layer["self_attn"], layer["mlp"]
+    stream, mixed = attention_block(layer, stream, config, attend, axis, backend, rows)
     if rows is not None:
         # One layer of a step: more kernels would take longer to lower than they save.
-        stream, backend = stream.of_rows(rows), "xla"
-    mixed = attend(attention, heads).reshape(*stream.x.shape[:-1], -1)
+        backend = "xla"
     bias = attention.get("o_proj_bias")
     stream = _project_add(mixed, attention["o_proj"], bias, stream, axis, backend)
-    norm, gate, up = layer["post_attention_layernorm"], mlp["gate_proj"], mlp["up_proj"]
-    stream, inner = norm_gated(stream, norm, gate, up, eps=eps, backend=backend)
+    stream, inner = gated_block(layer, stream, config, backend)
     return _project_add(inner, mlp["down_proj"], None, stream, axis, backend)
+
+
+def attention_block(
+    layer: Params,
+    stream: Stream,
+    config: ModelConfig,
+    attend: Attend,
+    axis: str | None,
+    backend: Backend,
+    rows: Int32[Array, " B"] | None = None,
+) -> tuple[Stream, Float[Array, "*batch HD"]]:
+    """What `o_proj` reads: this device's heads, side by side. The stream is returned settled."""
+    attention, norm = layer["self_attn"], layer["input_layernorm"]
+    stream, heads = project_qkv(attention, stream, norm, config, axis, backend)
+    if rows is not None:
+        stream = stream.of_rows(rows)
+    return stream, attend(attention, heads).reshape(*stream.x.shape[:-1], -1)
+
+
+def gated_block(
+    layer: Params, stream: Stream, config: ModelConfig, backend: Backend
+) -> tuple[Stream, Float[Array, "*batch F"]]:
+    """What `down_proj` reads: this device's share of F. The stream is returned settled."""
+    norm, mlp = layer["post_attention_layernorm"], layer["mlp"]
+    gate, up, eps = mlp["gate_proj"], mlp["up_proj"], config.rms_norm_eps
+    return norm_gated(stream, norm, gate, up, eps=eps, backend=backend)
 
 
 def project_qkv(
@@ -239,7 +262,17 @@ def _project_add(
     """``stream + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
     if axis is None and bias is None:
         return project_add(x, weight, stream, backend=backend)
-    output = linear(x, weight)
+    return sum_and_add(linear(x, weight), bias, stream, axis, backend)
+
+
+def sum_and_add(
+    output: Float[Array, "*batch E"],
+    bias: Float[Array, " E"] | None,
+    stream: Stream,
+    axis: str | None,
+    backend: Backend,
+) -> Stream:
+    """``stream + (output + bias)``, where the output is a sum over the devices of an axis."""
     if axis is not None:
         output = jax.lax.psum(output, axis)
     return add(stream, output if bias is None else rounded_add(output, bias), backend=backend)

@@ -6,6 +6,9 @@ one- or two-shot kernel, the default; it reads the other GPUs' memory, but stays
 NCCL reduce, inside one graph for the whole program; the graph is recorded anew at each call, which
 costs the host more than the graph saves unless the program holds several steps.
 `scripts/all_reduce_bench.py` measures both.
+
+A prefill step reduces up to 134 MB at a time, with NCCL, and what counts is what runs beside it:
+`token_parts.py` and `turns.py` see to that.
 """
 
 from typing import Any, Literal
@@ -14,6 +17,15 @@ CollectiveChoice = Literal["kernel", "nccl"]
 
 # XLA's default, and COLLECTIVES.
 _GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES"
+
+OVERLAP_OPTIONS: dict[str, Any] = {
+    # XLA's default, and what starts an all-reduce early and waits for it late: without it every one
+    # is waited for where it starts.
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    # The embeddings' sums are independent of each other, and XLA would make one of them.
+    "xla_gpu_all_reduce_combine_threshold_bytes": 0,
+}
+"""For programs whose tokens go through the layers in parts."""
 
 
 def choose_collectives(num_steps: int) -> CollectiveChoice:

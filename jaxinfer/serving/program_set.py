@@ -4,11 +4,16 @@ from typing import Any
 
 from jaxinfer.kernels.projections import MERGED_BELOW_ROWS
 from jaxinfer.serving.buckets import Buckets
-from jaxinfer.serving.collectives import choose_collectives, collective_options
+from jaxinfer.serving.collectives import (
+    OVERLAP_OPTIONS,
+    choose_collectives,
+    collective_options,
+)
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs import BurstKey, ProgramKey, PromptLogprobsKey, SamplerKey
 from jaxinfer.serving.sampling.layout import MODES
 from jaxinfer.serving.swap import HostBlocks
+from jaxinfer.serving.token_parts import part_sizes
 
 
 def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
@@ -62,10 +67,10 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
     """
     if platform == "cpu":
         return {}
-    num_steps = 1
+    num_steps, num_parts = 1, 1
     match key:
         case PrefillShape():
-            rows = key.tokens
+            rows, num_parts = key.tokens, len(part_sizes(key.tokens, num_devices))
         case DecodeShape():
             rows = key.rows
         case BurstKey():
@@ -81,4 +86,6 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
         options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
     if num_devices > 1:
         options |= collective_options(choose_collectives(num_steps))
+    if num_parts > 1:
+        options |= OVERLAP_OPTIONS
     return options

@@ -9,7 +9,8 @@ from its block pool, token ids are checked by the host or come from the sampler,
 [0, V); and each gather here says ``mode="clip"``, each scatter ``mode="drop"``, on purpose.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,15 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import Heads, decoder_layer, embed, final_hidden
 from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.turns import layer_in_turns
 from jaxinfer.serving.layout import DecodeFields, DecodeShape, PrefillShape
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
+from jaxinfer.serving.token_parts import TokenPart, cut, part_sizes
 
 KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
 """Key and value pages of each layer."""
+Rotation = tuple[Array, Array]
+"""Cosines and sines ``[T, D]`` at each token's position."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,20 @@ def prefill_step(
     in_flight = last_tokens.at[-1 - batch.token_ids].get(mode="clip")
     token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
     ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
-    kv, x = _run_layers(
-        params,
-        kv,
+    tokens = TokenPart(
         token_ids,
         batch.positions,
         batch.slot_mapping,
-        (batch.cu_seqlens, batch.context_lens, batch.block_tables),
+        batch.cu_seqlens,
+        batch.context_lens,
+        batch.block_tables,
+    )
+    kv, x = _run_layers(
+        params,
+        kv,
+        tokens,
         context,
-        max_query_len=None,
+        sizes=part_sizes(shape.tokens, context.num_devices),
         last_rows=None if shape.all_tokens else ends,
     )
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
@@ -154,90 +164,119 @@ def feed_last_tokens(
     slot_mapping = jnp.where(batch.context_lens > 0, blocks * S + positions % S, 0)
     token_ids = last_tokens.at[batch.slots].get(mode="clip")
     cu_seqlens = jnp.arange(batch.slots.shape[0] + 1, dtype=jnp.int32)
-    kv, x = _run_layers(
-        params,
-        kv,
-        token_ids,
-        positions,
-        slot_mapping,
-        (cu_seqlens, batch.context_lens, batch.block_tables),
-        context,
-        max_query_len=1,
+    tokens = TokenPart(
+        token_ids, positions, slot_mapping, cu_seqlens, batch.context_lens, batch.block_tables
     )
+    kv, x = _run_layers(params, kv, tokens, context, max_query_len=1)
     return kv, final_hidden(params, x, context.config), token_ids
 
 
 def _run_layers(
     params: Mapping[str, Any],
     kv: KVCache,
-    token_ids: Int32[Array, " T"],
-    positions: Int32[Array, " T"],
-    slot_mapping: Int32[Array, " T"],
-    rows: tuple[Array, Array, Array],
+    tokens: TokenPart,
     context: StepContext,
     *,
-    max_query_len: int | None,
+    max_query_len: int | None = None,
+    sizes: Sequence[int] = (),
     last_rows: Int32[Array, " B"] | None = None,
 ) -> tuple[KVCache, Float[Array, "_ E"]]:
     """Embed and run every layer; each writes its keys and values before it attends.
 
-    With `last_rows`, only those tokens leave the last layer: the last of each row.
+    With `sizes`, parts of so many tokens go through the layers in turn. With `last_rows`, only
+    those tokens leave the last layer, which takes all tokens at once: the last of each row.
     """
-    config, axis = context.config, context.axis
+    config, axis, backend = context.config, context.axis, context.backend
 
     # Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
     @jax.jit
     def layer_step(
         layer: Mapping[str, Any],
         pages: tuple[Array, Array],
-        stream: Stream,
-        cos: Array,
-        sin: Array,
-        slot_mapping: Array,
-        rows: tuple[Array, Array, Array],
+        streams: list[Stream],
+        rotations: list[Rotation],
+        parts: list[TokenPart],
         last_rows: Array | None,
-    ) -> tuple[tuple[Array, Array], Stream]:
-        written = pages
-        queries, longest = rows, max_query_len
-        if last_rows is not None:  # each row is one query now, as in decoding
-            count = last_rows.shape[0]
-            queries, longest = (jnp.arange(count + 1, dtype=jnp.int32), *rows[1:]), 1
-
-        def attend(attention: Mapping[str, Any], heads: Heads) -> Array:
-            nonlocal written
-            q, *both = norm_rope_write(
-                heads,
-                attention["q_norm"],
-                attention["k_norm"],
-                cos,
-                sin,
-                *pages,
-                slot_mapping,
-                eps=config.rms_norm_eps,
-                backend=context.backend,
+    ) -> tuple[tuple[Array, Array], list[Stream]]:
+        def attend(
+            part: TokenPart, rotation: Rotation, attention: Mapping[str, Any], heads: Heads
+        ) -> Array:
+            nonlocal pages
+            mixed, pages = _write_and_attend(
+                attention, heads, rotation, pages, part, context, max_query_len, last_rows
             )
-            written = both[0], both[1]
-            return paged_attention(
-                q if last_rows is None else q.at[last_rows].get(mode="clip"),
-                *written,
-                *queries,
-                scale=config.head_dim**-0.5,
-                max_query_len=longest,
-                backend=context.backend,
-            )
+            return mixed
 
-        stream = decoder_layer(layer, stream, config, attend, axis, context.backend, last_rows)
-        return written, stream
+        attends = [functools.partial(attend, *of) for of in zip(parts, rotations, strict=True)]
+        if axis is not None and len(parts) > 1:
+            streams = layer_in_turns(layer, streams, config, attends, axis, backend)
+        else:
+            (stream,), (whole,) = streams, attends
+            streams = [decoder_layer(layer, stream, config, whole, axis, backend, last_rows)]
+        return pages, streams
 
-    x = embed(params, token_ids, axis)
-    stream = begin(x, backend=context.backend)
+    parts = cut(tokens, sizes)
+    streams = [begin(embed(params, part.token_ids, axis), backend=backend) for part in parts]
+    rotations = [cos_sin(part.positions, config, streams[0].x.dtype) for part in parts]
     # The barrier keeps XLA from computing cosines again inside every layer.
-    cos, sin = jax.lax.optimization_barrier(cos_sin(positions, config, x.dtype))
+    rotations = jax.lax.optimization_barrier(rotations)
     pages_of_layers = []
     last = config.num_hidden_layers - 1
     for index in range(config.num_hidden_layers):
-        layer = params["model"]["layers"][str(index)]
-        kept = last_rows if index == last else None
-        pages, stream = layer_step(layer, kv[index], stream, cos, sin, slot_mapping, rows, kept)
+        layer, kept = params["model"]["layers"][str(index)], None
+        if index == last and last_rows is not None:
+            streams, rotations = _as_one(streams, rotations)
+            kept, parts = last_rows, [tokens]
+        pages, streams = layer_step(layer, kv[index], streams, rotations, parts, kept)
         pages_of_layers.append(pages)
+    (stream,), _ = _as_one(streams, rotations)
     return tuple(pages_of_layers), stream.settled()
+
+
+def _as_one(
+    streams: list[Stream], rotations: list[Rotation]
+) -> tuple[list[Stream], list[Rotation]]:
+    """The parts put together again."""
+    if len(streams) == 1:
+        return streams, rotations
+    cos, sin = (jnp.concatenate(parts) for parts in zip(*rotations, strict=True))
+    return [Stream(jnp.concatenate([stream.settled() for stream in streams]))], [(cos, sin)]
+
+
+def _write_and_attend(
+    attention: Mapping[str, Any],
+    heads: Heads,
+    rotation: Rotation,
+    pages: tuple[Array, Array],
+    part: TokenPart,
+    context: StepContext,
+    max_query_len: int | None,
+    last_rows: Int32[Array, " B"] | None,
+) -> tuple[Float[Array, "_ H D"], tuple[Array, Array]]:
+    """One layer's attention from raw heads, of all tokens or some; and the pages with these in."""
+    q, k_pages, v_pages = norm_rope_write(
+        heads,
+        attention["q_norm"],
+        attention["k_norm"],
+        *rotation,
+        *pages,
+        part.slot_mapping,
+        eps=context.config.rms_norm_eps,
+        backend=context.backend,
+    )
+    cu_seqlens = part.cu_seqlens
+    if last_rows is not None:  # each row is one query now, as in decoding
+        q, max_query_len = q.at[last_rows].get(mode="clip"), 1
+        cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
+    mixed = paged_attention(
+        q,
+        k_pages,
+        v_pages,
+        cu_seqlens,
+        part.context_lens,
+        part.block_tables,
+        scale=context.config.head_dim**-0.5,
+        max_query_len=max_query_len,
+        backend=context.backend,
+    )
+    return mixed, (k_pages, v_pages)

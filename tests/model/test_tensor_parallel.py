@@ -22,6 +22,7 @@ from jaxinfer.model.qwen3 import (
 )
 from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, make_mesh, param_specs
+from jaxinfer.model.turns import layer_in_turns
 from tests.model import tiny
 
 MODELS = {
@@ -32,22 +33,33 @@ MODELS = {
 }
 
 
-def local_forward(params, tokens, *, config):
-    """The layers as one device of the tensor axis runs them; logits of its part of V."""
+def local_forward(params, tokens, *, config, first=None):
+    """The layers as one device of the tensor axis runs them; logits of its part of V.
+
+    With `first`, so many tokens and the rest go through each layer in turn.
+    """
     x = embed(params, tokens, axis="tensor")
     cos, sin = cos_sin(jnp.arange(len(tokens)), config, x.dtype)
     mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
 
-    def attend(attention, heads):
+    def attend(earlier, attention, heads):
         q, k, v = heads
-        q, k = qk_norm_rope(attention, q, k, cos, sin, config.rms_norm_eps)
-        return dense_attention(q, k, v, mask)
+        begin, end = len(earlier), len(earlier) + len(q)
+        q, k = qk_norm_rope(attention, q, k, cos[begin:end], sin[begin:end], config.rms_norm_eps)
+        earlier += zip(q, k, v, strict=True)
+        tokens = [jnp.stack(each) for each in zip(*earlier, strict=True)]
+        return dense_attention(*tokens, mask[:end, :end])[begin:]
 
-    stream = begin(x)
+    streams = [begin(x)] if first is None else [begin(x[:first]), begin(x[first:])]
     for index in range(config.num_hidden_layers):
         layer = params["model"]["layers"][str(index)]
-        stream = decoder_layer(layer, stream, config, attend, axis="tensor")
-    return lm_head(params, final_hidden(params, stream.settled(), config))
+        attends = [functools.partial(attend, [])] * len(streams)
+        if first is None:
+            streams = [decoder_layer(layer, streams[0], config, attends[0], axis="tensor")]
+        else:
+            streams = layer_in_turns(layer, streams, config, attends, axis="tensor")
+    x = jnp.concatenate([stream.settled() for stream in streams])
+    return lm_head(params, final_hidden(params, x, config))
 
 
 @functools.cache
@@ -67,12 +79,21 @@ def whole_forward(model):
     ],
 )
 def test_shards_give_the_logits_of_the_whole(model, num_devices):
+    check_logits(model, num_devices)
+
+
+@pytest.mark.parametrize(("model", "num_devices"), [("kv-heads-divide", 4), ("biases", 2)])
+def test_two_parts_in_turn_give_the_logits_of_the_whole(model, num_devices):
+    check_logits(model, num_devices, first=6)
+
+
+def check_logits(model, num_devices, **parts):
     config = MODELS[model]
     params, tokens, expected = whole_forward(model)
     mesh = make_mesh(num_devices)
     sharded = jax.jit(
         jax.shard_map(
-            functools.partial(local_forward, config=config),
+            functools.partial(local_forward, config=config, **parts),
             mesh=mesh,
             in_specs=(param_specs(config, ShardingRules(), num_devices), PartitionSpec()),
             out_specs=PartitionSpec(None, "tensor"),

@@ -29,3 +29,10 @@ def test_single_steps_keep_the_kernel(key):
 def test_one_device_and_cpus_get_no_such_options():
     assert _KERNELS not in options_of(_BURST, platform="gpu", num_devices=1)
     assert options_of(_BURST, platform="cpu", num_devices=2) == {}
+
+
+def test_prefills_in_parts_ask_for_the_scheduler_that_overlaps():
+    name = "xla_gpu_enable_latency_hiding_scheduler"
+    assert options_of(PrefillShape(8192, 8, 64), platform="gpu", num_devices=2)[name]
+    for key, devices in [(PrefillShape(1024, 8, 64), 2), (PrefillShape(8192, 8, 64), 1)]:
+        assert name not in options_of(key, platform="gpu", num_devices=devices)

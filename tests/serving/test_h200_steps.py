@@ -16,6 +16,7 @@ from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_set import options_of
 from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs, SamplerKey
 from jaxinfer.serving.steps import StepContext
+from jaxinfer.serving.token_parts import part_sizes
 from tests import hlo
 from tests.kernels.h200_target import h200_mesh, needs_plugin
 
@@ -45,6 +46,13 @@ class Step(NamedTuple):
     devices: int = 1
     last: dict[str, int] | None = None
 
+    @property
+    def parts(self) -> int:
+        """In how many parts the tokens go through the layers."""
+        if isinstance(self.key, PrefillShape):
+            return len(part_sizes(self.key.tokens, self.devices))
+        return 1
+
 
 _DECODE = {"norm_rope_write": 1, "paged_decode_attention": 1}
 _SKINNY = {"skinny_plain": 1, "skinny_gated": 1, "skinny_residual": 2}
@@ -55,6 +63,8 @@ _PREFILL = {"norm_rope_write": 1, "paged_prefill_attention": 1, "add_norm": 2, "
 # The last layer of a prefill goes on with one token of each row, as if it were decoding.
 _LAST = {"add_norm": 1, **_DECODE, "combine_splits": 1}
 
+_LAST_JOINED = {**_DECODE, "combine_splits": 1}  # its tokens are put together in its norm
+
 # The one place for these bounds. `scripts/h200_compile.py` prints what was measured beside them: a
 # change that lowers a number lowers its bound here to the new number and a small reserve.
 STEPS = {
@@ -64,6 +74,8 @@ STEPS = {
     "burst_2": Step(BurstKey(DecodeShape(2, _WIDTH), "greedy", 8), 222, 1.5, _FEW_ROWS),
     "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
     "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),
+    "prefill_1024_on_2": Step(PrefillShape(1024, 8, _WIDTH), 418, 18, _PREFILL, 2, _LAST),
+    "prefill_8192_on_2": Step(PrefillShape(8192, 8, _WIDTH), 812, 105, _PREFILL, 2, _LAST_JOINED),
     "decode_64_on_4": Step(DecodeShape(64, _WIDTH), 411, 3.6, _DECODE, devices=4),
 }
 
@@ -109,15 +121,28 @@ def test_temporary_memory_and_launches_stay_within_their_bounds(step, record_pro
 
 def test_every_layer_runs_the_kernels(step):
     _, text = _compile(step.key, step.devices)
-    expected = collections.Counter({name: n * (_LAYERS - 1) for name, n in step.mosaic.items()})
-    expected.update(step.mosaic if step.last is None else step.last)
+    in_parts = {name: n * step.parts for name, n in step.mosaic.items()}
+    expected = collections.Counter({name: n * (_LAYERS - 1) for name, n in in_parts.items()})
+    expected.update(in_parts if step.last is None else step.last)
     assert hlo.mosaic_kernels(text) == expected
 
 
 def test_devices_sum_twice_a_layer_and_once_for_the_embedding(step):
     _, text = _compile(step.key, step.devices)
-    sums = {"all-reduce": 2 * _LAYERS + 1} if step.devices > 1 else {}
-    assert hlo.collectives(text) == sums
+    # The last layer takes all parts at once, where it goes on with few tokens.
+    in_parts = _LAYERS if step.last is None else _LAYERS - 1
+    sums = (2 * in_parts + 1) * step.parts + 2 * (_LAYERS - in_parts)
+    assert hlo.collectives(text) == ({"all-reduce": sums} if step.devices > 1 else {})
+
+
+def test_sums_of_a_long_prefill_run_beside_the_products_of_the_other_half():
+    step = STEPS["prefill_8192_on_2"]
+    assert step.parts == 2
+    beside = hlo.beside_sums(_compile(step.key, step.devices)[1])
+    products = [sum(map(hlo.is_product, instructions)) for instructions in beside]
+    # Nothing is left to compute beside the embedding's first sum, nor beside the last three: the
+    # last layer takes both halves at once.
+    assert min(products[1:-3]) >= 1
 
 
 def test_sampling_on_devices_exchanges_two_numbers_a_row_once():

@@ -31,6 +31,14 @@ def _local_kv_bytes(devices):
     return 2 * CONFIG.num_hidden_layers * _BLOCKS * page
 
 
+def _pool_copies(text, devices):
+    page = (_BLOCK_SIZE, num_page_heads(CONFIG, devices) // devices, CONFIG.head_dim)
+    pool = "f32[" + ",".join(map(str, (_BLOCKS, *page))) + "]"
+    return [
+        line for line in text.splitlines() if re.search(rf"= {re.escape(pool)}\S* copy\(", line)
+    ]
+
+
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("key", _FORWARDS, ids=lambda key: type(key).__name__)
 def test_pages_are_updated_in_place_on_every_device(devices, key):
@@ -38,14 +46,7 @@ def test_pages_are_updated_in_place_on_every_device(devices, key):
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == _local_kv_bytes(devices)
     # A copy of one layer's pages would show among the temporaries or as an instruction.
-    page = (_BLOCK_SIZE, num_page_heads(CONFIG, devices) // devices, CONFIG.head_dim)
-    pool = "f32[" + ",".join(map(str, (_BLOCKS, *page))) + "]"
-    copies = [
-        line
-        for line in compiled.as_text().splitlines()
-        if re.search(rf"= {re.escape(pool)}\S* copy\(", line)
-    ]
-    assert not copies
+    assert not _pool_copies(compiled.as_text(), devices)
 
 
 def test_the_last_layer_of_a_prefill_goes_on_with_each_rows_last_token_only():
@@ -87,6 +88,22 @@ def test_a_forward_reduces_twice_a_layer_and_once_for_the_embedding(key):
     reductions = re.findall(r"= \S+ all-reduce(?:-start)?\(", text)
     assert len(reductions) == 2 * CONFIG.num_hidden_layers + 1
     assert "all-gather" not in text
+
+
+@pytest.fixture
+def halved_prefill(monkeypatch):
+    monkeypatch.setattr("jaxinfer.serving.steps.part_sizes", lambda tokens, _: (tokens // 2,) * 2)
+    return _compile.__wrapped__(2, PrefillShape(16, 4, 8))
+
+
+def test_halves_of_a_prefill_reduce_in_turn_and_update_the_pages_in_place(halved_prefill):
+    text = halved_prefill.as_text()
+    reductions = re.findall(r"= \S+ all-reduce(?:-start)?\(", text)
+    # A CPU sums both halves of the embedding at once, as a tuple; in layers each waits for another.
+    # The last layer takes all tokens at once.
+    assert len(reductions) == 2 * 2 * (CONFIG.num_hidden_layers - 1) + 2
+    assert halved_prefill.memory_analysis().alias_size_in_bytes == _local_kv_bytes(2)
+    assert not _pool_copies(text, 2)
 
 
 def test_one_device_runs_no_collective():

@@ -1,0 +1,78 @@
+"""A layer on two parts of a step's tokens in turn: sums of one beside products of the other.
+
+Under tensor parallelism a layer sums over the devices twice, and what follows has to wait for the
+sum. With the tokens in two parts, whole blocks of products alternate,
+
+    attention 1 | attention 2 | MLP 1 | MLP 2 | attention 1 of the next layer
+                | sum 1       | sum 2 | sum 1 | sum 2
+
+and each sum has a block of the other part beside it. XLA's scheduler knows neither how long a
+kernel of ours takes nor an all-reduce; left alone it lets some sums run beside nothing but a norm.
+So barriers pin the order, and the scheduler only starts each sum early and waits for it late. They
+also tell XLA that a part has read the pages before the next one writes to them; otherwise it would
+copy the pool.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jaxinfer.kernels.attention import Backend
+from jaxinfer.kernels.linear import linear
+from jaxinfer.kernels.projections import Stream
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.qwen3 import Attend, Params, attention_block, gated_block, sum_and_add
+
+Block = Callable[[int, Stream], tuple[Stream, jax.Array]]
+
+
+def layer_in_turns(
+    layer: Params,
+    streams: Sequence[Stream],
+    config: ModelConfig,
+    attends: Sequence[Attend],
+    axis: str,
+    backend: Backend = "xla",
+) -> list[Stream]:
+    """`qwen3.decoder_layer` on each part; part i may read keys and values that parts before wrote.
+
+    Args:
+        layer: this layer's subtree, one device's shards of it.
+        streams: the residual stream of each part.
+        config: constants and the global number of key/value heads.
+        attends: each part's attention, called once, in order.
+        axis: mesh axis of tensor parallelism.
+        backend: whose kernels compute the projections.
+    """
+    attention = layer["self_attn"]
+
+    def attended(part: int, stream: Stream) -> tuple[Stream, jax.Array]:
+        return attention_block(layer, stream, config, attends[part], axis, backend)
+
+    def gated(_: int, stream: Stream) -> tuple[Stream, jax.Array]:
+        return gated_block(layer, stream, config, backend)
+
+    output = attention["o_proj"], attention.get("o_proj_bias")
+    streams = _in_turns(streams, attended, *output, axis, backend)
+    return _in_turns(streams, gated, layer["mlp"]["down_proj"], None, axis, backend)
+
+
+def _in_turns(
+    streams: Sequence[Stream],
+    block: Block,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    axis: str,
+    backend: Backend,
+) -> list[Stream]:
+    """Each stream plus its block's product, summed while the next part computes."""
+    streams = list(streams)
+    for part, stream in enumerate(streams):
+        settled, hidden = block(part, stream)
+        following = (part + 1) % len(streams)
+        # The part that follows starts when this product is there, and this sum beside it.
+        product, streams[following] = jax.lax.optimization_barrier(
+            (linear(hidden, weight), streams[following])
+        )
+        streams[part] = sum_and_add(product, bias, settled, axis, backend)
+    return streams
