@@ -12,7 +12,7 @@ _SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that
 # a row: with one engine the host is the slower one up to some 32 rows, and with each further
 # replica, whose launches share the host, up to about as many more.
 _MOST_BURST_ROWS_A_REPLICA = 32
-_BURST_ROWS = (2, 8, 32, 64, 128)
+_BURST_ROWS = (2, 8, 32, 64, 128)  # and all beyond, where there are bursts of any size
 
 # Sampling for a full set of rows costs 0.3 ms: less than a hundredth of such a step.
 _TOKENS_THAT_HIDE_ROWS = 16_384
@@ -29,9 +29,9 @@ class Buckets:
         rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
             product with one row into something slow.
         full_rows: the few of these that also take sampler mode "full", whose programs are large.
-        burst_rows: the small ones, for which bursts are worth their programs: there the launches of
-            all replicas cost the host about as much as a step costs each device. Empty if there
-            are no bursts.
+        burst_rows: those for which bursts are worth their programs: with one device a replica the
+            small ones, where the launches of all replicas cost the host about as much as a step
+            costs each device; with several, sizes up to the largest. Empty if there are no bursts.
         burst_length: decode steps of a burst.
         widths: blocks of a block table, ascending; the last holds a full-length sequence.
         histories: lengths of the full sampler's token history, ascending from 0.
@@ -96,6 +96,7 @@ def choose_buckets(
     burst_length: int,
     platform: str,
     num_replicas: int = 1,
+    num_devices: int = 1,
 ) -> Buckets:
     """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
 
@@ -108,6 +109,7 @@ def choose_buckets(
             for no bursts.
         platform: "cpu" or that of an accelerator.
         num_replicas: engines that one process runs side by side.
+        num_devices: N, devices that share a step.
     """
     most_rows = max(max_num_seqs, 2)
     most_tokens = max(max_num_batched_tokens, most_rows)
@@ -132,8 +134,7 @@ def choose_buckets(
         prefill = [(n, few) for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
         prefill += [(n, most_rows) for n in tokens[::-1][::2]]
         full_rows = sorted({few, most_rows})
-        longest = max(_BURST_ROWS[0], _MOST_BURST_ROWS_A_REPLICA * num_replicas)
-        bursts = [n for n in rows if n in _BURST_ROWS and n <= longest] or rows[:1]
+        bursts = _gpu_burst_rows(rows, num_replicas, num_devices)
         short = -(-_SHORT_TABLE_TOKENS // block_size)
         widths = [short, full_width] if 2 * short <= full_width else [full_width]
     prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
@@ -149,6 +150,20 @@ def choose_buckets(
         widths=tuple(widths),
         histories=(0, max_model_len),
     )
+
+
+def _gpu_burst_rows(rows: list[int], num_replicas: int, num_devices: int) -> list[int]:
+    """Sizes of bursts.
+
+    Where devices share a step, it falls apart into a CUDA graph between each two all-reduces, 73 a
+    step of Qwen3-8B's shape on jax 0.11.2, unless it is part of a burst, which is one graph
+    (`collectives.py`): on two H200s 4.4, 6.5 and 11.0 ms at 2, 64 and 256 rows, but 3.9 ms in
+    bursts at 2. So there bursts are for any number of rows.
+    """
+    if num_devices > 1:
+        return [n for n in rows if n in _BURST_ROWS or n > _BURST_ROWS[-1] or n == rows[-1]]
+    longest = max(_BURST_ROWS[0], _MOST_BURST_ROWS_A_REPLICA * num_replicas)
+    return [n for n in rows if n in _BURST_ROWS and n <= longest] or rows[:1]
 
 
 def _powers(first: int) -> list[int]:

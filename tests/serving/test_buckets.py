@@ -77,6 +77,29 @@ def test_replicas_that_share_a_host_make_bursts_of_more_rows(replicas, rows):
     assert _choose(burst_length=1).burst_shapes() == []
 
 
+@pytest.mark.parametrize(
+    ("max_num_seqs", "rows"),
+    [
+        (256, (2, 8, 32, 64, 128, 192, 256)),
+        (100, (2, 8, 32, 64, 100)),
+        (1, (2,)),
+        (500, (2, 8, 32, 64, 128, 192, 256, 384, 500)),
+    ],
+)
+def test_devices_that_share_a_step_make_bursts_of_any_number_of_rows(max_num_seqs, rows):
+    buckets = _choose(burst_length=8, max_num_seqs=max_num_seqs, num_devices=2)
+    assert buckets.burst_rows == rows
+    for count in range(1, max_num_seqs + 1):
+        shape = buckets.decode_shape(count, 256, num_steps=8)
+        assert shape in buckets.burst_shapes()
+        assert count <= shape.rows <= max(4 * count, 8)
+    assert _choose(burst_length=1, num_devices=2).burst_rows == ()
+
+
+def test_a_cpu_makes_the_same_bursts_on_any_number_of_devices():
+    assert _choose("cpu", burst_length=8, num_devices=4) == _choose("cpu", burst_length=8)
+
+
 def test_a_cpu_compiles_few_programs():
     buckets = _choose("cpu", max_num_batched_tokens=2048, max_model_len=4096)
     assert len(buckets.prefill_shapes()) + len(buckets.decode_shapes()) <= 16
