@@ -5,9 +5,9 @@
 At decode an all-reduce moves a few KB, so what counts is how it is launched. XLA can run it as a
 kernel of its own or through NCCL, inside or outside a CUDA graph. The first table is a chain of
 dependent all-reduces of bf16 ``[B, 4096]``, the second whole decode steps of a model (the real
-programs, random weights). Every repeat goes to benchmarks/results/ as JSON.
-`NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches inside graphs cheaper; the
-record says whether it was set.
+programs, random weights), one by one and in bursts of 8. Every repeat goes to benchmarks/results/
+as JSON. `NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches inside graphs
+cheaper; the record says whether it was set.
 """
 
 import argparse
@@ -34,12 +34,13 @@ from jaxinfer.serving import kv_cache
 from jaxinfer.serving.collectives import CollectiveChoice, collective_options
 from jaxinfer.serving.layout import DecodeShape
 from jaxinfer.serving.program_set import options_of
-from jaxinfer.serving.programs import Programs
+from jaxinfer.serving.programs import BurstKey, Programs
 from jaxinfer.serving.steps import StepContext
 from scripts.figures.results import RESULTS, save_result
 
 _LAUNCHES, _WIDTH = 56, 4096
 _BLOCK_SIZE, _CONTEXT = 16, 1024
+_BURST = 8
 _CHOICES: tuple[CollectiveChoice, ...] = ("kernel", "nccl")
 
 
@@ -94,29 +95,61 @@ def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str,
 
 
 def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
-    """Microseconds of a decode step at a context of 1,024 tokens."""
+    """Microseconds of a decode step at a context of 1,024 tokens, alone and in a burst."""
     width = _CONTEXT // _BLOCK_SIZE
     programs = _programs(mesh, shape, num_blocks=1 + max(sizes) * width)
-    keys = [DecodeShape(rows, width) for rows in sizes]
+    shapes = [DecodeShape(rows, width) for rows in sizes]
+    keys = [*shapes, *(BurstKey(shape, "greedy", _BURST) for shape in shapes)]
+    cases = [(key, choice) for key in keys for choice in _CHOICES]
     with ThreadPoolExecutor() as pool:
-        compiled = list(pool.map(lambda case: _compile(programs, *case), _cases(keys)))
+        compiled = list(pool.map(lambda case: _compile(programs, *case), cases))
     params = random_params(programs.context.config, "bfloat16", mesh)
-    state = list(kv_cache.allocate(programs))
-    for (key, choice), run in zip(_cases(keys), compiled, strict=True):
-        packed = jax.device_put(_batch(key), NamedSharding(mesh, PartitionSpec()))
+    state = _State(params, *kv_cache.allocate(programs))
+    for (key, choice), run in zip(cases, compiled, strict=True):
+        call, num_steps = state.caller(programs, key, run)
+        taken = [seconds / num_steps for seconds in seconds_of(call, repeats)]
+        what = f"decode step, {choice}" if num_steps == 1 else f"step in a burst, {choice}"
+        yield _row(what, _shape_of(key).rows, taken)
 
-        def step(run: Any = run, packed: jax.Array = packed) -> Any:
-            state[0], hidden, _ = run(params, state[0], packed, state[1])
+
+class _State:
+    """What steps read and replace on the devices."""
+
+    def __init__(self, params: Any, kv: Any, last_tokens: jax.Array) -> None:
+        self.params, self.kv, self.last_tokens = params, kv, last_tokens
+
+    def caller(
+        self, programs: Programs, key: DecodeShape | BurstKey, run: Any
+    ) -> tuple[Callable[[], Any], int]:
+        """A function that runs a program once, and how many steps that is."""
+        num_steps = 1 if isinstance(key, DecodeShape) else key.num_steps
+        batch = _batch(_shape_of(key), _CONTEXT - num_steps + 1)
+        packed = jax.device_put(batch, NamedSharding(programs.context.mesh, PartitionSpec()))
+
+        def step() -> Any:
+            self.kv, hidden, _ = run(self.params, self.kv, packed, self.last_tokens)
             return hidden
 
-        yield _row(f"decode step, {choice}", key.rows, seconds_of(step, repeats))
+        def burst() -> Any:
+            self.kv, self.last_tokens, sampled = run(
+                self.params, self.kv, packed, sampling, self.last_tokens
+            )
+            return sampled
+
+        if isinstance(key, DecodeShape):
+            return step, num_steps
+        described = programs.program(key).arguments[3]
+        sampling = jax.tree.map(
+            lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), described
+        )
+        return burst, num_steps
 
 
-def _cases(keys: Sequence[DecodeShape]) -> list[tuple[DecodeShape, CollectiveChoice]]:
-    return [(key, choice) for key in keys for choice in _CHOICES]
+def _shape_of(key: DecodeShape | BurstKey) -> DecodeShape:
+    return key if isinstance(key, DecodeShape) else key.shape
 
 
-def _compile(programs: Programs, key: DecodeShape, choice: CollectiveChoice) -> Any:
+def _compile(programs: Programs, key: DecodeShape | BurstKey, choice: CollectiveChoice) -> Any:
     options = options_of(key, platform=jax.default_backend(), num_devices=1)
     return programs.lower(key).compile(compiler_options=options | collective_options(choice))
 
@@ -140,13 +173,14 @@ def _programs(mesh: Mesh, shape: str, *, num_blocks: int) -> Programs:
     return Programs(context, described, num_blocks, 2)
 
 
-def _batch(key: DecodeShape) -> np.ndarray:
-    """Rows of 1,024 tokens each in blocks of their own."""
-    packed = np.zeros(key.size, np.int32)
-    fields = key.split(packed)
-    fields.context_lens[:] = _CONTEXT
+def _batch(shape: DecodeShape, context: int) -> np.ndarray:
+    """Rows of so many tokens each, in blocks of their own."""
+    packed = np.zeros(shape.size, np.int32)
+    fields = shape.split(packed)
+    fields.context_lens[:] = context
     fields.slots[:] = 1
-    fields.block_tables[:] = 1 + np.arange(key.rows * key.width).reshape(key.rows, key.width)
+    blocks = 1 + np.arange(shape.rows * shape.width)
+    fields.block_tables[:] = blocks.reshape(shape.rows, shape.width)
     return packed
 
 
