@@ -74,4 +74,25 @@ _MEASURED: dict[_Key, dict[int, WideConfig | None]] = {
         128: WideConfig(24, 128, 8, share_rows=2),
         256: WideConfig(48, 128, 6),
     },
+    # Qwen3-8B, and a half of it for each of two devices: H200, jax 0.11.2. One wave of blocks.
+    _projected(4096, 4096, 1024, 1024): {
+        64: WideConfig(32, 64, 9, share_rows=4),
+        128: WideConfig(112, 64, 10, share_rows=2),
+        256: WideConfig(112, 128, 7, share_rows=2),
+    },
+    _gated(4096, 12288): {
+        64: WideConfig(48, 64, 5, share_rows=2),
+        128: WideConfig(104, 128, 5, share_rows=4),
+        256: WideConfig(96, 256, 4, group=128),
+    },
+    _projected(4096, 2048, 512, 512): {
+        64: None,
+        128: WideConfig(64, 64, 12, share_rows=2),
+        256: WideConfig(128, 64, 9, share_rows=2),
+    },
+    _gated(4096, 6144): {
+        64: WideConfig(48, 64, 11, share_rows=2),
+        128: WideConfig(56, 128, 7, share_rows=4),
+        256: WideConfig(96, 128, 5),
+    },
 }
