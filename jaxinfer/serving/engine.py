@@ -201,7 +201,7 @@ class Engine:
         """
         self._check_alive()
         try:
-            if self._synchronous:
+            if self._synchronous or self._first_tokens_would_wait():
                 self._read_steps(leave=0)
             schedule = self._schedule()
             if schedule is not None:
@@ -240,20 +240,22 @@ class Engine:
         self._runner.close()
 
     def _schedule(self) -> Schedule | None:
-        schedule = self._scheduler.schedule(self._num_decode_steps if self._may_burst() else 1)
+        bursts = not self._synchronous and self._scheduler.num_running <= self._max_burst_rows
+        schedule = self._scheduler.schedule(self._num_decode_steps if bursts else 1)
         if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
             raise RuntimeError("the scheduler has unfinished requests and can run none of them")
         return schedule
 
-    def _may_burst(self) -> bool:
-        """Whether several decode steps may be one launch, as far as the engine knows.
+    def _first_tokens_would_wait(self) -> bool:
+        """Whether to read a prefill before the next launch, and not after it as usual.
 
-        First tokens are read once the step after them is launched, and a burst takes the host
-        several times as long to launch as one step: it would come between them and their readers.
+        With few requests the launch, likely a burst's, takes the host as long as the prefill takes
+        the device: first tokens would lie there meanwhile. The device waits once a prompt for it.
         """
-        first_tokens_wait = bool(self._in_flight) and not self._in_flight[-1][0].is_decode
+        if not self._in_flight or self._in_flight[-1][0].is_decode or self._num_decode_steps == 1:
+            return False
         few = self._scheduler.num_running <= self._max_burst_rows
-        return few and not first_tokens_wait and not self._synchronous
+        return few and not self._scheduler.num_waiting
 
     def _launch(self, schedule: Schedule) -> None:
         try:

@@ -126,15 +126,10 @@ class Lowering:
 
 
 def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
-    """Whether a program takes long to trace, and tracing does not ask where it happens.
-
-    Those with Mosaic kernels do; but the truncating sampler asks JAX for its default backend.
-    """
+    """Whether a program takes long to trace, as those with Mosaic kernels do."""
     if not _traces_slowly(programs) or _runs_user_code(programs, key):
         return False
-    if isinstance(key, BurstKey):
-        return key.mode != "truncate"
-    return isinstance(key, PrefillShape | DecodeShape)
+    return isinstance(key, PrefillShape | DecodeShape | BurstKey)
 
 
 def _traces_slowly(programs: Programs) -> bool:

@@ -24,6 +24,7 @@ from jaxinfer.serving.plan import plan_engine
 from jaxinfer.serving.program_set import all_programs
 from jaxinfer.serving.programs import (
     BurstKey,
+    ProgramKey,
     PromptLogprobsKey,
     SamplerKey,
     SwapKey,
@@ -36,6 +37,7 @@ from jaxinfer.serving.schedule import Schedule
 from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.swap import HostBlocks
 from jaxinfer.serving.upload import upload
+from jaxinfer.serving.warm_up import warm_up
 
 
 class InFlightStep(NamedTuple):
@@ -156,7 +158,8 @@ class Runner:
         )
         # Collectives that wait for each other on few cores can deadlock, so emulated devices get
         # one program at a time.
-        self._await_each = plan.platform == "cpu" and mesh.devices.size > 1
+        self._is_cpu = plan.platform == "cpu"
+        self._await_each = self._is_cpu and mesh.devices.size > 1
         self._kv: Any = None
         self._last_tokens: Any = None
         self.compiles_ahead = engine_config.compiles_ahead(plan.platform)
@@ -190,6 +193,8 @@ class Runner:
         self._compile_s = time.perf_counter() - start
         if self._kv is None:
             self.reset_cache()
+        if not self._is_cpu:
+            self._warm_up(keys)
 
     def start_up_times(self, load_s: float) -> StartUpTimes:
         """Where the time went until now, which is the end of the start.
@@ -284,6 +289,17 @@ class Runner:
         self._compiled.close()
         self._lowering.close()
         self._counter.close()
+
+    def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
+        self._kv, self._last_tokens = warm_up(
+            self._programs,
+            keys,
+            lambda key, *arguments: self._compiled[key](*arguments),
+            self._params,
+            self._head,
+            self._kv,
+            self._last_tokens,
+        )
 
     def _launch_burst(
         self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any

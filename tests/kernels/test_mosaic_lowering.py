@@ -130,3 +130,16 @@ def test_no_kernel_is_left_out_above():
         assert len(names) == source.count("plgpu.kernel("), f"{path.name}: a kernel without a name"
         for name in names:
             assert any(kernel.startswith(name) for kernel in launched), f"{path.name}: {name}"
+
+
+@needs_plugin
+def test_programs_that_share_a_kernel_name_it_alike():
+    hashes = []
+    for scale in (1.0, 2.0):  # two programs
+        program = compile_for_h200(
+            lambda x, delta, norm, scale=scale: add_norm.add_norm(x * scale, delta, norm, eps=1e-6),
+            *(_shape(2048, E), _shape(2048, E), _shape(E)),
+        )
+        hashes += re.findall(r'kernel_hash = ("(?:[^"\\]|\\.)*")', program.as_text())
+    assert len(hashes) == 2
+    assert hashes[0] == hashes[1]

@@ -84,11 +84,15 @@ def test_tokens_are_read_one_step_late():
     assert setup.runner.unread == 1
 
 
-def test_no_burst_comes_between_first_tokens_and_their_reader():
+def test_first_tokens_are_read_before_a_burst_is_launched():
     setup = Setup(num_decode_steps=4)
-    setup.add("a", [1, 2, 3], max_tokens=12)
+    setup.add("a", [1, 2, 3], "delta", max_tokens=9)
+    unread = []
+    launch = setup.runner.launch
+    setup.runner.launch = lambda schedule: (unread.append(setup.runner.unread), launch(schedule))[1]
     setup.run()
-    assert [schedule.num_steps for schedule in setup.runner.launches] == [1, 1, 4, 4, 1, 1]
+    assert [schedule.num_steps for schedule in setup.runner.launches] == [1, 4, 4]
+    assert unread == [0, 0, 1]
 
 
 def test_a_request_that_needs_its_tokens_on_the_host_makes_every_step_synchronous():

@@ -5,6 +5,7 @@ logits do. The k-th largest key, or the key at which the probability reaches p, 
 digit from the top: each pass over the logits counts what lies above a few candidate keys.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -87,9 +88,24 @@ def truncate(
 def _search(
     keys: Int[Array, "B V"], measure: Measure, goal: jax.Array, axis: VocabAxis
 ) -> Int[Array, "B"]:
-    """Return the largest key t for which the measure of keys >= t reaches `goal` `[B]`, or 0."""
-    digit_bits = _digit_bits()
+    """Return the largest key t for which the measure of keys >= t reaches `goal` `[B]`, or 0.
 
+    A pass over the logits finds a few bits of it; how many changes no result. Where a pass costs
+    the reading of the logits, it is used for seven sums; a CPU, to which every sum is work, takes
+    one.
+    """
+    search = functools.partial(_search_digits, measure=measure, axis=axis)
+    return lax.platform_dependent(
+        keys,
+        goal,
+        cpu=functools.partial(search, digit_bits=1),
+        default=functools.partial(search, digit_bits=3),
+    )
+
+
+def _search_digits(
+    keys: Int[Array, "B V"], goal: jax.Array, *, measure: Measure, axis: VocabAxis, digit_bits: int
+) -> Int[Array, "B"]:
     def extend(found: jax.Array, shift: jax.Array | int, digits: int) -> jax.Array:
         candidates = [found + jnp.left_shift(digit, shift) for digit in range(1, digits + 1)]
         reached = [_sum_from(keys, measure, candidate) for candidate in candidates]
@@ -105,15 +121,6 @@ def _search(
     if top:
         found = extend(found, KEY_BITS - top, 2**top - 1)
     return lax.fori_loop(0, KEY_BITS // digit_bits, one_pass, found)
-
-
-def _digit_bits() -> int:
-    """Return how many bits of a key one pass over the logits finds; the result is the same.
-
-    Where a pass costs the reading of the logits, it is used for seven sums; a CPU, to which every
-    sum is work, takes one.
-    """
-    return 1 if jax.default_backend() == "cpu" else 3
 
 
 def _sum_from(keys: jax.Array, measure: Measure, least: jax.Array) -> jax.Array:

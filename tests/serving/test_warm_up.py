@@ -1,0 +1,31 @@
+"""Before the first request, every program has run and no request notices."""
+
+import pytest
+
+from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_set import all_programs
+from jaxinfer.serving.programs import BurstKey, SamplerKey
+from tests.serving.tiny_runner import GREEDY, Loop, expected_greedy, make_runner
+
+
+@pytest.mark.slow
+def test_every_step_and_sampler_runs_and_answers_stay_the_same():
+    runner = make_runner(num_decode_steps=2)
+    ran = []
+    compiled = runner._compiled
+
+    class Recorder:
+        def __getitem__(self, key):
+            ran.append(key)
+            return compiled[key]
+
+    keys = all_programs(runner._buckets, swaps=True)
+    runner._compiled = Recorder()
+    runner._warm_up(keys)
+    runner._compiled = compiled
+    kinds = PrefillShape | DecodeShape | BurstKey | SamplerKey
+    assert set(ran) == {key for key in keys if isinstance(key, kinds)}
+    assert min(ran.count(key) for key in ran) == 3  # no step here is long
+    loop = Loop(runner)
+    loop.add([5, 6, 7])
+    assert loop.run(num_steps=2) == [expected_greedy([5, 6, 7], GREEDY["max_tokens"])]
