@@ -8,10 +8,10 @@ from jaxinfer.serving.layout import DecodeShape, PrefillShape
 
 _SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that saves enough
 
-# A launch costs the host about 1.5 ms and a step of an 0.6B model the device about 1 ms and 0.03 ms
-# a row: with one engine the host is the slower one up to some 32 rows, and with each further
+# A launch costs the host 1.5 to 3 ms, by the machine, and a step of an 0.6B model the device about
+# 1 ms and 0.02 ms a row: the host is the slower one up to some 64 rows, and with each further
 # replica, whose launches share the host, up to about as many more.
-_MOST_BURST_ROWS_A_REPLICA = 32
+_MOST_BURST_ROWS_A_REPLICA = 64
 _BURST_ROWS = (2, 8, 32, 64, 128)  # and all beyond, where there are bursts of any size
 
 # Sampling for a full set of rows costs 0.3 ms: less than a hundredth of such a step.

@@ -143,7 +143,8 @@ class CompiledPrograms[Key: Hashable]:
         if key not in self._compiling:
             lowered, options = self._lower(key), self._options(key)
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
+                # More than there are cores: Mosaic's kernels wait for each other.
+                self._pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
             # compile() reads JAX's global settings only, so any thread may run it.
             self._compiling[key] = self._pool.submit(
                 lowered.compile, compiler_options=options or None

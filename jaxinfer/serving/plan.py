@@ -231,7 +231,7 @@ def _count_blocks(
         return blocks, []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
-    keys = largest_programs(buckets)
+    keys = largest_programs(buckets, programs.context.backend)
     compiled.begin(keys)
     if config.compiles_ahead(devices[0].platform):
         lowering.prepare(programs)

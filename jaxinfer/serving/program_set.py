@@ -3,6 +3,7 @@
 from typing import Any
 
 from jaxinfer.kernels.projections import MERGED_BELOW_ROWS
+from jaxinfer.kernels.attention import Backend
 from jaxinfer.serving.buckets import Buckets
 from jaxinfer.serving.collectives import (
     OVERLAP_OPTIONS,
@@ -41,16 +42,17 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     return keys + (HostBlocks.keys() if swaps else [])
 
 
-def largest_programs(buckets: Buckets) -> list[ProgramKey]:
-    """Those among which the one that needs most memory is."""
+def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:
+    """Those among which the one that needs most memory is, the slowest to compile first."""
     rows = buckets.rows[-1]
-    return [
-        buckets.prefill_shapes()[-1],
-        buckets.decode_shapes()[-1],
-        SamplerKey(rows, "truncate"),
+    keys: list[ProgramKey] = [
         SamplerKey(rows, "full", buckets.histories[-1]),
+        SamplerKey(rows, "truncate"),
         PromptLogprobsKey(buckets.prefill[-1][0]),
+        buckets.prefill_shapes()[-1],
     ]
+    # Mosaic's kernels keep a decode's sums on the chip: a prefill of as many rows needs more.
+    return keys if backend == "mosaic" else [*keys, buckets.decode_shapes()[-1]]
 
 
 def uses_pages(key: ProgramKey) -> bool:
