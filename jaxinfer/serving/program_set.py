@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jaxinfer.kernels.projections import MERGED_BELOW_ROWS
 from jaxinfer.kernels.attention import Backend
+from jaxinfer.kernels.projections import MERGED_BELOW_ROWS
 from jaxinfer.serving.buckets import Buckets
 from jaxinfer.serving.collectives import (
     OVERLAP_OPTIONS,
