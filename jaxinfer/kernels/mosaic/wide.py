@@ -145,7 +145,9 @@ class _Problem:
         c = self.config
         sizes = c.features % 8 or c.group not in (64, 128) or c.rows % c.group or c.stages < 2
         shapes = self.B % 8 or self.size % _CHUNK or any(n % 64 for n in self.outputs)
-        if sizes or shapes or self.columns > _WIDEST or self.dtype != jnp.bfloat16:
+        # Each block of a cluster fetches as many 8-row pieces of a shared tile, or parts of one.
+        shares = c.features // 8 % self.row_blocks and 8 % self.row_blocks
+        if sizes or shapes or shares or self.columns > _WIDEST or self.dtype != jnp.bfloat16:
             raise ValueError(f"{c} does not fit {self.dtype}, B {self.B}, outputs {self.outputs}")
 
 

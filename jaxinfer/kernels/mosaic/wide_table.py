@@ -88,7 +88,7 @@ _MEASURED: dict[_Key, dict[int, WideConfig | None]] = {
     _projected(4096, 2048, 512, 512): {
         64: None,
         128: WideConfig(64, 64, 12, share_rows=2),
-        256: WideConfig(128, 64, 9, share_rows=2),
+        256: WideConfig(64, 128, 9, share_rows=2),
     },
     _gated(4096, 6144): {
         64: WideConfig(48, 64, 11, share_rows=2),
