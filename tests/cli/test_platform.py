@@ -16,7 +16,7 @@ def test_the_platform_is_named():
 @pytest.mark.parametrize(
     ("given", "used"),
     [
-        ({}, "0.95 None"),
+        ({}, "0.92 None"),
         ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, "0.5 None"),
         ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}, "None 0.5"),
     ],

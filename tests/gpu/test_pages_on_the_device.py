@@ -14,6 +14,9 @@ from tests.gpu.internals import runner_of
 
 pytestmark = pytest.mark.gpu
 
+# What cuBLAS may use beside its operands on a Hopper GPU.
+_CUBLAS_BYTES = 32 * 2**20
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
@@ -68,7 +71,7 @@ def test_every_step_aliases_all_pages(runner):
     for key in keys:
         analysis = runner._compiled[key].memory_analysis()
         assert analysis.alias_size_in_bytes >= runner.kv_bytes, key
-        assert analysis.temp_size_in_bytes < runner.kv_bytes, key
+        assert analysis.temp_size_in_bytes < _CUBLAS_BYTES + runner.kv_bytes, key
 
 
 def test_steps_delete_the_pages_they_are_given_and_reuse_their_memory(llm, runner, prompts):
