@@ -316,13 +316,13 @@ class Engine:
 
     def _recover(self, failed: Schedule, error: Exception) -> None:
         """Start over after a step that raised; its requests end if they were in one before."""
-        logger.warning("a step raised and is run again: %s", error)
         self._in_flight.clear()
         try:
             self._runner.reset_cache()
         except Exception as second:
             self._give_up(f"the device failed ({error}) and the KV cache could not be rebuilt")
             raise self._check_failure() from second
+        logger.warning("a step raised and is run again: %s", error)
         self._scheduler.requeue_all(failed)
         for row in failed.rows:
             if row.request.num_failures >= _MAX_FAILURES:

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.errors import DistributedError
+from jaxinfer.errors import DistributedError, StepError
 from jaxinfer.serving.distributed.channel import Channel, Message, encode
 
 PEER_TIMEOUT_S = 60.0
 _PING_S = 10.0
 # Time for a process to report another one's failure as an exception before it just ends.
 _GRACE_S = 10.0
+_NOTICE_S = 2.0  # until a connection to a process that has died is known to be gone
 _PING = encode({"kind": "ping"})
 
 
@@ -171,6 +172,10 @@ class ProcessGroup:
             self.fail("interrupted (Ctrl-C)")
             raise
         except BaseException as error:
+            if isinstance(error, StepError):
+                # A step fails, too, when another process has died, and may do so before that is
+                # noticed here: then `_lose` ends this process, and says which one it was.
+                self._ending.wait(_NOTICE_S)
             self.fail(" ".join(str(error).split()) or type(error).__name__)
             raise
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxinfer.errors import DistributedError
+from jaxinfer.errors import DistributedError, StepError
 from jaxinfer.serving.distributed.channel import Channel
 from jaxinfer.serving.distributed.group import Peer, ProcessGroup
 
@@ -85,6 +85,23 @@ def test_what_is_raised_reaches_the_others(groups):
         groups[0].next_message(5.0)
     with pytest.raises(DistributedError, match="process 2: my mistake"):
         groups[1].next_message(5.0)
+
+
+def test_a_step_that_fails_because_a_process_died_is_put_down_to_that_process(monkeypatch, groups):
+    ended = {}
+
+    def end(group, text):
+        ended[group.process_id] = text
+        group._ending.set()
+
+    monkeypatch.setattr(ProcessGroup, "_end", end)
+    # The collective fails first, the connection ends later.
+    end_of_connection = threading.Timer(0.3, groups[1]._peers[0].channel.finish)
+    end_of_connection.start()
+    with pytest.raises(StepError), groups[0].reporting_failures():
+        raise StepError("a collective failed")
+    end_of_connection.join()
+    assert ended[0] == "process 1 has died or can't be reached"
 
 
 def test_stopping_is_no_failure(groups):
