@@ -3,7 +3,6 @@
 import collections
 import logging
 import random
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from jaxinfer.serving.scheduler import Scheduler
 from jaxinfer.serving.step_runner import StepRunner
 
 _MAX_FAILURES = 2
+_MOST_KEPT_WAITING = 64
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
 
 logger = logging.getLogger("jaxinfer")
@@ -47,8 +47,8 @@ class Engine:
         scheduler: decides who runs.
         tokenizer: None for token ids only.
         seed: what requests without a seed of their own derive theirs from.
-        num_decode_steps: tokens decoded a launch while nobody waits.
-        max_burst_rows: running requests up to which that is done.
+        burst_steps: tokens decoded a launch while nobody waits, for so many running requests; 1
+            for no bursts.
         clock: seconds; for metrics.
     """
 
@@ -59,16 +59,14 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         *,
         seed: int = 0,
-        num_decode_steps: int = 1,
-        max_burst_rows: int = sys.maxsize,
+        burst_steps: Callable[[int], int] = lambda rows: 1,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
-        self._num_decode_steps = num_decode_steps
-        self._max_burst_rows = max_burst_rows
+        self._burst_steps = burst_steps
         self._clock = clock
         self._groups: dict[str, RequestGroup] = {}
         self._members: dict[str, _Member] = {}
@@ -240,8 +238,8 @@ class Engine:
         self._runner.close()
 
     def _schedule(self) -> Schedule | None:
-        bursts = not self._synchronous and self._scheduler.num_running <= self._max_burst_rows
-        schedule = self._scheduler.schedule(self._num_decode_steps if bursts else 1)
+        steps = 1 if self._synchronous else self._burst_steps(self._scheduler.num_running)
+        schedule = self._scheduler.schedule(steps)
         if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
             raise RuntimeError("the scheduler has unfinished requests and can run none of them")
         return schedule
@@ -249,13 +247,14 @@ class Engine:
     def _first_tokens_would_wait(self) -> bool:
         """Whether to read a prefill before the next launch, and not after it as usual.
 
-        With few requests the launch, likely a burst's, takes the host as long as the prefill takes
-        the device: first tokens would lie there meanwhile. The device waits once a prompt for it.
+        The launch of a burst takes the host as long as many a prefill takes the device: first
+        tokens would lie there meanwhile. The device waits once a prompt for it, which is too dear
+        when it keeps many others from going on.
         """
-        if not self._in_flight or self._in_flight[-1][0].is_decode or self._num_decode_steps == 1:
+        if not self._in_flight or self._in_flight[-1][0].is_decode or self._scheduler.num_waiting:
             return False
-        few = self._scheduler.num_running <= self._max_burst_rows
-        return few and not self._scheduler.num_waiting
+        running = self._scheduler.num_running
+        return running <= _MOST_KEPT_WAITING and self._burst_steps(running) > 1
 
     def _launch(self, schedule: Schedule) -> None:
         try:

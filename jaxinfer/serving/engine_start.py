@@ -111,8 +111,7 @@ def start_engine(
         scheduler,
         setup.tokenizer,
         seed=config.seed,
-        num_decode_steps=runner.burst_length,
-        max_burst_rows=runner.max_burst_rows,
+        burst_steps=runner.burst_steps,
     )
     return StartedEngine(engine, runner, scheduler)
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.choice import Backend, choose_backend
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache, memory
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
@@ -143,8 +143,6 @@ def plan_engine(
         block_size=engine_config.block_size,
         burst_length=engine_config.burst_length(device.platform, weight_bytes),
         platform=device.platform,
-        num_replicas=engine_config.data_parallel_size,
-        num_devices=tensor_parallel_size(mesh, rules),
     )
     context = StepContext(
         model_config, mesh, rules, backend, engine_config.block_size, logits_processor, sampler

@@ -27,8 +27,8 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     keys: list[ProgramKey] = [*buckets.prefill_shapes(), *buckets.decode_shapes()][::-1]
     # Mode "full" needs each token on the host, so it never runs in bursts.
     keys += [
-        BurstKey(shape, mode, buckets.burst_length)
-        for shape in buckets.burst_shapes()
+        BurstKey(shape, mode, steps)
+        for shape, steps in buckets.burst_shapes()
         for mode in MODES
         if mode != "full"
     ]

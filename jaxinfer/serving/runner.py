@@ -83,8 +83,6 @@ class Runner:
         num_host_blocks: blocks of host memory for swapping.
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step.
-        burst_length: decode steps of a burst, 1 if there are none.
-        max_burst_rows: most rows of a burst.
         compiles_ahead: whether `compile_all` is wanted before the first request.
 
     Raises:
@@ -139,8 +137,6 @@ class Runner:
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
-        self.burst_length = plan.buckets.burst_length
-        self.max_burst_rows = max(plan.buckets.burst_rows, default=0)
         swaps = engine_config.preemption_mode == "swap"
         self._host_blocks = HostBlocks(plan.programs, engine_config.swap_space if swaps else 0.0)
         self.num_host_blocks = self._host_blocks.num_blocks
@@ -175,6 +171,10 @@ class Runner:
     def compile_seconds(self) -> float:
         """Time that went into them, summed over threads."""
         return self._counter.seconds
+
+    def burst_steps(self, rows: int) -> int:
+        """Decode steps of a burst for so many rows; 1 if there are no bursts."""
+        return self._buckets.burst_steps(rows)
 
     @property
     def kv_bytes(self) -> int:

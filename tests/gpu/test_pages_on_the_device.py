@@ -63,10 +63,11 @@ def _pointers(runner):
 
 def test_every_step_aliases_all_pages(runner):
     buckets = runner._buckets
+    shape, steps = buckets.burst_shapes()[0]
     keys = (
         buckets.prefill_shapes()[0],
         buckets.decode_shapes()[0],
-        BurstKey(buckets.burst_shapes()[0], "greedy", buckets.burst_length),
+        BurstKey(shape, "greedy", steps),
     )
     for key in keys:
         analysis = runner._compiled[key].memory_analysis()

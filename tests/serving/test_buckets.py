@@ -39,7 +39,7 @@ def test_no_program_has_a_product_with_one_row(platform):
 
 
 def test_gpu_decode_buckets_are_dense_where_small():
-    assert _choose().rows == (2, 8, 32, 64, 96, 128, 192, 256)
+    assert _choose().rows == (2, 8, 32, 64, 128, 256)
 
 
 def test_the_largest_gpu_step_takes_as_many_rows_as_there_are():
@@ -57,35 +57,40 @@ def test_short_contexts_take_narrow_tables_on_a_gpu():
     assert _choose(max_model_len=4096).widths == (256,)
 
 
-def test_mode_full_and_bursts_take_few_of_the_decode_buckets():
-    buckets = _choose(burst_length=8)
+def test_mode_full_takes_few_of_the_decode_buckets():
+    buckets = _choose()
     assert buckets.decode_shape(3, 256, mode="full").rows == 8
     assert buckets.decode_shape(9, 256, mode="full").rows == 256
     assert buckets.sampler_rows("full") == [8, 256]
+
+
+def test_a_gpu_makes_bursts_of_any_number_of_rows_and_shorter_ones_of_many():
+    buckets = _choose(burst_length=8)
+    assert [buckets.burst_steps(rows) for rows in (1, 64, 65, 256)] == [8, 8, 4, 4]
     assert buckets.decode_shape(9, 256, num_steps=8).rows == 32
-    assert {shape.rows for shape in buckets.burst_shapes()} == {2, 8, 32, 64}
+    assert buckets.decode_shape(70, 256, num_steps=4).rows == 96
+    # Rows that only wait for their last tokens run, and are not in the burst.
+    assert buckets.decode_shape(60, 256, num_steps=4).rows == 96
 
 
-@pytest.mark.parametrize(
-    ("replicas", "rows"),
-    [(1, {2, 8, 32, 64}), (2, {2, 8, 32, 64, 128}), (8, {2, 8, 32, 64, 128})],
-)
-def test_replicas_that_share_a_host_make_bursts_of_more_rows(replicas, rows):
-    buckets = _choose(burst_length=8, num_replicas=replicas)
-    assert {shape.rows for shape in buckets.burst_shapes()} == rows
-    assert set(buckets.burst_rows) <= set(buckets.rows)
+@pytest.mark.parametrize(("most", "steps"), [(1, 1), (2, 2), (3, 2), (16, 8)])
+def test_bursts_of_many_rows_follow_the_length_of_the_others(most, steps):
+    assert _choose(burst_length=most).burst_steps(256) == steps
+
+
+def test_without_bursts_there_are_no_programs_for_them():
     assert _choose(burst_length=1).burst_shapes() == []
 
 
-def test_devices_that_share_a_step_make_bursts_of_more_rows():
-    assert _choose(burst_length=8, num_devices=2).burst_rows == (2, 8, 32, 64, 128)
-    assert _choose(burst_length=8, num_devices=2, max_num_seqs=100).burst_rows == (2, 8, 32, 64)
-    assert _choose(burst_length=8, num_devices=2, max_num_seqs=1).burst_rows == (2,)
-    assert _choose(burst_length=1, num_devices=2).burst_rows == ()
-
-
-def test_a_cpu_makes_the_same_bursts_on_any_number_of_devices():
-    assert _choose("cpu", burst_length=8, num_devices=4) == _choose("cpu", burst_length=8)
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("rows", [1, 5, 100, 256])
+def test_every_burst_finds_its_program(platform, rows):
+    buckets = _choose(platform, burst_length=8, max_num_seqs=rows)
+    assert buckets.bursts[-1][0] == max(rows, 2)
+    for running in range(1, rows + 1):
+        steps = buckets.burst_steps(running)
+        shape = buckets.decode_shape(running, 1, num_steps=steps)
+        assert (shape, steps) in buckets.burst_shapes()
 
 
 def test_a_cpu_compiles_few_programs():
@@ -96,7 +101,8 @@ def test_a_cpu_compiles_few_programs():
 def test_cpu_decode_buckets_are_dense_where_padding_costs_most():
     buckets = _choose("cpu", burst_length=8)
     assert buckets.rows == (4, 16, 32, 48, 64, 128, 256)
-    assert buckets.burst_rows == (4, 16, 24, 32, 40, 48, 56, 64, 128, 256)
+    assert [rows for rows, _ in buckets.bursts] == [4, 16, 24, 32, 40, 48, 56, 64, 128, 256]
+    assert {steps for _, steps in buckets.bursts} == {8}
     assert buckets.decode_shape(33, 1, num_steps=8).rows == 40
 
 

@@ -26,16 +26,17 @@ class Setup:
     """An engine on a toy device, with everything within reach."""
 
     def __init__(self, *, num_blocks=64, block_size=8, tokenizer=None, token_map=None, **options):
-        engine_options = {
-            name: options.pop(name) for name in ("num_decode_steps", "seed") if name in options
-        }
+        engine_options = {name: options.pop(name) for name in ["seed"] if name in options}
+        steps = options.pop("num_decode_steps", 1)
         vocab_size = VOCAB if tokenizer is None else tokenizer.vocab_size
         self.runner = FakeRunner(vocab_size=vocab_size, block_size=block_size, token_map=token_map)
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128}
         self.scheduler = Scheduler(
             BlockPool(num_blocks, block_size), **(defaults | {"eos_token_ids": [EOS]} | options)
         )
-        self.engine = Engine(self.runner, self.scheduler, tokenizer, **engine_options)
+        self.engine = Engine(
+            self.runner, self.scheduler, tokenizer, burst_steps=lambda rows: steps, **engine_options
+        )
 
     def add(self, name, token_ids, kind="final", text=None, cache_salt=None, **params):
         defaults = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
