@@ -85,15 +85,16 @@ class BlockPool:
         """
         if count > self.num_free_blocks:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free_blocks} available")
-        blocks = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block, _ = self._cached.popitem(last=False)
-                self._index.remove(block)
-            self._num_holders[block] = 1
+        num_kept = max(len(self._free) - count, 0)
+        blocks = self._free[num_kept:]
+        del self._free[num_kept:]
+        blocks.reverse()
+        while len(blocks) < count:
+            block, _ = self._cached.popitem(last=False)
+            self._index.remove(block)
             blocks.append(block)
+        for block in blocks:
+            self._num_holders[block] = 1
         return blocks
 
     def free(self, blocks: list[int]) -> None:
@@ -103,12 +104,14 @@ class BlockPool:
             RuntimeError: if a block is held by nobody.
         """
         self.num_frees += 1
+        num_holders, indexed = self._num_holders, self._index.content_of_block
         for block in reversed(blocks):
-            if self._num_holders[block] <= 0:
+            left = num_holders[block] - 1
+            if left < 0:
                 raise RuntimeError(f"block {block} is freed but nobody holds it")
-            self._num_holders[block] -= 1
-            if self._num_holders[block] == 0:
-                if block in self._index:
+            num_holders[block] = left
+            if left == 0:
+                if block in indexed:
                     self._cached[block] = None
                 else:
                     self._free.append(block)

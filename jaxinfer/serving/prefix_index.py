@@ -1,12 +1,9 @@
 """Finds the block that holds given tokens after a given prefix: the index of the prefix cache."""
 
 import hashlib
-import itertools
-from array import array
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from jaxinfer.serving.request import Request
+from jaxinfer.serving.request import ID_BYTES, Request
 
 
 def sha256(data: bytes) -> bytes:
@@ -14,36 +11,33 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-class _Entry(NamedTuple):
-    block: int
-    parent: bytes
-    tokens: bytes
-
-
 class PrefixIndex:
     """Maps chains of full blocks of tokens to the device blocks that hold their keys and values.
 
-    A block's hash covers its parent's hash and its own tokens. The first block's parent is a root
-    made from the cache salt and the weight version, so the whole chain depends on them. A hit is
-    only a hit if the stored parent and tokens are equal too.
+    A block is found by its parent's hash and its own tokens, and its hash covers both. The first
+    block's parent is a root made from the cache salt and the weight version, so the whole chain
+    depends on them. The tokens of a hit are equal, not only their hashes.
 
     Args:
         block_size: tokens in a block.
         hash_function: bytes to digest; replaced in tests to provoke collisions.
+
+    Attributes:
+        content_of_block: of every indexed block its parent's hash and its packed tokens.
     """
 
     def __init__(self, block_size: int, hash_function: Callable[[bytes], bytes] = sha256) -> None:
         self.block_size = block_size
         self.weight_version = 0
+        self.content_of_block: dict[int, bytes] = {}
         self._hash = hash_function
-        self._entries: dict[bytes, _Entry] = {}
-        self._hash_of_block: dict[int, bytes] = {}
+        self._block_of_content: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.content_of_block)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._hash_of_block
+        return block in self.content_of_block
 
     def find(self, request: Request, max_blocks: int) -> list[int]:
         """The longest chain of indexed blocks that hold the request's leading tokens.
@@ -58,16 +52,11 @@ class PrefixIndex:
         """
         self._forget_stale_hashes(request)
         found = []
-        # Mostly not even the first block is found, and the others' tokens need not be packed then.
-        first = min(max_blocks, 1)
-        links = itertools.chain(
-            self._chain(request, 0, first), self._chain(request, first, max_blocks)
-        )
-        for parent, tokens, digest in links:
-            entry = self._entries.get(digest)
-            if entry is None or entry.tokens != tokens or entry.parent != parent:
+        for content in self._chain(request, 0, max_blocks):
+            block = self._block_of_content.get(content)
+            if block is None:
                 break
-            found.append(entry.block)
+            found.append(block)
         return found
 
     def register(self, request: Request, num_blocks: int) -> None:
@@ -81,37 +70,33 @@ class PrefixIndex:
         if request.weight_version != self.weight_version:
             return
         blocks = request.block_table[first:num_blocks]
-        links = self._chain(request, first, num_blocks)
-        for block, (parent, tokens, digest) in zip(blocks, links, strict=True):
-            if digest not in self._entries:
-                self._entries[digest] = _Entry(block, parent, tokens)
-                self._hash_of_block[block] = digest
+        for block, content in zip(blocks, self._chain(request, first, num_blocks), strict=True):
+            if self._block_of_content.setdefault(content, block) == block:
+                self.content_of_block[block] = content
 
     def remove(self, block: int) -> None:
         """Forget an indexed block, because it is about to hold something else."""
-        del self._entries[self._hash_of_block.pop(block)]
+        del self._block_of_content[self.content_of_block.pop(block)]
 
     def invalidate(self) -> None:
         """Forget every block and start a new weight version."""
         self.weight_version += 1
-        self._entries.clear()
-        self._hash_of_block.clear()
+        self._block_of_content.clear()
+        self.content_of_block.clear()
 
     def check_invariants(self) -> None:
-        """Raise RuntimeError unless entries and blocks are one to one."""
-        by_block = {entry.block: digest for digest, entry in self._entries.items()}
-        if by_block != self._hash_of_block or len(by_block) != len(self._entries):
-            raise RuntimeError("prefix index: entries and blocks disagree")
+        """Raise RuntimeError unless contents and blocks are one to one."""
+        by_block = {block: content for content, block in self._block_of_content.items()}
+        if by_block != self.content_of_block or len(by_block) != len(self._block_of_content):
+            raise RuntimeError("prefix index: contents and blocks disagree")
 
     def _forget_stale_hashes(self, request: Request) -> None:
         if request.weight_version != self.weight_version:
             request.weight_version = self.weight_version
             request.block_hashes.clear()
 
-    def _chain(
-        self, request: Request, first: int, stop: int
-    ) -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Parent's hash, tokens and hash of the request's blocks `[first, stop)`, in order.
+    def _chain(self, request: Request, first: int, stop: int) -> Iterator[bytes]:
+        """Parent's hash and tokens of each of the request's blocks `[first, stop)`, in order.
 
         Hashes are computed as far as the caller reads and kept in the request.
         """
@@ -120,19 +105,14 @@ class PrefixIndex:
         hashes = request.block_hashes
         parent = hashes[first - 1] if first else self._root(request)
         # Packed once for all blocks: a long prompt's chain is on the way to its first token.
-        packed = self._packed_tokens(request, first, stop)
-        size = len(packed) // (stop - first)
-        for i in range(first, stop):
-            start = (i - first) * size
-            tokens = packed[start : start + size]
+        packed = request.packed_tokens(first * self.block_size, stop * self.block_size)
+        size = self.block_size * ID_BYTES
+        for i, start in enumerate(range(0, len(packed), size), first):
+            content = parent + packed[start : start + size]
             if i == len(hashes):
-                hashes.append(self._hash(parent + tokens))
-            yield parent, tokens, hashes[i]
+                hashes.append(self._hash(content))
             parent = hashes[i]
+            yield content
 
     def _root(self, request: Request) -> bytes:
         return self._hash(repr((request.cache_salt, self.weight_version)).encode())
-
-    def _packed_tokens(self, request: Request, first: int, stop: int) -> bytes:
-        tokens = request.tokens(first * self.block_size, stop * self.block_size)
-        return array("q", tokens).tobytes()

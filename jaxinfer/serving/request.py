@@ -1,5 +1,7 @@
 """One request's host state: its tokens, how far they are cached, and what it holds."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -10,6 +12,18 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 IN_FLIGHT_TOKEN = -1
 """Stands for a token that the device has sampled and the host has not read yet."""
+
+ID_BYTES = 4
+"""Bytes of a packed token id."""
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as int32 in the machine's byte order, `ID_BYTES` each.
+
+    Raises:
+        OverflowError: an id is no int32.
+    """
+    return array("i", token_ids).tobytes()
 
 
 class RequestStatus(Enum):
@@ -42,6 +56,7 @@ class Request:
         arrival_time: seconds on the engine's clock; not used for ordering (`Scheduler.add` is).
         seed: the resolved seed of the request's random draws.
         prefill_only: it ends, by "length", when its prompt has run; nothing is sampled.
+        packed_prompt: `pack_ids(prompt_token_ids)`, made here if it is not given.
         status: see `RequestStatus`.
         output_token_ids: generated tokens that the host has read.
         num_in_flight_tokens: generated tokens that the host has not read yet.
@@ -78,6 +93,7 @@ class Request:
     arrival_time: float = 0.0
     seed: int = 0
     prefill_only: bool = False
+    packed_prompt: bytes = b""
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)
@@ -103,6 +119,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt_token_ids)
+        if not self.packed_prompt:
+            self.packed_prompt = pack_ids(self.prompt_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -143,3 +161,9 @@ class Request:
         if start < split:
             known = self.prompt_token_ids[start:] + known
         return known + [IN_FLIGHT_TOKEN] * (stop - start - len(known))
+
+    def packed_tokens(self, start: int, stop: int) -> bytes:
+        """`pack_ids` of `tokens`; within the prompt it is a copy of bytes."""
+        if stop <= len(self.prompt_token_ids):
+            return self.packed_prompt[start * ID_BYTES : stop * ID_BYTES]
+        return pack_ids(self.tokens(start, stop))

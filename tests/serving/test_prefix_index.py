@@ -92,7 +92,7 @@ def test_colliding_hashes_are_told_apart_by_their_tokens():
 
 def test_colliding_hashes_are_told_apart_by_their_parents():
     def weak(data):
-        return b"child" if data.endswith(b"\x07" + bytes(7)) else data[-8:] + data[:2]
+        return b"child" if data.endswith(b"\x07" + bytes(3)) else data[-4:] + data[:2]
 
     index = filled_index([*range(50, 58), *range(8)], [5, 6], hash_function=weak)
     assert index.find(make_request([*range(50, 58), *range(8)]), 2) == [5, 6]

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.request import IN_FLIGHT_TOKEN, Request, RequestStatus
+from jaxinfer.serving.request import IN_FLIGHT_TOKEN, Request, RequestStatus, pack_ids
 
 
 def make_request(prompt, outputs=(), num_in_flight=0):
@@ -30,6 +30,14 @@ def test_tokens_spans_prompt_outputs_and_tokens_in_flight():
     for start in range(8):
         for stop in range(start, 8):
             assert request.tokens(start, stop) == everything[start:stop]
+            assert request.packed_tokens(start, stop) == pack_ids(everything[start:stop])
+
+
+def test_a_packed_prompt_is_taken_as_it_is():
+    packed = pack_ids([1, 2, 3])
+    request = Request("r", [1, 2, 3], SamplingParams(), packed_prompt=packed)
+    assert request.packed_prompt is packed
+    assert Request("r", [1, 2, 3], SamplingParams()).packed_prompt == packed
 
 
 def test_forgetting_tokens_in_flight_leaves_what_the_host_has_read():
