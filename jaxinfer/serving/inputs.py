@@ -6,8 +6,12 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.plain_ids import pack_plain_ids
+from jaxinfer.serving.request import pack_ids
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
@@ -21,11 +25,13 @@ class Prompt:
         token_ids: at least one, each within the model's vocabulary.
         text: the text they came from, if any.
         cache_salt: shares cached blocks only with prompts of the same salt.
+        packed: `pack_ids(token_ids)`, if they were packed to be checked.
     """
 
     token_ids: list[int]
     text: str | None = None
     cache_salt: str | None = None
+    packed: bytes = dataclasses.field(default=b"", repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +69,28 @@ class PromptReader:
         checked = []
         for name, part in zip(names, parts, strict=True):
             ids = part.token_ids if part.token_ids is not None else next(encoded)
-            token_ids = self.check_token_ids(name, ids, num_outputs=num_outputs)
-            checked.append(Prompt(token_ids, part.text, part.cache_salt))
+            prompt = self.check_token_ids(
+                name, ids, num_outputs=num_outputs, text=part.text, cache_salt=part.cache_salt
+            )
+            checked.append(prompt)
         return checked
 
-    def check_token_ids(self, name: str, token_ids: Any, *, num_outputs: int = 1) -> list[int]:
-        """The token ids as a list of Python integers, checked.
+    def check_token_ids(
+        self,
+        name: str,
+        token_ids: Any,
+        *,
+        num_outputs: int = 1,
+        text: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Prompt:
+        """The prompt of these token ids, which are checked and made a list of Python integers.
 
         Raises:
             TypeError: an entry is not an integer; names it.
             ValueError: empty, too long, or an id outside the vocabulary.
         """
-        ids = _integers(name, token_ids)
+        ids, packed = _integers(name, token_ids)
         if not ids:
             raise ValueError(f"{name} is empty; a prompt needs at least one token")
         if len(ids) + num_outputs > self.max_model_len:
@@ -84,13 +100,13 @@ class PromptReader:
                 if num_outputs
                 else f"{name} has {len(ids)} tokens, but max_model_len is {self.max_model_len}"
             )
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
+        if packed is None or not _all_below(self.vocab_size, packed):
             i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self.vocab_size)
             raise ValueError(
                 f"{name}: token id {ids[i]} at position {i} is outside the model's vocabulary "
                 f"(0 to {self.vocab_size - 1})"
             )
-        return ids
+        return Prompt(ids, text, cache_salt, packed)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """Check sampling parameters against the model and its tokenizer.
@@ -218,15 +234,27 @@ def _split_mapping(name: str, item: Mapping[str, Any]) -> _Parts:
     return _Parts(text, token_ids, salt)
 
 
-def _integers(name: str, values: Any) -> list[int]:
+def _integers(name: str, values: Any) -> tuple[list[int], bytes | None]:
+    """Token ids as Python integers, and packed, unless one is too large for that."""
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of token ids, got {type(values).__name__}")
     # NumPy and JAX arrays: one transfer instead of one an element.
     to_list = getattr(values, "tolist", None)
     ids = to_list() if to_list is not None else list(values)
-    if set(map(type, ids)) <= {int}:
-        return ids
-    return [_integer(name, i, token_id) for i, token_id in enumerate(ids)]
+    packed = pack_plain_ids(ids)
+    if packed is not None:
+        return ids, packed
+    ids = [_integer(name, i, token_id) for i, token_id in enumerate(ids)]
+    try:
+        return ids, pack_ids(ids)
+    except OverflowError:
+        return ids, None
+
+
+def _all_below(limit: int, packed: bytes) -> bool:
+    """Whether packed ids are all in `[0, limit)`; there is at least one."""
+    ids = np.frombuffer(packed, np.int32)
+    return bool(ids.min() >= 0 and ids.max() < limit)
 
 
 def _integer(name: str, index: int, value: Any) -> int:

@@ -9,7 +9,7 @@ from jaxinfer.outputs import LogprobsAtPosition, RequestMetrics, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.completion import Completion, logprobs_at
 from jaxinfer.serving.inputs import Prompt
-from jaxinfer.serving.request import Request
+from jaxinfer.serving.request import Request, pack_ids
 from jaxinfer.serving.result import TokenScores
 
 OutputKind = Literal["final", "cumulative", "delta"]
@@ -57,10 +57,12 @@ class RequestGroup:
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._num_prompt_logprobs = params.prompt_logprobs
-        scored: list[LogprobsAtPosition | None] = [None] * len(prompt.token_ids)
-        self._prompt_logprobs = None if params.prompt_logprobs is None else scored
+        self._prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None] * len(prompt.token_ids)
         self._metrics = RequestMetrics(arrival_time)
         seed = params.seed if params.seed is not None else seed
+        packed = prompt.packed or pack_ids(prompt.token_ids)
         self.completions = [
             Completion(
                 i,
@@ -73,6 +75,7 @@ class RequestGroup:
                     arrival_time=arrival_time,
                     seed=_signed(seed + i),
                     prefill_only=prefill_only,
+                    packed_prompt=packed,
                 ),
                 tokenizer,
             )

@@ -73,13 +73,13 @@ def _read_pair(
     if len(continuation) == 0:
         raise ValueError(f"{name}: the continuation is empty; there is nothing to score")
     if not isinstance(context, str):
-        token_ids = reader.check_token_ids(name, [*context, *continuation], num_outputs=0)
-        return Prompt(token_ids), len(context)
+        return reader.check_token_ids(name, [*context, *continuation], num_outputs=0), len(context)
     if reader.tokenizer is None:
         raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
     # Tokens may join over the border: the continuation begins where the two tokenizations part.
     text = context + continuation
-    token_ids = reader.check_token_ids(name, reader.tokenizer.encode(text), num_outputs=0)
+    token_ids = reader.tokenizer.encode(text)
+    prompt = reader.check_token_ids(name, token_ids, num_outputs=0, text=text)
     start = 0
     for ours, theirs in zip(reader.tokenizer.encode(context), token_ids, strict=False):
         if ours != theirs:
@@ -87,4 +87,4 @@ def _read_pair(
         start += 1
     if start == 0:
         raise ValueError(f"{name}: context and continuation begin with one token; add context")
-    return Prompt(token_ids, text), start
+    return prompt, start

@@ -6,6 +6,7 @@ import pytest
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import PromptReader, match_params
+from jaxinfer.serving.request import pack_ids
 from tests.model.small_tokenizer import build_backend
 
 TOKENIZER = Tokenizer(build_backend())
@@ -51,6 +52,12 @@ def test_ids_are_plain_integers():
     assert all(type(token_id) is int for token_id in prompt.token_ids)
 
 
+@pytest.mark.parametrize("spelling", [list, tuple, np.array, lambda ids: list(map(np.int64, ids))])
+def test_a_read_prompt_brings_its_ids_packed(spelling):
+    (prompt,) = IDS_ONLY.read([spelling([0, 99, 7])])
+    assert prompt.packed == pack_ids([0, 99, 7])
+
+
 def test_text_and_salt_are_kept():
     first, second = READER.read(["hi", {"prompt": "Once upon", "cache_salt": "mine"}])
     assert (first.text, first.cache_salt) == ("hi", None)
@@ -79,7 +86,10 @@ def test_text_and_salt_are_kept():
         (np.array([1.0]), TypeError, "token id 1.0 at position 0"),
         ([[1], [2, -1]], ValueError, r"prompts\[1\]: token id -1 at position 1 is outside"),
         ([1, TOKENIZER.vocab_size], ValueError, "outside the model's vocabulary"),
+        ([1, 2**31], ValueError, "token id 2147483648 at position 1 is outside the model's"),
         ([2**63], ValueError, "outside the model's vocabulary"),
+        ([3, -(2**70)], ValueError, "at position 1 is outside the model's vocabulary"),
+        ([np.int64(2**40)], ValueError, "token id 1099511627776 at position 0 is outside"),
         ([[1]] * 2 + [[1] * 16], ValueError, r"prompts\[2\] has 16 tokens.*max_model_len 16"),
         ({"text": "hi"}, ValueError, "unknown key 'text'"),
         ({"promt": "hi"}, ValueError, "did you mean 'prompt'"),
