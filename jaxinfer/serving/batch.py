@@ -130,20 +130,21 @@ class BatchBuilder:
     ) -> tuple[PrefillShape, np.ndarray]:
         S, count = self._block_size, len(rows)
         lengths = np.array([row.num_scheduled_tokens for row in rows], np.int32)
-        ends = np.cumsum(lengths)
+        ends = np.cumsum(lengths, dtype=np.int32)
         total = int(ends[-1])
         shape = self._buckets.prefill_shape(total, count, all_tokens=scores)
         packed = np.zeros(shape.size, np.int32)
         fields = shape.split(packed)
-        token_ids: list[int] = []
-        for row, slot in zip(rows, slots.tolist(), strict=True):
-            token_ids += _fed_tokens(row, slot)
+        slot_of_token = np.repeat(slots, lengths)
+        token_ids = np.frombuffer(b"".join(map(_fed_tokens, rows)), np.int32)
+        in_flight = np.flatnonzero(token_ids == IN_FLIGHT_TOKEN)
         fields.token_ids[:total] = token_ids
-        row_of_token = np.repeat(np.arange(count), lengths)
-        positions = np.arange(total) + (context - ends)[row_of_token]
-        blocks = self._mirror.tables[slots[row_of_token], positions // S]
+        fields.token_ids[in_flight] = -1 - slot_of_token[in_flight]
+        positions = np.arange(total, dtype=np.int32) + np.repeat(context - ends, lengths)
+        ordinals = positions // S
+        blocks = self._mirror.blocks(slot_of_token, ordinals)
         fields.positions[:total] = positions
-        fields.slot_mapping[:total] = blocks * S + positions % S
+        fields.slot_mapping[:total] = positions + (blocks - ordinals) * S
         fields.cu_seqlens[1 : count + 1] = ends
         fields.cu_seqlens[count + 1 :] = total
         fields.context_lens[:count] = context
@@ -191,13 +192,9 @@ class BatchBuilder:
         )
 
 
-def _fed_tokens(row: ScheduledRow, slot: int) -> list[int]:
-    """The row's token ids; one that only the device knows becomes ``-1 - slot``."""
-    stop = row.start + row.num_scheduled_tokens
-    token_ids = row.request.tokens(row.start, stop)
-    if token_ids[-1] == IN_FLIGHT_TOKEN:
-        token_ids[-1] = -1 - slot
-    return token_ids
+def _fed_tokens(row: ScheduledRow) -> bytes:
+    """The row's packed token ids."""
+    return row.request.packed_tokens(row.start, row.start + row.num_scheduled_tokens)
 
 
 def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:

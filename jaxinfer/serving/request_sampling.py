@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.sampling_batch import RowSampling, prepare_row
@@ -34,7 +36,7 @@ def request_sampling(
         request.params,
         seed=request.seed,
         vocab_size=vocab_size,
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=np.frombuffer(request.packed_prompt, np.int32),
         eos_token_ids=eos_token_ids,
         bad_words_token_ids=[tokenizer.encode(text, add_special_tokens=False) for text in spellings]
         if tokenizer

@@ -80,7 +80,7 @@ def prepare_row(
     *,
     seed: int,
     vocab_size: int,
-    prompt_token_ids: Sequence[int],
+    prompt_token_ids: Sequence[int] | np.ndarray,
     eos_token_ids: Sequence[int] = (),
     bad_words_token_ids: Sequence[Sequence[int]] = (),
 ) -> RowSampling:
@@ -105,7 +105,8 @@ def prepare_row(
     unfinished = sorted({*eos_token_ids, *(params.stop_token_ids or ())})
     bad_words = tuple(dict.fromkeys(tuple(word) for word in bad_words_token_ids if len(word)))
     _check_ids("eos_token_ids", unfinished, vocab_size)
-    _check_ids("prompt_token_ids", prompt_token_ids, vocab_size)
+    prompt = np.asarray(prompt_token_ids)
+    _check_ids("prompt_token_ids", [prompt.min(initial=0), prompt.max(initial=0)], vocab_size)
     for word in bad_words:
         _check_ids("bad_words_token_ids", word, vocab_size)
     edits = len(bias) + len(bad_words) + (len(unfinished) if params.min_tokens else 0)
@@ -114,11 +115,13 @@ def prepare_row(
             f"logit_bias, bad_words and stop_token_ids need {edits} logit edits together; "
             f"a request may have {EDIT_WIDTH}"
         )
+    first_mode = params.sampling_mode
+    settled = params.clone(min_tokens=0).sampling_mode if params.min_tokens else first_mode
     row = RowSampling(
         params=params,
-        first_mode=params.sampling_mode,
-        settled_mode=params.clone(min_tokens=0).sampling_mode,
-        scalars=_scalars(params, seed, len(prompt_token_ids)),
+        first_mode=first_mode,
+        settled_mode=settled,
+        scalars=_scalars(params, seed, len(prompt)),
         bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
         bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
         unfinished_ids=np.asarray(unfinished, np.int32),
@@ -126,7 +129,7 @@ def prepare_row(
         allowed=_bitmask(params.allowed_token_ids, vocab_size),
     )
     if params.has_penalties:
-        row.history = np.array(prompt_token_ids, np.int32)
+        row.history = prompt.astype(np.int32)
         row.history_length = len(row.history)
     return row
 
@@ -166,7 +169,7 @@ def pack(
     if len(rows) > batch_size:
         raise ValueError(f"{len(rows)} rows do not fit a batch of {batch_size}")
     scalars = np.empty((batch_size, len(Column)), np.int32)
-    scalars[len(rows) :] = _padding_scalars()
+    scalars[len(rows) :] = _PADDING
     if rows:
         np.concatenate([row.sampling.scalars for row in rows], out=scalars[: len(rows)].reshape(-1))
         scalars[: len(rows), Column.POSITION] = [row.position for row in rows]
@@ -190,7 +193,7 @@ def pack(
 
 
 def _scalars(params: SamplingParams, seed: int, prompt_length: int) -> np.ndarray:
-    scalars = _padding_scalars()
+    scalars = _PADDING.copy()
     floats = scalars.view(np.float32)
     if not params.is_greedy:
         floats[Column.TEMPERATURE] = params.temperature
@@ -211,6 +214,9 @@ def _padding_scalars() -> np.ndarray:
     for column, value in _FLOATS.items():
         scalars.view(np.float32)[column] = value
     return scalars
+
+
+_PADDING = _padding_scalars()
 
 
 def _record(row: BatchRow) -> int:
