@@ -290,14 +290,16 @@ class Engine:
         group, completion = self._members[update.request.request_id]
         completion.extend(update.token_ids, result.sampled, update.row)
         group.note_tokens(len(update.token_ids), now)
-        if completion.finish_reason == "error":
-            group.error = group.error or _NOT_FINITE
-        if completion.finish_reason is not None or group.kind != "final":
+        reason = completion.finish_reason
+        if reason is not None or group.kind != "final":
             self._changed[group.request_id] = group
-        if completion.finish_reason is not None:
-            # A stop string ends a request that the scheduler would go on with.
-            self._scheduler.finish(update.request, "stop", completion.stop_reason)
-            self._forget(update.request)
+        if reason is None:
+            return
+        if reason == "error":
+            group.error = group.error or _NOT_FINITE
+        # A stop string ends a request that the scheduler would go on with.
+        self._scheduler.finish(update.request, "stop", completion.stop_reason)
+        self._forget(update.request)
 
     def _score_prompts(self, schedule: Schedule, result: StepResult) -> None:
         """Pass a step's prompt log-probabilities to the requests that asked for them."""

@@ -57,9 +57,8 @@ class RequestGroup:
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._num_prompt_logprobs = params.prompt_logprobs
-        self._prompt_logprobs: list[LogprobsAtPosition | None] | None = None
-        if params.prompt_logprobs is not None:
-            self._prompt_logprobs = [None] * len(prompt.token_ids)
+        scored: list[LogprobsAtPosition | None] = [None] * len(prompt.token_ids)
+        self._prompt_logprobs = None if params.prompt_logprobs is None else scored
         self._metrics = RequestMetrics(arrival_time)
         seed = params.seed if params.seed is not None else seed
         packed = prompt.packed or pack_ids(prompt.token_ids)

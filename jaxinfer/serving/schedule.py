@@ -1,5 +1,6 @@
 """What the scheduler hands out and hands back: one step's rows, and the tokens a row has gained."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxinfer.serving.request import Request
@@ -82,4 +83,4 @@ class RowUpdate:
 
     row: int
     request: Request
-    token_ids: list[int]
+    token_ids: Sequence[int]

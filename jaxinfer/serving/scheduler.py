@@ -280,7 +280,7 @@ class Scheduler:
         ):
             raise RuntimeError("a request other than the newest is partly prefilled")
 
-    def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> list[int]:
+    def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """Append the leading `num_new` tokens up to one that ends the request; returns those.
 
         The request ends with an error if there are fewer.
@@ -288,21 +288,24 @@ class Scheduler:
         outputs = request.output_token_ids
         num_old = len(outputs)
         num_known = len(request.prompt_token_ids) + num_old
+        end = num_known + num_new
+        block_size = self.pool.block_size
         if (
-            num_new > 1
-            and len(token_ids) >= num_new
-            and num_known + num_new < request.max_num_tokens
+            len(token_ids) >= num_new
+            and end < request.max_num_tokens
             and request.ending_token_ids.isdisjoint(token_ids)
         ):
-            # A row of a burst that goes on, which nearly all are: all its tokens at once.
-            outputs += token_ids[:num_new]
-            if request.status is RequestStatus.RUNNING:
+            # A row that goes on, which nearly all are: all its tokens at once.
+            new = token_ids[:num_new]
+            outputs += new
+            fills_block = end // block_size > num_known // block_size
+            if fills_block and request.status is RequestStatus.RUNNING:
                 self.pool.register(request)
-            return outputs[num_old:]
+            return new
         for token_id in token_ids[:num_new]:
             outputs.append(token_id)
             num_known += 1
-            if num_known % self.pool.block_size == 0 and request.status is RequestStatus.RUNNING:
+            if num_known % block_size == 0 and request.status is RequestStatus.RUNNING:
                 self.pool.register(request)
             if token_id in request.ending_token_ids or num_known >= request.max_num_tokens:
                 stop = check_stop(request, token_id, self.eos_token_ids)

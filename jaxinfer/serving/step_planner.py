@@ -82,9 +82,10 @@ class StepPlanner:
                 end == request.num_tokens <= request.max_cached_tokens
                 and request.last_token_on_device
                 and start % block_size
-                and end % block_size
+                and (end % block_size or request.num_in_flight_tokens)
             ):
-                # A decode within a block, which is nearly all there is: no block to take or fill.
+                # A decode within a block, which is nearly all there is: no block to take, and none
+                # to offer, for the host does not know the token that fills it if one is in flight.
                 request.num_cached_tokens = end
                 request.num_tokens = end + 1
                 request.num_in_flight_tokens += 1
