@@ -104,6 +104,7 @@ class BlockPool:
             RuntimeError: if a block is held by nobody.
         """
         self.num_frees += 1
+        self._index.settle()
         num_holders, indexed = self._num_holders, self._index.content_of_block
         for block in reversed(blocks):
             left = num_holders[block] - 1
@@ -122,9 +123,19 @@ class BlockPool:
         They are not held yet: see `share`. A request that wants its prompt's log-probabilities
         finds nothing, because every position of its prompt must be computed.
         """
-        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
-            return self._index.find(request, 0)
-        return self._index.find(request, (request.num_known_tokens - 1) // self.block_size)
+        self._index.settle_for(request)
+        return self._look_up(request)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens in the blocks that `find_prefix` would return, but for those not settled yet.
+
+        Changes nothing here, so that any thread may ask.
+        """
+        return len(self._look_up(request)) * self.block_size
+
+    def settle(self) -> None:
+        """Index all blocks that were registered, which `find_prefix` would do when it must."""
+        self._index.settle()
 
     def num_available_beside(self, prefix: list[int]) -> int:
         """Blocks that `allocate` could hand out after `share(prefix)`."""
@@ -138,7 +149,7 @@ class BlockPool:
             self._num_holders[block] += 1
 
     def register(self, request: Request) -> None:
-        """Index the request's full blocks of known, scheduled tokens, so that others find them.
+        """Offer the request's full blocks of known, scheduled tokens to all who come later.
 
         May be called as soon as the step that fills a block is scheduled: the device runs steps
         in order and within a step each layer writes before it attends, so whoever reads the
@@ -176,3 +187,8 @@ class BlockPool:
         if any(block not in self._index for block in self._cached):
             raise RuntimeError("block pool: a cached block is not indexed")
         self._index.check_invariants()
+
+    def _look_up(self, request: Request) -> list[int]:
+        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
+            return self._index.find(request, 0)
+        return self._index.find(request, (request.num_known_tokens - 1) // self.block_size)

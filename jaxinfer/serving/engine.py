@@ -204,6 +204,7 @@ class Engine:
             schedule = self._schedule()
             if schedule is not None:
                 self._launch(schedule)
+                self._scheduler.settle()
             self._read_steps(leave=0 if schedule is None else 1)
             self._collect()
         except KeyboardInterrupt:

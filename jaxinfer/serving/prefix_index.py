@@ -18,6 +18,10 @@ class PrefixIndex:
     block's parent is a root made from the cache salt and the weight version, so the whole chain
     depends on them. The tokens of a hit are equal, not only their hashes.
 
+    Hashing a long prompt's blocks takes the host a while, and the device need not wait for it:
+    `settle` indexes what is registered once the step is launched, `settle_for` if somebody who may
+    share it looks before.
+
     Args:
         block_size: tokens in a block.
         hash_function: bytes to digest; replaced in tests to provoke collisions.
@@ -32,6 +36,8 @@ class PrefixIndex:
         self.content_of_block: dict[int, bytes] = {}
         self._hash = hash_function
         self._block_of_content: dict[bytes, int] = {}
+        self._unsettled: list[tuple[Request, int, int]] = []
+        self._unsettled_starts: set[tuple[str | None, bytes]] = set()
 
     def __len__(self) -> int:
         return len(self.content_of_block)
@@ -60,19 +66,30 @@ class PrefixIndex:
         return found
 
     def register(self, request: Request, num_blocks: int) -> None:
-        """Offer the request's leading `num_blocks` blocks to later requests.
+        """Offer the request's leading `num_blocks` blocks to later requests, from `settle` on.
 
         Their tokens must be known and the step that writes their keys and values must be
         scheduled. A chain that another block holds already stays with that block. Blocks that
-        began under other weights are never offered.
+        began under other weights are never offered. The request must hold them until `settle`.
         """
         first, request.num_registered_blocks = request.num_registered_blocks, num_blocks
-        if request.weight_version != self.weight_version:
-            return
-        blocks = request.block_table[first:num_blocks]
-        for block, content in zip(blocks, self._chain(request, first, num_blocks), strict=True):
-            if self._block_of_content.setdefault(content, block) == block:
-                self.content_of_block[block] = content
+        if request.weight_version == self.weight_version:
+            self._unsettled.append((request, first, num_blocks))
+            self._unsettled_starts.add(self._start(request))
+
+    def settle(self) -> None:
+        """Index the blocks that were registered."""
+        for request, first, stop in self._unsettled:
+            blocks = request.block_table[first:stop]
+            for block, content in zip(blocks, self._chain(request, first, stop), strict=True):
+                if self._block_of_content.setdefault(content, block) == block:
+                    self.content_of_block[block] = content
+        self._forget_unsettled()
+
+    def settle_for(self, request: Request) -> None:
+        """`settle` if blocks were registered that this request could share."""
+        if self._unsettled and self._start(request) in self._unsettled_starts:
+            self.settle()
 
     def remove(self, block: int) -> None:
         """Forget an indexed block, because it is about to hold something else."""
@@ -81,6 +98,7 @@ class PrefixIndex:
     def invalidate(self) -> None:
         """Forget every block and start a new weight version."""
         self.weight_version += 1
+        self._forget_unsettled()
         self._block_of_content.clear()
         self.content_of_block.clear()
 
@@ -89,6 +107,16 @@ class PrefixIndex:
         by_block = {block: content for content, block in self._block_of_content.items()}
         if by_block != self.content_of_block or len(by_block) != len(self._block_of_content):
             raise RuntimeError("prefix index: contents and blocks disagree")
+
+    def _forget_unsettled(self) -> None:
+        self._unsettled.clear()
+        self._unsettled_starts.clear()
+
+    def _start(self, request: Request) -> tuple[str | None, bytes]:
+        """What two requests must have in common to share any block."""
+        return request.cache_salt, request.packed_tokens(
+            0, min(self.block_size, request.num_known_tokens)
+        )
 
     def _forget_stale_hashes(self, request: Request) -> None:
         if request.weight_version != self.weight_version:

@@ -145,7 +145,7 @@ class Scheduler:
 
         Only looks up what other threads' steps may be changing, so the answer is a good guess then.
         """
-        return len(self.pool.find_prefix(request)) * self.pool.block_size
+        return self.pool.num_cached_tokens(request)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request, whatever its state; None if no unfinished request has that id."""
@@ -187,6 +187,13 @@ class Scheduler:
             schedule.epoch = self._epoch
             self.num_preemptions += len(schedule.preempted)
         return schedule
+
+    def settle(self) -> None:
+        """Do what can wait until a step is launched: index the blocks that it fills.
+
+        Until then it is done when a request that may share them, or who holds them, needs it.
+        """
+        self.pool.settle()
 
     def update(
         self,

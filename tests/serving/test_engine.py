@@ -85,6 +85,22 @@ def test_tokens_are_read_one_step_late():
     assert setup.runner.unread == 1
 
 
+def test_blocks_are_hashed_while_the_device_runs_the_step_that_fills_them():
+    setup = Setup()
+    prompt = [*range(20)]
+    num_cached = []
+
+    def ask():
+        num_cached.append(setup.engine.num_cached_tokens(Prompt([*prompt, 1]), SamplingParams()))
+
+    launch = setup.runner.launch
+    setup.runner.launch = lambda schedule: (ask(), launch(schedule))[1]
+    setup.add("a", prompt)
+    setup.engine.step()
+    ask()
+    assert num_cached == [0, 16]
+
+
 def test_first_tokens_are_read_before_a_burst_is_launched():
     setup = Setup(num_decode_steps=4)
     setup.add("a", [1, 2, 3], "delta", max_tokens=9)

@@ -13,9 +13,14 @@ def make_request(tokens, blocks=(), salt=None):
     return request
 
 
+def register(index, request, num_blocks):
+    index.register(request, num_blocks)
+    index.settle()
+
+
 def filled_index(tokens, blocks, salt=None, **kwargs):
     index = PrefixIndex(BLOCK_SIZE, **kwargs)
-    index.register(make_request(tokens, blocks, salt), len(blocks))
+    register(index, make_request(tokens, blocks, salt), len(blocks))
     index.check_invariants()
     return index
 
@@ -58,16 +63,16 @@ def test_request_seen_before_a_weight_update_is_shared_after_it():
     index.find(seen_before, 1)
     index.invalidate()
     index.find(seen_before, 1)
-    index.register(seen_before, 1)
+    register(index, seen_before, 1)
     assert index.find(make_request(range(8)), 1) == [5]
 
 
 def test_blocks_begun_under_older_weights_are_not_offered():
     index = PrefixIndex(BLOCK_SIZE)
     old = make_request(range(16), [5, 6])
-    index.register(old, 1)
+    register(index, old, 1)
     index.invalidate()
-    index.register(old, 2)
+    register(index, old, 2)
     assert len(index) == 0
     assert index.find(make_request(range(16)), 2) == []
 
@@ -96,13 +101,13 @@ def test_colliding_hashes_are_told_apart_by_their_parents():
 
     index = filled_index([*range(50, 58), *range(8)], [5, 6], hash_function=weak)
     assert index.find(make_request([*range(50, 58), *range(8)]), 2) == [5, 6]
-    index.register(make_request([*range(60, 68)], [7]), 1)
+    register(index, make_request([*range(60, 68)], [7]), 1)
     assert index.find(make_request([*range(60, 68), *range(8)]), 2) == [7]
 
 
 def test_first_block_with_some_content_stays_the_indexed_one():
     index = filled_index(range(8), [5])
-    index.register(make_request(range(8), [6]), 1)
+    register(index, make_request(range(8), [6]), 1)
     assert index.find(make_request(range(8)), 1) == [5]
     assert 6 not in index
     index.check_invariants()
@@ -112,7 +117,7 @@ def test_removed_block_is_not_found_and_its_content_may_return_elsewhere():
     index = filled_index(range(16), [5, 6])
     index.remove(5)
     assert index.find(make_request(range(16)), 2) == []
-    index.register(make_request(range(8), [9]), 1)
+    register(index, make_request(range(8), [9]), 1)
     assert index.find(make_request(range(16)), 2) == [9, 6]
     index.check_invariants()
 
@@ -121,3 +126,34 @@ def test_hash_is_sha256():
     request = make_request(range(8))
     PrefixIndex(BLOCK_SIZE).find(request, 1)
     assert len(request.block_hashes[0]) == 32
+
+
+def test_registered_blocks_are_indexed_when_somebody_may_share_them():
+    index = PrefixIndex(BLOCK_SIZE)
+    index.register(make_request(range(16), [5, 6], salt="a"), 2)
+    for other in (make_request(range(1, 17), salt="a"), make_request(range(16))):
+        index.settle_for(other)
+        assert len(index) == 0
+    alike = make_request([*range(8), *range(8)], salt="a")
+    assert index.find(alike, 2) == []
+    index.settle_for(alike)
+    assert index.find(alike, 2) == [5]
+    assert len(index) == 2
+
+
+def test_a_prompt_shorter_than_a_block_is_found_by_what_was_written_after_it():
+    index = PrefixIndex(BLOCK_SIZE)
+    writer = make_request(range(3), [5])
+    writer.output_token_ids = [*range(3, 8)]
+    index.register(writer, 1)
+    reader = make_request(range(9))
+    index.settle_for(reader)
+    assert index.find(reader, 1) == [5]
+
+
+def test_what_was_registered_before_a_weight_update_is_never_indexed():
+    index = PrefixIndex(BLOCK_SIZE)
+    index.register(make_request(range(8), [5]), 1)
+    index.invalidate()
+    index.settle()
+    assert len(index) == 0
