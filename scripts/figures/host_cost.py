@@ -133,6 +133,7 @@ class DecodeBench:
             raise RuntimeError("the scheduler has nothing to run")
         self.builder.build(schedule)
         built = time.perf_counter()
+        self.scheduler.settle()
         if self.in_flight is not None:
             self.scheduler.update(self.in_flight, [[7]] * ROWS)
         end = time.perf_counter()

@@ -5,6 +5,7 @@ import pytest
 from jaxinfer.errors import CapacityError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.request import RequestStatus
+from tests.call_count import calls_of
 from tests.serving.fake_device import run_to_end, solo_run
 from tests.serving.scheduling import (
     NO_EOS,
@@ -30,6 +31,18 @@ def test_long_prompt_is_chunked_while_others_decode_first():
     assert step(scheduler, device).is_decode
     run_to_end(scheduler, device)
     assert_solo(short, long)
+
+
+def test_planning_a_decode_that_fills_a_block_is_as_cheap_while_its_token_is_in_flight():
+    scheduler, _ = make_scheduler()
+    (request,) = add(scheduler, make_request("r", 4, 20))
+    scheduler.schedule()
+    calls = []
+    while request.num_cached_tokens <= scheduler.pool.block_size:
+        calls.append(calls_of(scheduler.schedule))
+    *within, takes_next = calls
+    assert len(set(within)) == 1
+    assert takes_next > within[0]
 
 
 def test_waiting_requests_share_what_is_left_of_the_budget_in_order():
