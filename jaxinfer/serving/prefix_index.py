@@ -35,7 +35,8 @@ class PrefixIndex:
         self.weight_version = 0
         self.content_of_block: dict[int, bytes] = {}
         self._hash = hash_function
-        self._block_of_content: dict[bytes, int] = {}
+        # Content -> block and hash. Plain tuples: the garbage collector stops following them.
+        self._entries: dict[bytes, tuple[int, bytes]] = {}
         self._unsettled: list[tuple[Request, int, int]] = []
         self._unsettled_starts: set[tuple[str | None, bytes]] = set()
 
@@ -49,7 +50,7 @@ class PrefixIndex:
         """The longest chain of indexed blocks that hold the request's leading tokens.
 
         Args:
-            request: its known tokens and salt; computed hashes are kept in it.
+            request: its known tokens and salt; the found blocks' hashes are kept in it.
             max_blocks: length of the chain at most; that many blocks of its tokens are known.
                 Its cached tokens begin under the present weights from here on.
 
@@ -57,12 +58,17 @@ class PrefixIndex:
             Blocks in order of position, possibly none.
         """
         self._forget_stale_hashes(request)
-        found = []
-        for content in self._chain(request, 0, max_blocks):
-            block = self._block_of_content.get(content)
-            if block is None:
+        found, hashes = [], []
+        parent = self._root(request)
+        for tokens in self._tokens_by_block(request, 0, max_blocks):
+            entry = self._entries.get(parent + tokens)
+            if entry is None:
                 break
+            # Equal contents have equal hashes, so that nothing is hashed here.
+            block, parent = entry
             found.append(block)
+            hashes.append(parent)
+        request.block_hashes[: len(hashes)] = hashes
         return found
 
     def register(self, request: Request, num_blocks: int) -> None:
@@ -80,10 +86,7 @@ class PrefixIndex:
     def settle(self) -> None:
         """Index the blocks that were registered."""
         for request, first, stop in self._unsettled:
-            blocks = request.block_table[first:stop]
-            for block, content in zip(blocks, self._chain(request, first, stop), strict=True):
-                if self._block_of_content.setdefault(content, block) == block:
-                    self.content_of_block[block] = content
+            self._index(request, first, stop)
         self._forget_unsettled()
 
     def settle_for(self, request: Request) -> None:
@@ -93,19 +96,19 @@ class PrefixIndex:
 
     def remove(self, block: int) -> None:
         """Forget an indexed block, because it is about to hold something else."""
-        del self._block_of_content[self.content_of_block.pop(block)]
+        del self._entries[self.content_of_block.pop(block)]
 
     def invalidate(self) -> None:
         """Forget every block and start a new weight version."""
         self.weight_version += 1
         self._forget_unsettled()
-        self._block_of_content.clear()
+        self._entries.clear()
         self.content_of_block.clear()
 
     def check_invariants(self) -> None:
         """Raise RuntimeError unless contents and blocks are one to one."""
-        by_block = {block: content for content, block in self._block_of_content.items()}
-        if by_block != self.content_of_block or len(by_block) != len(self._block_of_content):
+        by_block = {block: content for content, (block, _) in self._entries.items()}
+        if by_block != self.content_of_block or len(by_block) != len(self._entries):
             raise RuntimeError("prefix index: contents and blocks disagree")
 
     def _forget_unsettled(self) -> None:
@@ -123,24 +126,27 @@ class PrefixIndex:
             request.weight_version = self.weight_version
             request.block_hashes.clear()
 
-    def _chain(self, request: Request, first: int, stop: int) -> Iterator[bytes]:
-        """Parent's hash and tokens of each of the request's blocks `[first, stop)`, in order.
-
-        Hashes are computed as far as the caller reads and kept in the request.
-        """
-        if first >= stop:
-            return
+    def _index(self, request: Request, first: int, stop: int) -> None:
+        """Index the request's blocks `[first, stop)`; their hashes are kept in it."""
         hashes = request.block_hashes
         parent = hashes[first - 1] if first else self._root(request)
-        # Packed once for all blocks: a long prompt's chain is on the way to its first token.
-        packed = request.packed_tokens(first * self.block_size, stop * self.block_size)
-        size = self.block_size * ID_BYTES
-        for i, start in enumerate(range(0, len(packed), size), first):
-            content = parent + packed[start : start + size]
+        blocks = request.block_table[first:stop]
+        tokens_by_block = self._tokens_by_block(request, first, stop)
+        for i, (block, tokens) in enumerate(zip(blocks, tokens_by_block, strict=True), first):
+            content = parent + tokens
             if i == len(hashes):
                 hashes.append(self._hash(content))
             parent = hashes[i]
-            yield content
+            if content not in self._entries:
+                self._entries[content] = (block, parent)
+                self.content_of_block[block] = content
+
+    def _tokens_by_block(self, request: Request, first: int, stop: int) -> Iterator[bytes]:
+        """The packed tokens of each of the request's blocks `[first, stop)`."""
+        # Packed once for all blocks: slices of bytes cost much less than slices of tokens.
+        packed = request.packed_tokens(first * self.block_size, stop * self.block_size)
+        size = self.block_size * ID_BYTES
+        return (packed[start : start + size] for start in range(0, len(packed), size))
 
     def _root(self, request: Request) -> bytes:
         return self._hash(repr((request.cache_salt, self.weight_version)).encode())

@@ -1,7 +1,7 @@
 """Tests that a hit means the same tokens after the same prefix, salt and weights."""
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.prefix_index import PrefixIndex
+from jaxinfer.serving.prefix_index import PrefixIndex, sha256
 from jaxinfer.serving.request import Request
 
 BLOCK_SIZE = 8
@@ -83,8 +83,9 @@ def test_weight_version_is_part_of_the_hash():
         index = PrefixIndex(BLOCK_SIZE)
         for _ in range(len(digests)):
             index.invalidate()
-        request = make_request(range(8))
+        request = make_request(range(8), [5])
         index.find(request, 1)
+        register(index, request, 1)
         digests.append(request.block_hashes[0])
     assert digests[0] != digests[1]
 
@@ -123,9 +124,27 @@ def test_removed_block_is_not_found_and_its_content_may_return_elsewhere():
 
 
 def test_hash_is_sha256():
-    request = make_request(range(8))
-    PrefixIndex(BLOCK_SIZE).find(request, 1)
+    request = make_request(range(8), [5])
+    register(PrefixIndex(BLOCK_SIZE), request, 1)
     assert len(request.block_hashes[0]) == 32
+
+
+def test_what_is_found_is_not_hashed_again():
+    hashed = []
+
+    def spy(data):
+        hashed.append(data)
+        return sha256(data)
+
+    index = filled_index(range(24), [5, 6, 7], hash_function=spy)
+    del hashed[:]
+    request = make_request([*range(24), *range(8)], [5, 6, 7, 8])
+    assert index.find(request, 4) == [5, 6, 7]
+    request.num_registered_blocks = 3
+    register(index, request, 4)
+    _root, last = hashed
+    assert last.startswith(request.block_hashes[2])
+    assert index.find(make_request([*range(24), *range(8)]), 4) == [5, 6, 7, 8]
 
 
 def test_registered_blocks_are_indexed_when_somebody_may_share_them():
