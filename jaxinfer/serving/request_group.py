@@ -62,14 +62,17 @@ class RequestGroup:
         self._metrics = RequestMetrics(arrival_time)
         seed = params.seed if params.seed is not None else seed
         packed = prompt.packed or pack_ids(prompt.token_ids)
+        # The prompt is scored once.
+        unscored = params
+        if params.prompt_logprobs is not None:
+            unscored = params.clone(prompt_logprobs=None)
         self.completions = [
             Completion(
                 i,
                 Request(
                     request_id=f"{request_id}/{i}",
                     prompt_token_ids=prompt.token_ids,
-                    # The prompt is scored once.
-                    params=params if i == 0 else params.clone(prompt_logprobs=None),
+                    params=params if i == 0 else unscored,
                     cache_salt=prompt.cache_salt,
                     arrival_time=arrival_time,
                     seed=_signed(seed + i),

@@ -67,3 +67,15 @@ def test_times_are_those_of_the_first_and_latest_token():
     metrics = made.output(6.0).metrics
     assert (metrics.first_token_time, metrics.last_token_time) == (2.0, 5.0)
     assert metrics.num_generated_tokens == 3
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+def test_only_the_first_completion_scores_the_prompt_and_parameters_are_not_copied_for_each(
+    prompt_logprobs,
+):
+    params = SamplingParams(n=3, prompt_logprobs=prompt_logprobs)
+    group = RequestGroup("r", Prompt([1, 2]), params, seed=7)
+    first, second, third = (completion.request.params for completion in group.completions)
+    assert first is params
+    assert second.prompt_logprobs is None
+    assert second is third
