@@ -91,7 +91,9 @@ class PrefixIndex:
 
     def settle_for(self, request: Request) -> None:
         """`settle` if blocks were registered that this request could share."""
-        if self._unsettled and self._start(request) in self._unsettled_starts:
+        if not self._unsettled or request.num_known_tokens < self.block_size:
+            return
+        if self._start(request) in self._unsettled_starts:
             self.settle()
 
     def remove(self, block: int) -> None:
@@ -116,10 +118,8 @@ class PrefixIndex:
         self._unsettled_starts.clear()
 
     def _start(self, request: Request) -> tuple[str | None, bytes]:
-        """What two requests must have in common to share any block."""
-        return request.cache_salt, request.packed_tokens(
-            0, min(self.block_size, request.num_known_tokens)
-        )
+        """What two requests must have in common to share any block: the first, and the salt."""
+        return request.cache_salt, request.packed_tokens(0, self.block_size)
 
     def _forget_stale_hashes(self, request: Request) -> None:
         if request.weight_version != self.weight_version:
