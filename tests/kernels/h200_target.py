@@ -31,6 +31,15 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 2 }
 runtime_version { major: 12 minor: 9 patch: 0 } device_description_str: "NVIDIA H200"
 """
 
+# Some kernels look the device up while they are traced.
+_ONE_H200 = AbstractMesh(
+    (),
+    (),
+    abstract_device=jax.sharding.AbstractDevice(
+        device_kind="NVIDIA H200", num_cores=132, platform="gpu"
+    ),
+)
+
 
 def available() -> bool:
     """Whether a CUDA plugin of some version is installed."""
@@ -53,11 +62,15 @@ def compile_for_h200(
 ) -> jax.stages.Compiled:
     """Compiles `function` for one H200 at the given `ShapeDtypeStruct`s."""
     sharding = SingleDeviceSharding(_devices(1)[0])
-    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
     jitted = jax.jit(function, in_shardings=sharding, out_shardings=sharding, donate_argnums=donate)
-    # Some kernels look the device up while they are traced.
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+    with jax.sharding.use_abstract_mesh(_ONE_H200):
         return jitted.trace(*shapes).lower(lowering_platforms=("cuda",)).compile()
+
+
+def lower_for_h200(function: Callable[..., Any], *shapes: Any) -> str:
+    """The StableHLO of `function` at the given `ShapeDtypeStruct`s; needs no plugin."""
+    with jax.sharding.use_abstract_mesh(_ONE_H200):
+        return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def _devices(count: int) -> list[Any]:

@@ -1,5 +1,5 @@
 """Attention kernels for Hopper GPUs, written in Pallas Mosaic GPU."""
 
-from jaxinfer.kernels.mosaic.same_kernels import compile_same_kernels_once
+from jaxinfer.kernels.mosaic.quick_compile import compile_quickly
 
-compile_same_kernels_once()
+compile_quickly()
