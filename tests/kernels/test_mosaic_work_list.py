@@ -28,7 +28,7 @@ def test_every_query_belongs_to_exactly_one_tile_of_its_sequence(tile, seed):
         begin, end, first = line[Field.BEGIN], line[Field.END], line[Field.FIRST_EIGHTH] * 8
         covered[begin:end] += 1
         assert first <= begin
-        assert end <= first + tile
+        assert end <= first + tile <= max(-(-T // 8) * 8, tile), "inside the padded queries"
         if begin < offsets[-1]:
             row = line[Field.ROW]
             assert offsets[row] <= begin < end <= offsets[row + 1]

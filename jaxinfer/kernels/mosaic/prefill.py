@@ -32,6 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.pages import (
     SWIZZLED,
     Ref,
@@ -51,6 +52,8 @@ from jaxinfer.kernels.mosaic.prefill_items import (
 )
 from jaxinfer.kernels.mosaic.work_list import Field, work_list
 
+_MOST = (65_536, 2**20, 2**20, 4096, 8192, 1)
+"""First dimensions that a kernel serves: tokens, pages twice, rows, lines of work, their count."""
 _LOG2_E = math.log2(math.e)
 _WGMMA = plgpu.Layout.WGMMA
 
@@ -97,11 +100,31 @@ def paged_prefill_attention(
     if padding:
         q = jnp.pad(q, ((0, padding), (0, 0), (0, 0)))
     lines, count = work_list(T, cu_seqlens_q, context_lens, p.queries, window)
-    out = _launch(p, q.shape)(q, k_pages, v_pages, block_tables, lines, count)
+    args = (q, k_pages, v_pages, block_tables, lines, count)
+    out = call_built_for(
+        _launch,
+        p,
+        _built_for(p, args),
+        args,
+        jax.ShapeDtypeStruct(q.shape, q.dtype),
+        name="paged_prefill_attention",
+    )
     return out[:T] if padding else out
 
 
-def _launch(p: Problem, shape: tuple[int, ...]):
+def _built_for(p: Problem, args: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes that serve any number of tokens, pages and rows up to those of `_MOST`.
+
+    Tiles of queries must lie inside the array, for the copy engine would not notice their end.
+    """
+    most = _MOST if args[0].shape[0] >= p.queries else [0] * len(_MOST)
+    return tuple(
+        jax.ShapeDtypeStruct((max(first, arg.shape[0]), *arg.shape[1:]), arg.dtype)
+        for first, arg in zip(most, args, strict=True)
+    )
+
+
+def _launch(p: Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
     D, stages, block_kv = p.D, p.config.stages, p.config.block_kv
     keys = plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED)
     queries = plgpu.SMEM((CONSUMERS, ROWS, D), p.dtype, transforms=SWIZZLED)
@@ -109,7 +132,7 @@ def _launch(p: Problem, shape: tuple[int, ...]):
     free = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
     return plgpu.kernel(
         functools.partial(_block, p),
-        out_type=jax.ShapeDtypeStruct(shape, p.dtype),
+        out_type=shapes[0],
         grid=(MULTIPROCESSORS,),
         grid_names=("block",),
         num_threads=CONSUMERS + 1,

@@ -31,9 +31,10 @@ def work_list(
     """Cuts packed queries into tiles that each belong to one sequence.
 
     Tiles start at multiples of 8 packed queries, because the copy engine writes eights of a
-    swizzled tile; the up to 7 queries of the previous sequence in front are computed and dropped.
-    The tokens past the last sequence form tiles without keys, so that they become zeros. Sorting
-    by keys, longest first, lets short tiles fill the gaps at the end (Graham's LPT rule, 1969).
+    swizzled tile, and end inside the queries, padded to eights, if these hold a tile at all.
+    Queries of other tiles that are therefore in front are computed and dropped. The tokens past the
+    last sequence form tiles without keys, so that they become zeros. Sorting by keys, longest
+    first, lets short tiles fill the gaps at the end (Graham's LPT rule, 1969).
 
     Args:
         T: packed queries, padding included.
@@ -59,6 +60,7 @@ def work_list(
     first = aligned[row] + (index - cumulative[row] + counts[row]) * tile
     begin = jnp.maximum(first, begins[row])
     end = jnp.minimum(first + tile, ends[row])
+    first = jnp.minimum(first, max(-(-T // 8) * 8 - tile, 0))
     shift = lengths[row] - ends[row]
     end_key = jnp.clip(end + shift, 0, lengths[row])
     first_key = jnp.zeros_like(end_key)
