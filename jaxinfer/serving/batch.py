@@ -92,7 +92,7 @@ class BatchBuilder:
         sample_slots = np.where(samples, slots, np.int32(self._nobody))
         mode = MODES[int(self._mirror.levels[sample_slots].max())]
         if schedule.is_decode:
-            shape, packed = self._pack_decode(slots, context, mode, schedule.num_steps)
+            shape, packed = self._pack_decode(schedule, slots, context, mode)
             targets = None
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)
@@ -105,9 +105,9 @@ class BatchBuilder:
         return Batch(shape, packed, mode, arrays, targets)
 
     def _pack_decode(
-        self, slots: np.ndarray, context: np.ndarray, mode: SamplingMode, num_steps: int
+        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplingMode
     ) -> tuple[DecodeShape, np.ndarray]:
-        count = len(slots)
+        count, num_steps = len(slots), schedule.num_steps
         last = int(context.max()) + num_steps - 1
         width = -(-last // self._block_size)
         shape = self._buckets.decode_shape(count, width, mode=mode, num_steps=num_steps)
@@ -116,6 +116,7 @@ class BatchBuilder:
         fields.context_lens[:count] = context
         fields.slots[:count] = slots
         fields.slots[count:] = self._nobody
+        fields.num_tokens[:count] = [row.num_new_tokens for row in schedule.rows]
         fields.block_tables[:count] = self._mirror.tables[slots, : shape.width]
         return shape, packed
 

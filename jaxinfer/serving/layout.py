@@ -41,11 +41,14 @@ class DecodeFields(NamedTuple):
         context_lens: ``[B]`` tokens of the context, the one being fed included; 0 for padding.
         slots: ``[B]`` where in last_tokens the token to feed is, and the sampled one goes;
             max_num_seqs for padding rows.
+        num_tokens: ``[B]`` tokens of the step or burst that the host will keep of the row; from
+            the burst's step of that number on, the row is as good as padding.
         block_tables: ``[B, W]``.
     """
 
     context_lens: Any
     slots: Any
+    num_tokens: Any
     block_tables: Any
 
 
@@ -97,7 +100,7 @@ class DecodeShape:
         return DecodeFields(*_split(packed, self._shapes()))
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        return [(self.rows,), (self.rows,), (self.rows, self.width)]
+        return [(self.rows,), (self.rows,), (self.rows,), (self.rows, self.width)]
 
 
 def _split(packed: Any, shapes: list[tuple[int, ...]]) -> list[Any]:

@@ -97,17 +97,19 @@ def decode_burst(
         num_steps: static.
 
     Returns:
-        The pages, the newest tokens, and what the host reads, stacked over the steps.
+        The pages, the newest tokens, and what the host reads, stacked over the steps; of a row's
+        steps, all after its `num_tokens` yield something without meaning.
     """
     batch = shape.split(packed)
     head = head_params(params)
-    present = (batch.context_lens > 0).astype(jnp.int32)
 
     def one_step(
         carry: tuple[KVCache, jax.Array], step: jax.Array
     ) -> tuple[tuple[KVCache, jax.Array], jax.Array]:
         kv, last_tokens = carry
-        now = batch._replace(context_lens=batch.context_lens + step * present)
+        # Rows whose answers have ended read and write nothing more; nor does padding.
+        runs = step < batch.num_tokens
+        now = batch._replace(context_lens=jnp.where(runs, batch.context_lens + step, 0))
         kv, hidden, fed = feed_last_tokens(params, kv, now, last_tokens, context=context)
         last_tokens, output = sample_step(
             head,

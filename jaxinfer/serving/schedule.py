@@ -15,8 +15,8 @@ class ScheduledRow:
     have already moved past this row when a `Schedule` is returned.
 
     In a burst (`Schedule.num_steps` > 1) inner step i feeds the token at `start + i` and
-    `num_scheduled_tokens` is 1. The device computes all steps for each row, and the block table
-    has room for that; the tokens beyond `num_new_tokens` are surplus that the host drops.
+    `num_scheduled_tokens` is 1. The block table has room for all steps; in those beyond
+    `num_new_tokens` the row is padding, and their tokens are surplus that the host drops.
 
     Attributes:
         request: the sequence; its `slot` and `block_table` are those to use.

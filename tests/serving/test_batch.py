@@ -115,6 +115,17 @@ def test_decode_uploads_lengths_slots_and_tables():
     assert batch.sampling.scalars[:2, Column.POSITION].tolist() == [10, 3]
 
 
+def test_a_burst_says_how_many_tokens_each_row_keeps():
+    rows = [
+        (_request(3, 9, [6, 2], in_flight=1), 9, 1, True, 4),
+        (_request(1, 2, [4]), 2, 1, True, 1),
+    ]
+    batch = _builder(num_decode_steps=4).build(_schedule(*rows, is_decode=True, num_steps=4))
+    num_tokens = batch.shape.split(batch.packed).num_tokens
+    assert num_tokens[:2].tolist() == [4, 1]
+    assert not num_tokens[2:].any()
+
+
 def test_tables_follow_growth_and_a_slots_next_holder():
     builder = _builder()
     request = _request(0, 8, [6], in_flight=1)

@@ -10,6 +10,7 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh, num_page_heads
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs import BurstKey, Programs, SamplerKey
+from jaxinfer.serving.sampling.layout import Column, SamplingArrays
 from jaxinfer.serving.steps import StepContext
 from tests.serving.tiny_runner import CONFIG, tiny_params
 
@@ -80,6 +81,25 @@ def test_a_burst_updates_the_pages_in_place():
     slots = 5 * 4
     assert compiled.memory_analysis().alias_size_in_bytes == _local_kv_bytes(1) + slots
     assert compiled.memory_analysis().temp_size_in_bytes < _local_kv_bytes(1)
+
+
+def test_a_row_writes_only_the_tokens_it_keeps_of_a_burst():
+    shape = DecodeShape(4, 8)
+    compiled = _compile(1, BurstKey(shape, "greedy", 3))
+    packed = np.zeros(shape.size, np.int32)
+    batch = shape.split(packed)
+    batch.context_lens[:] = [1, 2, 1, 0]
+    batch.num_tokens[:] = [3, 1, 2, 0]
+    batch.slots[:] = [0, 1, 2, 4]
+    batch.block_tables[:3, 0] = [1, 2, 3]
+    page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
+    kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
+    arrays = SamplingArrays(np.zeros((4, len(Column)), np.int32))
+    kv, *_ = compiled(tiny_params(), kv, packed, arrays, np.zeros(5, np.int32))
+    for pages in jax.tree.leaves(kv):
+        written = np.asarray(pages).any(axis=(2, 3))
+        positions = [np.flatnonzero(written[block]).tolist() for block in (1, 2, 3)]
+        assert positions == [[0, 1, 2], [1], [0, 1]]
 
 
 @pytest.mark.parametrize("key", _FORWARDS, ids=lambda key: type(key).__name__)
