@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.plain_ids import pack_plain_ids
 from jaxinfer.serving.request import pack_ids
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -241,10 +240,8 @@ def _integers(name: str, values: Any) -> tuple[list[int], bytes | None]:
     # NumPy and JAX arrays: one transfer instead of one an element.
     to_list = getattr(values, "tolist", None)
     ids = to_list() if to_list is not None else list(values)
-    packed = pack_plain_ids(ids)
-    if packed is not None:
-        return ids, packed
-    ids = [_integer(name, i, token_id) for i, token_id in enumerate(ids)]
+    if not set(map(type, ids)) <= {int}:
+        ids = [_integer(name, i, token_id) for i, token_id in enumerate(ids)]
     try:
         return ids, pack_ids(ids)
     except OverflowError:

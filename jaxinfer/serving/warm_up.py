@@ -69,6 +69,8 @@ def _padding(shape: PrefillShape | DecodeShape) -> np.ndarray:
     shape.split(packed).context_lens[0] = 1
     if isinstance(shape, PrefillShape):
         shape.split(packed).cu_seqlens[1:] = 1
+    else:
+        shape.split(packed).num_tokens[0] = 1
     return packed
 
 

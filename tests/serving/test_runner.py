@@ -7,7 +7,6 @@ import pytest
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.model.qwen3 import forward
-from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.runner import Runner
 from tests.serving.tiny_runner import (
     CONFIG,
@@ -43,18 +42,6 @@ def _run(runner, *, num_steps=1, **options):
 
 def test_greedy_tokens_equal_a_plain_loop_over_forward(runner, expected):
     assert _run(runner) == expected
-
-
-def test_shapes_are_chosen_for_the_devices_that_share_a_step(monkeypatch):
-    seen = []
-
-    def choose(**sizes):
-        seen.append(sizes["num_devices"])
-        return choose_buckets(**sizes)
-
-    monkeypatch.setattr("jaxinfer.serving.plan.choose_buckets", choose)
-    make_runner(devices=2).close()
-    assert seen == [2]
 
 
 def test_reading_each_step_at_once_changes_nothing(runner, expected):
