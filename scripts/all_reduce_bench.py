@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention import Backend
+from jaxinfer.kernels.tensor_axis import TensorAxis
 from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
 from jaxinfer.measure.random_model import random_params
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
-from jaxinfer.serving import kv_cache
+from jaxinfer.serving import kv_cache, mailboxes
 from jaxinfer.serving.collectives import CollectiveChoice, collective_options
 from jaxinfer.serving.layout import DecodeShape
 from jaxinfer.serving.program_set import options_of
@@ -41,7 +43,7 @@ from scripts.figures.results import RESULTS, save_result
 _LAUNCHES, _WIDTH = 56, 4096
 _BLOCK_SIZE, _CONTEXT = 16, 1024
 _BURST = 8
-_CHOICES: tuple[CollectiveChoice, ...] = ("kernel", "nccl")
+_CHOICES: tuple[CollectiveChoice, ...] = ("mailboxes", "kernel", "nccl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,22 +77,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
     """Microseconds of one all-reduce among many dependent ones."""
-    whole = NamedSharding(mesh, PartitionSpec())
+    (name,), whole = mesh.axis_names, NamedSharding(mesh, PartitionSpec())
+    boxes = mailboxes.allocate(mailboxes.describe_peers(mesh, name))
 
-    def chain(x: jax.Array) -> jax.Array:
+    def chain(x: jax.Array, *peers: jax.Array) -> jax.Array:
+        axis = TensorAxis(name, *(each[0] for each in peers))
         for _ in range(_LAUNCHES):
-            x = jax.lax.psum(x, mesh.axis_names[0]) * jnp.asarray(0.5, x.dtype)
+            x = axis.sum(x) * jnp.asarray(0.5, x.dtype)
         return x
 
-    split = jax.shard_map(
-        chain, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
-    )
     for rows in sizes:
         x = jax.device_put(jnp.ones((rows, _WIDTH), jnp.bfloat16), whole)
         for choice in _CHOICES:
+            inputs, specs = (x,), (PartitionSpec(),)
+            if choice == "mailboxes":
+                inputs, specs = (x, boxes.peers), (PartitionSpec(), PartitionSpec(name))
+            split = jax.shard_map(
+                chain, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False
+            )
             options = collective_options(choice)
-            run = jax.jit(split).lower(x).compile(compiler_options=options)
-            taken = seconds_of(lambda run=run, x=x: run(x), repeats)
+            run = jax.jit(split).lower(*inputs).compile(compiler_options=options)
+            taken = seconds_of(lambda run=run, inputs=inputs: run(*inputs), repeats)
             yield _row(f"all-reduce, {choice}", rows, [t / _LAUNCHES for t in taken])
 
 
@@ -100,13 +107,15 @@ def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterato
     programs = _programs(mesh, shape, num_blocks=1 + max(sizes) * width)
     shapes = [DecodeShape(rows, width) for rows in sizes]
     keys = [*shapes, *(BurstKey(shape, "greedy", _BURST) for shape in shapes)]
-    cases = [(key, choice) for key in keys for choice in _CHOICES]
+    cases: list[tuple[Any, CollectiveChoice]] = [(k, choice) for k in keys for choice in _CHOICES]
     with ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda case: _compile(programs, *case), cases))
     params = random_params(programs.context.config, "bfloat16", mesh)
-    state = _State(params, *kv_cache.allocate(programs))
+    peers = _with(programs, "mailboxes").peers
+    boxes = [mailboxes.allocate(described) for described in peers]
+    state = _State(params, *kv_cache.allocate(programs), [each.peers for each in boxes])
     for (key, choice), run in zip(cases, compiled, strict=True):
-        call, num_steps = state.caller(programs, key, run)
+        call, num_steps = state.caller(_with(programs, choice), key, run)
         taken = [seconds / num_steps for seconds in seconds_of(call, repeats)]
         what = f"decode step, {choice}" if num_steps == 1 else f"step in a burst, {choice}"
         yield _row(what, _shape_of(key).rows, taken)
@@ -115,8 +124,10 @@ def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterato
 class _State:
     """What steps read and replace on the devices."""
 
-    def __init__(self, params: Any, kv: Any, last_tokens: jax.Array) -> None:
-        self.params, self.kv, self.last_tokens = params, kv, last_tokens
+    def __init__(
+        self, params: Any, kv: Any, last_tokens: jax.Array, peers: list[jax.Array]
+    ) -> None:
+        self.params, self.kv, self.last_tokens, self.peers = params, kv, last_tokens, peers
 
     def caller(
         self, programs: Programs, key: DecodeShape | BurstKey, run: Any
@@ -125,14 +136,15 @@ class _State:
         num_steps = 1 if isinstance(key, DecodeShape) else key.num_steps
         batch = _batch(_shape_of(key), _CONTEXT - num_steps + 1)
         packed = jax.device_put(batch, NamedSharding(programs.context.mesh, PartitionSpec()))
+        peers = self.peers if programs.context.mailboxes else []
 
         def step() -> Any:
-            self.kv, hidden, _ = run(self.params, self.kv, packed, self.last_tokens)
+            self.kv, hidden, _ = run(self.params, self.kv, packed, self.last_tokens, *peers)
             return hidden
 
         def burst() -> Any:
             self.kv, self.last_tokens, sampled = run(
-                self.params, self.kv, packed, sampling, self.last_tokens
+                self.params, self.kv, packed, sampling, self.last_tokens, *peers
             )
             return sampled
 
@@ -150,8 +162,14 @@ def _shape_of(key: DecodeShape | BurstKey) -> DecodeShape:
 
 
 def _compile(programs: Programs, key: DecodeShape | BurstKey, choice: CollectiveChoice) -> Any:
-    options = options_of(key, platform=jax.default_backend(), num_devices=1)
-    return programs.lower(key).compile(compiler_options=options | collective_options(choice))
+    options = options_of(key, platform=jax.default_backend(), num_devices=1, mailboxes=False)
+    lowered = _with(programs, choice).lower(key)
+    return lowered.compile(compiler_options=options | collective_options(choice))
+
+
+def _with(programs: Programs, choice: CollectiveChoice) -> Programs:
+    context = replace(programs.context, mailboxes=choice == "mailboxes")
+    return replace(programs, context=context)
 
 
 def seconds_of(run: Callable[[], Any], repeats: int, calls: int = 20) -> list[float]:
@@ -179,6 +197,7 @@ def _batch(shape: DecodeShape, context: int) -> np.ndarray:
     fields = shape.split(packed)
     fields.context_lens[:] = context
     fields.slots[:] = 1
+    fields.num_tokens[:] = _BURST
     blocks = 1 + np.arange(shape.rows * shape.width)
     fields.block_tables[:] = blocks.reshape(shape.rows, shape.width)
     return packed

@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("oldest", "newest")
 TESTS = (
+    "tests/kernels/test_mosaic_all_reduce.py",
     "tests/kernels/test_mosaic_elementwise.py",
     "tests/kernels/test_mosaic_lowering.py",
     "tests/kernels/test_mosaic_skinny.py",

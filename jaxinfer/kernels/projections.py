@@ -7,7 +7,8 @@ functions of `linear.py`.
 
 With many rows there are kernels for what is elementwise. XLA alone writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
-is left to the norm that reads it, whose kernel writes both (`Stream.delta`).
+is left to the norm that reads it, whose kernel writes both (`Stream.delta`), and likewise a small
+sum over devices (`Stream.peers`).
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from jaxtyping import Array, Float, Int32
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
+from jaxinfer.kernels.tensor_axis import TensorAxis
 
 # Up to here XLA is asked for Triton's products (serving/program_set.py), and merges those of one
 # operand: they read weights where they lie, as pieces with a multiple of so many features.
@@ -34,14 +36,25 @@ _SILU_MUL_ROWS = 1024
 
 
 class Stream(NamedTuple):
-    """The residual stream: `x`, or `x + delta` where the next norm is to perform the addition."""
+    """The residual stream: `x`, or `x + delta` where the next norm is to perform the addition.
+
+    With `peers` (see `TensorAxis`), `delta` is this device's share of what is to be added, which
+    the norm first sums over the devices.
+    """
 
     x: Float[Array, "*batch E"]
     delta: Float[Array, "*batch E"] | None = None
+    peers: Int32[Array, "N 2"] | None = None
 
     def settled(self) -> Float[Array, "*batch E"]:
         """The stream as one array."""
-        return self.x if self.delta is None else rounded_add(self.x, self.delta)
+        if self.delta is None:
+            return self.x
+        if self.peers is None:
+            return rounded_add(self.x, self.delta)
+        from jaxinfer.kernels.mosaic import all_reduce
+
+        return all_reduce.all_reduce(self.delta, self.peers, onto=self.x)
 
     def of_rows(self, rows: Int32[Array, " B"]) -> "Stream":
         """Those rows of a stream ``[T, E]``; indices beyond the last are clamped."""
@@ -54,6 +67,15 @@ def begin(x: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:
     Where additions are left to norms, this one adds zeros: so all layers are traced as one.
     """
     return Stream(x, jnp.zeros_like(x)) if _leaves_additions(x, backend) else Stream(x)
+
+
+def begin_sum(
+    share: Float[Array, "*batch E"], axis: TensorAxis, *, backend: Backend = "xla"
+) -> Stream:
+    """`begin` with the sum of all devices' `share`."""
+    if _leaves_sums(share, axis, backend):
+        return Stream(jnp.zeros_like(share), share, axis.peers)
+    return begin(axis.sum(share), backend=backend)
 
 
 def norm_project(
@@ -123,16 +145,40 @@ def add(stream: Stream, delta: Float[Array, "*batch E"], *, backend: Backend = "
     return Stream(x, delta) if _leaves_additions(x, backend) else Stream(rounded_add(x, delta))
 
 
+def add_sum(
+    stream: Stream, share: Float[Array, "*batch E"], axis: TensorAxis, *, backend: Backend = "xla"
+) -> Stream:
+    """`add` of the sum of all devices' `share`, likewise performed now or left to the next norm."""
+    x = stream.settled()
+    if _leaves_sums(x, axis, backend):
+        return Stream(x, share, axis.peers)
+    if _leaves_additions(x, backend):
+        return Stream(x, axis.sum(share))
+    return Stream(axis.sum(share, onto=x))
+
+
 def _add_norm(
     stream: Stream, norm: jax.Array, eps: float, backend: Backend
 ) -> tuple[jax.Array, jax.Array]:
     """The settled stream and its norm."""
+    if stream.peers is not None and stream.delta is not None:
+        from jaxinfer.kernels.mosaic import all_reduce
+
+        return all_reduce.all_reduce_norm(stream.delta, stream.peers, stream.x, norm, eps=eps)
     if stream.delta is not None and _leaves_additions(stream.x, backend):
         from jaxinfer.kernels.mosaic import add_norm
 
         return add_norm.add_norm(stream.x, stream.delta, norm, eps=eps)
     x = stream.settled()
     return x, rms_norm(x, norm, eps)
+
+
+def _leaves_sums(x: jax.Array, axis: TensorAxis, backend: Backend) -> bool:
+    if backend != "mosaic" or axis.peers is None:
+        return False
+    from jaxinfer.kernels.mosaic import all_reduce
+
+    return all_reduce.supports_norm(x.shape, x.dtype, axis.size)
 
 
 def _leaves_additions(x: jax.Array, backend: Backend) -> bool:

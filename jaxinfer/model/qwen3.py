@@ -14,8 +14,17 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import contract, linear, precision, rms_norm
-from jaxinfer.kernels.projections import Stream, add, begin, norm_gated, norm_project, project_add
+from jaxinfer.kernels.projections import (
+    Stream,
+    add,
+    add_sum,
+    begin,
+    norm_gated,
+    norm_project,
+    project_add,
+)
 from jaxinfer.kernels.rounding import rounded_add
+from jaxinfer.kernels.tensor_axis import TensorAxis
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope import apply_rope, cos_sin
 
@@ -27,7 +36,7 @@ Attend = Callable[[Params, Heads], jax.Array]
 
 
 def embed(
-    params: Params, token_ids: Int[Array, "*batch"], axis: str | None = None
+    params: Params, token_ids: Int[Array, "*batch"], axis: TensorAxis | None = None
 ) -> Float[Array, "*batch E"]:
     """Look up token embeddings.
 
@@ -36,14 +45,24 @@ def embed(
         token_ids: ids in [0, V); the caller has checked them, others are clamped silently.
         axis: mesh axis over which the vocabulary is split, inside ``shard_map``.
     """
-    table = params["model"]["embed_tokens"]
     if axis is None:
+        table = params["model"]["embed_tokens"]
         return table.at[token_ids].get(mode="clip", wrap_negative_indices=False)
-    local = token_ids - jax.lax.axis_index(axis) * table.shape[0]
+    return axis.sum(embed_share(params, token_ids, axis))
+
+
+def embed_share(
+    params: Params, token_ids: Int[Array, "*batch"], axis: TensorAxis
+) -> Float[Array, "*batch E"]:
+    """What this device adds to `embed`: its own tokens' embeddings, and zeros for others.
+
+    Exactly one device adds something other than zero, so the sum rounds nothing.
+    """
+    table = params["model"]["embed_tokens"]
+    local = token_ids - axis.index() * table.shape[0]
     mine = (local >= 0) & (local < table.shape[0])
     found = table.at[local].get(mode="clip", wrap_negative_indices=False)
-    # Exactly one device adds something other than zero, so the sum rounds nothing.
-    return jax.lax.psum(jnp.where(mine[..., None], found, 0), axis)
+    return jnp.where(mine[..., None], found, 0)
 
 
 def decoder_layer(
@@ -51,7 +70,7 @@ def decoder_layer(
     stream: Stream,
     config: ModelConfig,
     attend: Attend,
-    axis: str | None = None,
+    axis: TensorAxis | None = None,
     backend: Backend = "xla",
     rows: Int32[Array, " B"] | None = None,
 ) -> Stream:
@@ -88,7 +107,7 @@ def attention_block(
     stream: Stream,
     config: ModelConfig,
     attend: Attend,
-    axis: str | None,
+    axis: TensorAxis | None,
     backend: Backend,
     rows: Int32[Array, " B"] | None = None,
 ) -> tuple[Stream, Float[Array, "*batch HD"]]:
@@ -114,7 +133,7 @@ def project_qkv(
     stream: Stream,
     norm: Float[Array, " E"],
     config: ModelConfig,
-    axis: str | None,
+    axis: TensorAxis | None,
     backend: Backend,
 ) -> tuple[Stream, Heads]:
     """The heads that this device attends with, projected from the norm of the stream.
@@ -256,7 +275,7 @@ def _project_add(
     weight: jax.Array,
     bias: jax.Array | None,
     stream: Stream,
-    axis: str | None,
+    axis: TensorAxis | None,
     backend: Backend,
 ) -> Stream:
     """``stream + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
@@ -269,26 +288,28 @@ def sum_and_add(
     output: Float[Array, "*batch E"],
     bias: Float[Array, " E"] | None,
     stream: Stream,
-    axis: str | None,
+    axis: TensorAxis | None,
     backend: Backend,
 ) -> Stream:
     """``stream + (output + bias)``, where the output is a sum over the devices of an axis."""
+    if axis is not None and bias is None:
+        return add_sum(stream, output, axis, backend=backend)
     if axis is not None:
-        output = jax.lax.psum(output, axis)
+        output = axis.sum(output)
     return add(stream, output if bias is None else rounded_add(output, bias), backend=backend)
 
 
 def _own_kv_head(
-    attention: Params, config: ModelConfig, axis: str | None
+    attention: Params, config: ModelConfig, axis: TensorAxis | None
 ) -> Callable[[jax.Array], jax.Array]:
     """What selects this device's rows of k_proj and v_proj.
 
     With fewer key/value heads than devices both are replicated, and a device needs only the head
     that its query heads belong to.
     """
-    if axis is None or config.num_key_value_heads >= jax.lax.axis_size(axis):
+    if axis is None or config.num_key_value_heads >= axis.size:
         return lambda weight: weight
     local_heads = attention["q_proj"].shape[0] // config.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
-    start = jax.lax.axis_index(axis) * local_heads // group * config.head_dim
+    start = axis.index() * local_heads // group * config.head_dim
     return lambda weight: jax.lax.dynamic_slice_in_dim(weight, start, config.head_dim)

@@ -20,6 +20,7 @@ import jax
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.linear import linear
 from jaxinfer.kernels.projections import Stream
+from jaxinfer.kernels.tensor_axis import TensorAxis
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import Attend, Params, attention_block, gated_block, sum_and_add
 
@@ -31,7 +32,7 @@ def layer_in_turns(
     streams: Sequence[Stream],
     config: ModelConfig,
     attends: Sequence[Attend],
-    axis: str,
+    axis: TensorAxis,
     backend: Backend = "xla",
 ) -> list[Stream]:
     """`qwen3.decoder_layer` on each part; part i may read keys and values that parts before wrote.
@@ -41,10 +42,10 @@ def layer_in_turns(
         streams: the residual stream of each part.
         config: constants and the global number of key/value heads.
         attends: each part's attention, called once, in order.
-        axis: mesh axis of tensor parallelism.
+        axis: mesh axis of tensor parallelism. All sums are XLA's: two may run at once.
         backend: whose kernels compute the projections.
     """
-    attention = layer["self_attn"]
+    attention, axis = layer["self_attn"], axis.alone()
 
     def attended(part: int, stream: Stream) -> tuple[Stream, jax.Array]:
         return attention_block(layer, stream, config, attends[part], axis, backend)
@@ -62,7 +63,7 @@ def _in_turns(
     block: Block,
     weight: jax.Array,
     bias: jax.Array | None,
-    axis: str,
+    axis: TensorAxis,
     backend: Backend,
 ) -> list[Stream]:
     """Each stream plus its block's product, summed while the next part computes."""

@@ -1,11 +1,12 @@
-"""How XLA runs the all-reduces of a step on several GPUs.
+"""How the all-reduces of a step run on several GPUs.
 
-A decode step reduces a few KB twice a layer, so what counts is the launch. "kernel" is XLA's own
-one- or two-shot kernel, the default; it reads the other GPUs' memory, but stays out of CUDA graphs
-(seen on jax 0.11.2), so a step falls apart into one graph between each two reductions. "nccl" lets
-NCCL reduce, inside one graph for the whole program; the graph is recorded anew at each call, which
-costs the host more than the graph saves unless the program holds several steps.
-`scripts/all_reduce_bench.py` measures both.
+A decode step reduces a few KB twice a layer, so what counts is the launch. "mailboxes" is our own
+kernel (`kernels/mosaic/all_reduce.py`), the fastest, for 2 or 4 GPUs of one process. "kernel" is
+XLA's one- or two-shot kernel, its default; it reads the other GPUs' memory, but stays out of CUDA
+graphs (seen on jax 0.11.2), so a step falls apart into a graph between each two reductions. "nccl"
+lets NCCL reduce, inside one graph for the whole program; the graph is recorded anew at each call,
+which costs the host more than the graph saves unless the program holds several steps.
+`scripts/all_reduce_bench.py` measures all three.
 
 A prefill step reduces up to 134 MB at a time, with NCCL, and what counts is what runs beside it:
 `token_parts.py` and `turns.py` see to that.
@@ -13,7 +14,7 @@ A prefill step reduces up to 134 MB at a time, with NCCL, and what counts is wha
 
 from typing import Any, Literal
 
-CollectiveChoice = Literal["kernel", "nccl"]
+CollectiveChoice = Literal["mailboxes", "kernel", "nccl"]
 
 # XLA's default, and COLLECTIVES.
 _GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,COLLECTIVES"
@@ -28,19 +29,21 @@ OVERLAP_OPTIONS: dict[str, Any] = {
 """For programs whose tokens go through the layers in parts."""
 
 
-def choose_collectives(num_steps: int) -> CollectiveChoice:
+def choose_collectives(num_steps: int, *, mailboxes: bool) -> CollectiveChoice:
     """What is fastest in a program of so many decode steps; a prefill counts as one.
 
     On two H200s a decode step of Qwen3-8B's shape takes 4.4, 6.5 and 11.0 ms at 2, 64 and 256 rows
     with the kernel and 6.3, 7.3 and 12.2 ms with NCCL; in bursts of 8, 2 rows take 3.9 ms a step
     with NCCL (benchmarks/results).
     """
+    if mailboxes:
+        return "mailboxes"
     return "nccl" if num_steps > 1 else "kernel"
 
 
 def collective_options(choice: CollectiveChoice) -> dict[str, Any]:
     """XLA's options for it, for one program."""
-    if choice == "kernel":
+    if choice != "nccl":  # What mailboxes do not take, and samplers exchange, XLA does its own way.
         return {}
     return {
         "xla_gpu_experimental_use_collective_kernels": "",

@@ -11,11 +11,12 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.choice import Backend, choose_backend
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving import kv_cache, memory
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
 from jaxinfer.serving.lowering import Lowering, start_lowering
+from jaxinfer.serving.mailboxes import have_mailboxes
 from jaxinfer.serving.program_set import all_programs, largest_programs, options_of, uses_pages
 from jaxinfer.serving.programs import ProgramKey, Programs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
@@ -145,7 +146,14 @@ def plan_engine(
         platform=device.platform,
     )
     context = StepContext(
-        model_config, mesh, rules, backend, engine_config.block_size, logits_processor, sampler
+        model_config,
+        mesh,
+        rules,
+        backend,
+        engine_config.block_size,
+        have_mailboxes(mesh, tensor_parallel_size(mesh, rules), backend),
+        logits_processor,
+        sampler,
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
@@ -258,6 +266,7 @@ def _compiler(
         options_of,
         platform=context.mesh.devices.flat[0].platform,
         num_devices=context.num_devices,
+        mailboxes=context.mailboxes,
     )
     lower = functools.partial(lowering.lower, programs)
     return CompiledPrograms(lower, options, config.compilation_cache_dir)

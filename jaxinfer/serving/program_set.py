@@ -60,7 +60,9 @@ def uses_pages(key: ProgramKey) -> bool:
     return not isinstance(key, SamplerKey | PromptLogprobsKey)
 
 
-def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str, Any]:
+def options_of(
+    key: ProgramKey, *, platform: str, num_devices: int, mailboxes: bool
+) -> dict[str, Any]:
     """XLA's options for one program on a mesh of so many devices.
 
     On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2. They
@@ -87,7 +89,7 @@ def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str,
     if rows >= MERGED_BELOW_ROWS:
         options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
     if num_devices > 1:
-        options |= collective_options(choose_collectives(num_steps))
+        options |= collective_options(choose_collectives(num_steps, mailboxes=mailboxes))
     if num_parts > 1:
         options |= OVERLAP_OPTIONS
     return options

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.model.sharding import kv_pages_spec, num_page_heads
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.mailboxes import describe_peers
 from jaxinfer.serving.sample_steps import (
     decode_burst,
     head_params,
@@ -153,6 +154,14 @@ class Programs:
         return self._whole((self.num_slots,))
 
     @property
+    def peers(self) -> tuple[()] | tuple[jax.ShapeDtypeStruct]:
+        """Steps' last argument, `Mailboxes.peers`, where devices sum through mailboxes."""
+        axis = self.context.axis
+        if axis is None or not self.context.mailboxes:
+            return ()
+        return (describe_peers(self.context.mesh, axis),)
+
+    @property
     def _dtype(self) -> jnp.dtype:
         return self.params["model"]["embed_tokens"].dtype
 
@@ -163,7 +172,8 @@ class Programs:
         self, step: Callable[..., Any], shape: PrefillShape | DecodeShape, *, num_outputs: int
     ) -> Program:
         run = functools.partial(step, context=self.context, shape=shape)
-        arguments = (self.params, self.kv, self._whole((shape.size,)), self.last_tokens)
+        packed = self._whole((shape.size,))
+        arguments = (self.params, self.kv, packed, self.last_tokens, *self.peers)
         outputs = (_specs(self.kv), *[WHOLE] * num_outputs)
         return self._sharded(step.__name__, run, arguments, outputs, donate=(1,))
 
@@ -185,7 +195,7 @@ class Programs:
         )
         arrays = self._sampling(key.shape.rows, key.mode, 0)
         packed = self._whole((key.shape.size,))
-        arguments = (self.params, self.kv, packed, arrays, self.last_tokens)
+        arguments = (self.params, self.kv, packed, arrays, self.last_tokens, *self.peers)
         outputs = (_specs(self.kv), WHOLE, WHOLE)
         return self._sharded("decode_burst", run, arguments, outputs, donate=(1, 4))
 

@@ -14,7 +14,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.tokenizer import Tokenizer
-from jaxinfer.serving import kv_cache
+from jaxinfer.serving import kv_cache, mailboxes
 from jaxinfer.serving.batch import Batch, BatchBuilder
 from jaxinfer.serving.compilation import CompilationCounter
 from jaxinfer.serving.device_params import check_like, describe_params, place_params
@@ -158,6 +158,7 @@ class Runner:
         self._await_each = self._is_cpu and mesh.devices.size > 1
         self._kv: Any = None
         self._last_tokens: Any = None
+        self._mailboxes: list[mailboxes.Mailboxes] = []
         self.compiles_ahead = engine_config.compiles_ahead(plan.platform)
         if not self.compiles_ahead:
             self.reset_cache()
@@ -235,7 +236,7 @@ class Runner:
         sampler_key = SamplerKey(batch.shape.rows, batch.mode, batch.history_width)
         forward, sample = self._compiled.both(batch.shape, sampler_key)
         self._kv, hidden, rows, *residual = forward(
-            self._params, self._kv, packed, self._last_tokens
+            self._params, self._kv, packed, self._last_tokens, *self._peers
         )
         self._settle(hidden)
         self._last_tokens, sampled = sample(self._head, hidden, rows, sampling, self._last_tokens)
@@ -268,8 +269,9 @@ class Runner:
         if self._kv is not None and not self._whole.is_fully_addressable:
             raise RuntimeError("several processes can't go back to the same step")
         start = time.perf_counter()
-        kv_cache.free(self._kv, self._last_tokens)
+        kv_cache.free(self._kv, self._last_tokens, self._mailboxes)
         self._kv, self._last_tokens = kv_cache.allocate(self._programs)
+        self._mailboxes = [mailboxes.allocate(peers) for peers in self._programs.peers]
         jax.block_until_ready(self._kv)
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
@@ -287,11 +289,15 @@ class Runner:
 
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
-        kv_cache.free(self._kv, self._last_tokens)
+        kv_cache.free(self._kv, self._last_tokens, self._mailboxes)
         self._params = self._head = self._kv = self._last_tokens = None
         self._compiled.close()
         self._lowering.close()
         self._counter.close()
+
+    @property
+    def _peers(self) -> list[jax.Array]:
+        return [each.peers for each in self._mailboxes]
 
     def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
         self._kv, self._last_tokens = warm_up(
@@ -311,7 +317,7 @@ class Runner:
             raise ValueError("a burst holds decoding rows only")
         burst = self._compiled[BurstKey(batch.shape, batch.mode, schedule.num_steps)]
         self._kv, self._last_tokens, sampled = burst(
-            self._params, self._kv, packed, sampling, self._last_tokens
+            self._params, self._kv, packed, sampling, self._last_tokens, *self._peers
         )
         return self._in_flight(schedule, sampled, None)
 

@@ -77,6 +77,7 @@ def decode_burst(
     packed: Int32[Array, " size"],
     arrays: SamplingArrays,
     last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None = None,
     *,
     context: StepContext,
     shape: DecodeShape,
@@ -91,6 +92,7 @@ def decode_burst(
         packed: the first step's batch, laid out as `DecodeFields`.
         arrays: how each row is sampled at the first step.
         last_tokens: newest token of each slot; donated.
+        peers: this device's row of `Mailboxes.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
         mode: any but "full", whose history is the host's; static.
@@ -110,7 +112,7 @@ def decode_burst(
         # Rows whose answers have ended read and write nothing more; nor does padding.
         runs = step < batch.num_tokens
         now = batch._replace(context_lens=jnp.where(runs, batch.context_lens + step, 0))
-        kv, hidden, fed = feed_last_tokens(params, kv, now, last_tokens, context=context)
+        kv, hidden, fed = feed_last_tokens(params, kv, now, last_tokens, peers, context=context)
         last_tokens, output = sample_step(
             head,
             hidden,

@@ -20,9 +20,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention import Backend, norm_rope_write, paged_attention
-from jaxinfer.kernels.projections import Stream, begin
+from jaxinfer.kernels.projections import Stream, begin, begin_sum
+from jaxinfer.kernels.tensor_axis import TensorAxis
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import Heads, decoder_layer, embed, final_hidden
+from jaxinfer.model.qwen3 import Heads, decoder_layer, embed, embed_share, final_hidden
 from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.model.turns import layer_in_turns
@@ -46,6 +47,7 @@ class StepContext:
         rules: which logical axis is split over which mesh axis.
         backend: the attention implementation.
         block_size: S, tokens in a page.
+        mailboxes: whether small sums go through the devices' mailboxes (`mailboxes.py`).
         logits_processor: a user's change of the logits, compiled into the sampler.
         sampler: a user's replacement of the draw.
     """
@@ -55,6 +57,7 @@ class StepContext:
     rules: ShardingRules
     backend: Backend
     block_size: int
+    mailboxes: bool = False
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
 
@@ -68,12 +71,19 @@ class StepContext:
         """Mesh axis of tensor parallelism; None on one device, where a reduction is nothing."""
         return self.rules.heads if self.num_devices > 1 else None
 
+    def tensor_axis(self, peers: Array | None) -> TensorAxis | None:
+        """The same as the model takes it, with a program's argument `peers`."""
+        if self.axis is None:
+            return None
+        return TensorAxis(self.axis, None if peers is None else peers[0])
+
 
 def prefill_step(
     params: Mapping[str, Any],
     kv: KVCache,
     packed: Int32[Array, " size"],
     last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None = None,
     *,
     context: StepContext,
     shape: PrefillShape,
@@ -85,6 +95,7 @@ def prefill_step(
         kv: the pages; donated.
         packed: a batch laid out as `PrefillFields`.
         last_tokens: newest token of each slot.
+        peers: this device's row of `Mailboxes.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
 
@@ -110,6 +121,7 @@ def prefill_step(
         kv,
         tokens,
         context,
+        context.tensor_axis(peers),
         sizes=part_sizes(shape.tokens, context.num_devices),
         last_rows=None if shape.all_tokens else ends,
     )
@@ -124,6 +136,7 @@ def decode_step(
     kv: KVCache,
     packed: Int32[Array, " size"],
     last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None = None,
     *,
     context: StepContext,
     shape: DecodeShape,
@@ -135,6 +148,7 @@ def decode_step(
         kv: the pages; donated.
         packed: a batch laid out as `DecodeFields`.
         last_tokens: newest token of each slot.
+        peers: this device's row of `Mailboxes.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
 
@@ -143,7 +157,7 @@ def decode_step(
         token that was fed.
     """
     batch = shape.split(packed)
-    kv, hidden, fed = feed_last_tokens(params, kv, batch, last_tokens, context=context)
+    kv, hidden, fed = feed_last_tokens(params, kv, batch, last_tokens, peers, context=context)
     return kv, hidden, jnp.stack([batch.slots, fed])
 
 
@@ -152,6 +166,7 @@ def feed_last_tokens(
     kv: KVCache,
     batch: DecodeFields,
     last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None,
     *,
     context: StepContext,
 ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " B"]]:
@@ -167,7 +182,8 @@ def feed_last_tokens(
     tokens = TokenPart(
         token_ids, positions, slot_mapping, cu_seqlens, batch.context_lens, batch.block_tables
     )
-    kv, x = _run_layers(params, kv, tokens, context, max_query_len=1)
+    axis = context.tensor_axis(peers)
+    kv, x = _run_layers(params, kv, tokens, context, axis, max_query_len=1)
     return kv, final_hidden(params, x, context.config), token_ids
 
 
@@ -176,6 +192,7 @@ def _run_layers(
     kv: KVCache,
     tokens: TokenPart,
     context: StepContext,
+    axis: TensorAxis | None,
     *,
     max_query_len: int | None = None,
     sizes: Sequence[int] = (),
@@ -186,7 +203,7 @@ def _run_layers(
     With `sizes`, parts of so many tokens go through the layers in turn. With `last_rows`, only
     those tokens leave the last layer, which takes all tokens at once: the last of each row.
     """
-    config, axis, backend = context.config, context.axis, context.backend
+    config, backend = context.config, context.backend
 
     # Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
     @jax.jit
@@ -216,7 +233,9 @@ def _run_layers(
         return pages, streams
 
     parts = cut(tokens, sizes)
-    streams = [begin(embed(params, part.token_ids, axis), backend=backend) for part in parts]
+    # Sums of parts do not depend on each other.
+    apart = axis.alone() if axis is not None and len(parts) > 1 else axis
+    streams = [_embedded(params, part, apart, backend) for part in parts]
     rotations = [cos_sin(part.positions, config, streams[0].x.dtype) for part in parts]
     # The barrier keeps XLA from computing cosines again inside every layer.
     rotations = jax.lax.optimization_barrier(rotations)
@@ -231,6 +250,14 @@ def _run_layers(
         pages_of_layers.append(pages)
     (stream,), _ = _as_one(streams, rotations)
     return tuple(pages_of_layers), stream.settled()
+
+
+def _embedded(
+    params: Mapping[str, Any], part: TokenPart, axis: TensorAxis | None, backend: Backend
+) -> Stream:
+    if axis is None:
+        return begin(embed(params, part.token_ids), backend=backend)
+    return begin_sum(embed_share(params, part.token_ids, axis), axis, backend=backend)
 
 
 def _as_one(

@@ -53,6 +53,7 @@ def describe_work(
         "device": device and [device.device_kind, device.num_cores, device.platform],
         "backend": context.backend,
         "block_size": context.block_size,
+        "mailboxes": context.mailboxes,
         "num_blocks": programs.num_blocks,
         "num_slots": programs.num_slots,
         "params": [
@@ -117,6 +118,7 @@ def _programs(description: dict[str, Any]) -> Programs:
         ShardingRules(**description["rules"]),
         description["backend"],
         description["block_size"],
+        description["mailboxes"],
     )
     return Programs(context, params, description["num_blocks"], description["num_slots"])
 

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxinfer.kernels.projections import Stream, begin
+from jaxinfer.kernels.tensor_axis import TensorAxis
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.qwen3 import (
     decoder_layer,
@@ -32,13 +33,15 @@ MODELS = {
     "biases": tiny.config(num_key_value_heads=2, attention_bias=True, num_hidden_layers=1),
 }
 
+AXIS = TensorAxis("tensor")
+
 
 def local_forward(params, tokens, *, config, first=None):
     """The layers as one device of the tensor axis runs them; logits of its part of V.
 
     With `first`, so many tokens and the rest go through each layer in turn.
     """
-    x = embed(params, tokens, axis="tensor")
+    x = embed(params, tokens, axis=AXIS)
     cos, sin = cos_sin(jnp.arange(len(tokens)), config, x.dtype)
     mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
 
@@ -55,9 +58,9 @@ def local_forward(params, tokens, *, config, first=None):
         layer = params["model"]["layers"][str(index)]
         attends = [functools.partial(attend, [])] * len(streams)
         if first is None:
-            streams = [decoder_layer(layer, streams[0], config, attends[0], axis="tensor")]
+            streams = [decoder_layer(layer, streams[0], config, attends[0], axis=AXIS)]
         else:
-            streams = layer_in_turns(layer, streams, config, attends, axis="tensor")
+            streams = layer_in_turns(layer, streams, config, attends, axis=AXIS)
     x = jnp.concatenate([stream.settled() for stream in streams])
     return lm_head(params, final_hidden(params, x, config))
 
@@ -115,8 +118,8 @@ def test_heads_from_one_product_are_those_from_three(num_devices):
     specs = param_specs(config, ShardingRules(), num_devices)["model"]["layers"]["0"]
 
     def project(layer, x, backend, count):
-        arguments = layer["self_attn"], Stream(x), layer["input_layernorm"], config, "tensor"
-        _, heads = project_qkv(*arguments, backend)
+        arguments = layer["self_attn"], Stream(x), layer["input_layernorm"], config
+        _, heads = project_qkv(*arguments, AXIS, backend)
         assert len(heads) == count
         return jnp.concatenate(heads, axis=1)
 

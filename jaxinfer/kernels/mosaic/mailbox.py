@@ -1,0 +1,267 @@
+"""Memory of one GPU that others write to, and the exchange of a block's registers through it.
+
+Pallas has references to other GPUs' buffers only through a service that exchanges addresses at each
+launch, with a barrier on the host. Here addresses are data.
+
+A few lines travel as *letters*: every 8 bytes hold 4 of data and the number of the exchange, which
+the reader looks for, so that nothing has to be waited for but the data. (NCCL's "LL" protocol does
+the same.) More lines travel as they are, and a flag follows them. PTX's memory model orders that: a
+release at system scope after a barrier covers what all threads of the block wrote, and so for
+acquire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir.dialects import arith
+
+from jaxinfer.kernels.mosaic import ptx
+from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout, Scalar
+from jaxinfer.kernels.mosaic.ptx import Word
+
+type Offset = Any
+"""A number of bytes, or of blocks: a `Word` in a kernel, or an int."""
+
+_STORE = "st.relaxed.sys.global.v4.b32 [$0], {$1, $2, $3, $4};"
+_LOAD = "ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];"
+_COUNT = "ld.relaxed.sys.global.b32 $0, [$1];"
+_FIRST = "{ .reg .pred first; setp.eq.u32 first, $2, 0; @first %s [$0], $1; }"
+_KEEP = _FIRST % "st.relaxed.sys.global.b32"
+_RAISE = _FIRST % "st.release.sys.global.b32"
+# Only the first thread looks; the others wait for it at the next barrier.
+_AWAIT = """{
+    .reg .pred other, early;
+    .reg .b32 flag;
+    setp.ne.u32 other, $2, 0;
+    @other bra DONE;
+LOOK:
+    ld.acquire.sys.global.b32 flag, [$0];
+    sub.s32 flag, flag, $1;
+    setp.lt.s32 early, flag, 0;
+    @early bra LOOK;
+DONE:
+}"""
+# Each 8 bytes are stored and loaded whole, for they are one element of the vector.
+_POST = """{
+    .reg .b64 left, right;
+    mov.b64 left, {$1, $3};
+    mov.b64 right, {$2, $3};
+    st.relaxed.sys.global.v2.b64 [$0], {left, right};
+}"""
+_RECEIVE = """{
+    .reg .pred early;
+    .reg .b32 number;
+    .reg .b64 left, right;
+LOOK:
+    ld.relaxed.sys.global.v2.b64 {left, right}, [$2];
+    mov.b64 {$0, number}, left;
+    setp.ne.b32 early, number, $3;
+    @early bra LOOK;
+    mov.b64 {$1, number}, right;
+    setp.ne.b32 early, number, $3;
+    @early bra LOOK;
+}"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mailbox:
+    """Where what lies in a mailbox, as offsets in bytes.
+
+    It begins with a count of exchanges for each block of threads, and for each partner a flag; then
+    come letters and lines, in two halves for odd and even exchanges.
+
+    Attributes:
+        num_devices: N.
+        num_blocks: blocks of threads that may use it.
+        num_lines: most lines that a block sends.
+        num_letter_lines: most lines that a block sends as letters.
+        line_bytes: of a line: 16 for each thread of a block.
+    """
+
+    num_devices: int
+    num_blocks: int
+    num_lines: int
+    num_letter_lines: int
+    line_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return self._lines + self._places * self.num_lines * self.line_bytes
+
+    @property
+    def _letters(self) -> int:
+        return 4 * self.num_devices * self.num_blocks
+
+    @property
+    def _lines(self) -> int:
+        return self._letters + self._places * self.num_letter_lines * 2 * self.line_bytes
+
+    @property
+    def _places(self) -> int:
+        return 2 * (self.num_devices - 1) * self.num_blocks
+
+    def count(self, block: Offset) -> Offset:
+        """How many exchanges the block has made."""
+        return block * 4
+
+    def flag(self, distance: int, block: Offset) -> Offset:
+        """What the partner at that distance raises."""
+        return (block + distance * self.num_blocks) * 4
+
+    def letter(self, distance: int, half: Offset, block: Offset, line: int) -> Offset:
+        """A line from the partner at that distance, as letters."""
+        place = self._place(distance, half, block) * (self.num_letter_lines * 2 * self.line_bytes)
+        return place + (self._letters + line * 2 * self.line_bytes)
+
+    def line(self, distance: int, half: Offset, block: Offset, line: int) -> Offset:
+        """A line from the partner at that distance, as it is."""
+        place = self._place(distance, half, block) * (self.num_lines * self.line_bytes)
+        return place + (self._lines + line * self.line_bytes)
+
+    def _place(self, distance: int, half: Offset, block: Offset) -> Offset:
+        return (half + 2 * (distance - 1)) * self.num_blocks + block
+
+
+def trade(
+    mailbox: Mailbox,
+    values: jax.Array,
+    block: Scalar,
+    peers: Ref,
+    layout: RegisterLayout,
+    *,
+    as_letters: bool,
+) -> list[jax.Array]:
+    """Give each partner this block's values and take theirs.
+
+    Args:
+        mailbox: how all GPUs' mailboxes are laid out.
+        values: 16-bit ``[rows, elements]`` in registers of `layout`, 16 bytes a thread and line.
+        block: this block's number.
+        peers: addresses of the mailboxes, int32 ``[N, 2]`` in device memory; its own first.
+        layout: of the values.
+        as_letters: how they travel.
+
+    Returns:
+        The values of the partners at distance 1, 2, ...
+    """
+    received = plgpu.ShapeDtypeStruct(values.shape, values.dtype, layout=layout)
+    distances = range(1, mailbox.num_devices)
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout, plgpu.Layout.WG_SPLAT, plgpu.RefType()),
+        return_type=(received,) * len(distances),
+    )
+    def exchange(context: Any, values: Any, block: Any, peers: Any) -> tuple[Any, ...]:
+        del context
+        sent = [ptx.words_of(register) for register in values.registers.flat]
+        kind = values.registers.flat[0].type
+        send = _letters if as_letters else _lines
+        parts = []
+        for lines in send(_Post(mailbox, block.registers.item(), peers), sent):
+            taken = values.registers.copy()
+            taken.flat = [ptx.vector_of(words, kind) for words in lines]
+            part = type(values)(_registers=taken, _layout=values.layout, _is_signed=None)
+            parts.append(part)
+        return tuple(parts)
+
+    return list(exchange(values, block, peers))  # pyright: ignore[reportCallIssue]
+
+
+class _Post:
+    """What one thread knows of an exchange.
+
+    Attributes:
+        mailbox: the layout.
+        bases: addresses of the mailboxes by distance.
+        block: number of this thread's block.
+        thread: this thread's number in it.
+        number: this exchange's number, 32 bits.
+        half: the half that it uses.
+    """
+
+    def __init__(self, mailbox: Mailbox, block: Any, peers: Any) -> None:
+        self.mailbox, self.block = mailbox, ptx.widened(block)
+        self.bases = [ptx.load_address(peers, i) for i in range(mailbox.num_devices)]
+        self.thread = ptx.thread()
+        (count,) = ptx.asm(_COUNT, "=r,l", [self._own_count], 1)
+        self.number = arith.addi(count, ptx.constant(1, 32))
+        self.half = ptx.widened(arith.andi(self.number, ptx.constant(1, 32)))
+
+    @property
+    def distances(self) -> range:
+        """Those of the partners."""
+        return range(1, self.mailbox.num_devices)
+
+    @property
+    def _own_count(self) -> Word:
+        return self.bases[0] + self.mailbox.count(self.block)
+
+    def keep_number(self) -> None:
+        """Count this exchange; all threads of the block have read the count."""
+        ptx.asm(_KEEP, "l,r,r", [self._own_count, self.number, self.thread])
+
+    def flag(self, base: Word, distance: int) -> Word:
+        """Address of a flag in the mailbox at `base`."""
+        return base + self.mailbox.flag(distance, self.block)
+
+    def letter(self, base: Word, distance: int, line: int) -> Word:
+        """Address of this thread's letters in the mailbox at `base`."""
+        place = self.mailbox.letter(distance, self.half, self.block, line)
+        return base + place + ptx.widened(self.thread) * 32
+
+    def line(self, base: Word, distance: int, line: int) -> Word:
+        """Address of this thread's part of a line in the mailbox at `base`."""
+        place = self.mailbox.line(distance, self.half, self.block, line)
+        return base + place + ptx.widened(self.thread) * 16
+
+
+def _letters(post: _Post, sent: list[list[Any]]) -> list[list[list[Any]]]:
+    """Exchange words by letters: of each partner its lines."""
+    for distance in post.distances:
+        for i, words in enumerate(sent):
+            place = post.letter(post.bases[distance], distance, i)
+            for part in (0, 1):
+                pair = words[2 * part : 2 * part + 2]
+                ptx.asm(_POST, "l,r,r,r", [place + 16 * part, *pair, post.number])
+    ptx.barrier()
+    post.keep_number()
+    received = []
+    for distance in post.distances:
+        lines = []
+        for i in range(len(sent)):
+            place = post.letter(post.bases[0], distance, i)
+            pairs = [
+                ptx.asm(_RECEIVE, "=&r,=&r,l,r", [place + 16 * part, post.number], 2)
+                for part in (0, 1)
+            ]
+            lines.append(pairs[0] + pairs[1])
+        received.append(lines)
+    return received
+
+
+def _lines(post: _Post, sent: list[list[Any]]) -> list[list[list[Any]]]:
+    """Exchange words by lines and flags: of each partner its lines."""
+    for distance in post.distances:
+        for i, words in enumerate(sent):
+            place = post.line(post.bases[distance], distance, i)
+            ptx.asm(_STORE, "l,r,r,r,r", [place, *words])
+    ptx.barrier()
+    post.keep_number()
+    for distance in post.distances:
+        flag = post.flag(post.bases[distance], distance)
+        ptx.asm(_RAISE, "l,r,r", [flag, post.number, post.thread])
+    for distance in post.distances:
+        ptx.asm(_AWAIT, "l,r,r", [post.flag(post.bases[0], distance), post.number, post.thread])
+    ptx.barrier()
+    return [
+        [
+            ptx.asm(_LOAD, "=r,=r,=r,=r,l", [post.line(post.bases[0], distance, i)], 4)
+            for i in range(len(sent))
+        ]
+        for distance in post.distances
+    ]

@@ -1,0 +1,162 @@
+"""Sums over the GPUs of a host: exact on two GPUs, compiled for two and four elsewhere."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxinfer.kernels.linear import rms_norm
+from jaxinfer.kernels.mosaic.all_reduce import (
+    all_reduce,
+    all_reduce_norm,
+    supports,
+    supports_norm,
+)
+from jaxinfer.kernels.mosaic.mailbox import Mailbox
+from jaxinfer.kernels.rounding import rounded_add
+from jaxinfer.model.sharding import make_mesh
+from jaxinfer.serving import mailboxes
+from tests.kernels.h200_target import h200_mesh, needs_plugin
+
+_WHOLE, _SPLIT = PartitionSpec(), PartitionSpec("tensor")
+_SHAPES = [(2, 4096), (32, 4096), (64, 1024), (96, 4096), (256, 4096), (256, 5120)]
+_EPS = 1e-6
+
+
+def _norm(x, onto, weight, peers):
+    total, normal = all_reduce_norm(x[0], peers[0], onto, weight, eps=_EPS)
+    return total[None], normal[None]
+
+
+def _sum(x, onto, _, peers):
+    return all_reduce(x[0], peers[0], onto=onto)[None], all_reduce(x[0], peers[0])[None]
+
+
+@functools.cache
+def _jitted(function, mesh):
+    specs = (_SPLIT, _WHOLE, _WHOLE, _SPLIT)
+    outputs = (_SPLIT, _SPLIT)
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs, check_vma=False)
+    )
+
+
+def _draw(seed, shape, mesh):
+    """Shares with zeros of both signs, a residual stream and a norm's weight."""
+    count, (rows, _) = mesh.size, shape
+    rng = np.random.default_rng(seed)
+    shares = rng.standard_normal((count, *shape)).astype(jnp.bfloat16)
+    shares[:, rows // 2] = rng.choice([-0.0, 0.0], (count, shape[1]))
+    onto = rng.standard_normal(shape).astype(jnp.bfloat16)
+    weight = rng.standard_normal(shape[1]).astype(jnp.bfloat16)
+    whole = NamedSharding(mesh, _WHOLE)
+    placed = jax.device_put(shares, NamedSharding(mesh, _SPLIT))
+    return placed, jax.device_put(onto, whole), jax.device_put(weight, whole)
+
+
+def _bits(x):
+    return np.asarray(x).view(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    if jax.device_count() < 2:
+        pytest.skip("one GPU has nobody to sum with")
+    return make_mesh(2)
+
+
+@pytest.fixture(scope="module")
+def peers(mesh):
+    boxes = mailboxes.allocate(mailboxes.describe_peers(mesh, "tensor"))
+    yield boxes.peers
+    boxes.memory.delete()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", _SHAPES, ids=str)
+def test_sums_are_exact_and_equal_on_all_devices(mesh, peers, shape):
+    x, onto, weight = _draw(0, shape, mesh)
+    exact = np.asarray(x, np.float32).sum(0).astype(jnp.bfloat16)
+    total = np.asarray(rounded_add(np.asarray(onto), jnp.asarray(exact)))
+    with_onto, alone = _jitted(_sum, mesh)(x, onto, weight, peers)
+    summed, normal = _jitted(_norm, mesh)(x, onto, weight, peers)
+    for got, expected in [(alone, exact), (with_onto, total), (summed, total)]:
+        np.testing.assert_array_equal(np.asarray(got[0]), expected)
+    expected = np.asarray(rms_norm(jnp.asarray(total), jnp.asarray(np.asarray(weight)), _EPS))
+    np.testing.assert_allclose(
+        np.asarray(normal[0], np.float32), expected.astype(np.float32), rtol=0.02
+    )
+    for got in (alone, with_onto, summed, normal):
+        np.testing.assert_array_equal(_bits(got)[0], _bits(got)[1])
+
+
+@pytest.mark.gpu
+def test_sums_of_many_sizes_follow_one_another(mesh, peers):
+    """Each uses parts of the mailboxes that others, larger or smaller, have used before."""
+    cases = [(shape, *_draw(i, shape, mesh)) for i, shape in enumerate(_SHAPES)]
+    first = {}
+    order = np.random.default_rng(1).integers(len(cases), size=400)
+    outputs = [
+        (int(i), _jitted(_norm if i % 2 else _sum, mesh)(*cases[i][1:], peers)) for i in order
+    ]
+    for i, (got, _) in outputs:
+        expected = first.setdefault(i, _bits(got))
+        np.testing.assert_array_equal(_bits(got), expected)
+
+
+@needs_plugin
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("shape", [(2, 4096), (256, 5120)], ids=str)
+def test_both_compile_for_h200s(devices, shape):
+    mesh = h200_mesh(devices)
+    described = [((devices, *shape), _SPLIT), (shape, _WHOLE), (shape[1:], _WHOLE)]
+    arguments = [
+        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for size, spec in described
+    ]
+    arguments.append(mailboxes.describe_peers(mesh, "tensor"))
+    for function in (_sum, _norm):
+        traced = _jitted(function, mesh).trace(*arguments)
+        text = traced.lower(lowering_platforms=("cuda",)).compile().as_text()
+        assert "all_reduce" in text
+        assert "all-reduce" not in text
+
+
+def test_what_is_supported():
+    assert supports(256 * 4096, jnp.bfloat16, 2)
+    assert supports(1024, jnp.float16, 4)
+    assert not supports(1024, jnp.float32, 2)
+    assert not supports(1024, jnp.bfloat16, 1)
+    assert not supports(1024, jnp.bfloat16, 3)
+    assert not supports(1000, jnp.bfloat16, 2)
+    assert not supports(2048 * 4096, jnp.bfloat16, 2)
+
+
+def test_a_norm_takes_whole_rows():
+    assert supports_norm((256, 5120), jnp.bfloat16, 4)
+    assert not supports_norm((256, 2560), jnp.bfloat16, 2)  # two and a half lines
+    assert supports(256 * 2560, jnp.bfloat16, 2)
+    assert not supports_norm((256, 8192), jnp.bfloat16, 2)  # more than all blocks hold
+    assert not supports_norm((3, 4, 1024), jnp.bfloat16, 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_no_two_things_share_a_place_in_a_mailbox(devices, blocks, lines, letters):
+    box = Mailbox(devices, blocks, lines, letters, line_bytes=32)
+    partners = range(1, devices)
+    words = [box.count(block) for block in range(blocks)]
+    words += [box.flag(*of) for of in itertools.product(partners, range(blocks))]
+    places = [range(begin, begin + 4) for begin in words]
+    for of in itertools.product(partners, range(2), range(blocks)):
+        places += [range(box.line(*of, i), box.line(*of, i) + 32) for i in range(lines)]
+        places += [range(box.letter(*of, i), box.letter(*of, i) + 64) for i in range(letters)]
+    taken = [byte for place in places for byte in place]
+    assert len(set(taken)) == len(taken)
+    assert max(taken) + 1 == box.num_bytes
