@@ -95,9 +95,10 @@ class EngineConfig:
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most of what is run.
         show_progress: progress bars and the start-up summary on stderr.
-        num_decode_steps: tokens decoded per launch when nothing waits and few sequences run, so
-            that a launch costs the host less than its steps cost the device; None is 8 on a GPU,
-            on a CPU for a model of up to 64 MiB, whose steps take milliseconds, and else 1.
+        num_decode_steps: tokens decoded per launch when nothing waits, so that a launch costs the
+            host less than its steps cost the device; on a GPU half as many (at least 2) while more
+            than 64 sequences run. None is 8 on a GPU, on a CPU for a model of up to 64 MiB, whose
+            steps take milliseconds, and else 1.
 
     Raises:
         TypeError: a field has the wrong type; names the field.

@@ -1,7 +1,7 @@
 """How the all-reduces of a step run on several GPUs.
 
 A decode step reduces a few KB twice a layer, so what counts is the launch. "mailboxes" is our own
-kernel (`kernels/mosaic/all_reduce.py`), the fastest, for 2 or 4 GPUs of one process. "kernel" is
+kernel (`kernels/mosaic/all_reduce.py`), the fastest, for two GPUs of one process. "kernel" is
 XLA's one- or two-shot kernel, its default; it reads the other GPUs' memory, but stays out of CUDA
 graphs (seen on jax 0.11.2), so a step falls apart into a graph between each two reductions. "nccl"
 lets NCCL reduce, inside one graph for the whole program; the graph is recorded anew at each call,

@@ -72,7 +72,8 @@ def all_reduce(
     """The sum of all GPUs' `x`, added in float32 and rounded once; equal in every bit on all.
 
     To be called inside `shard_map`. All GPUs must call it equally often, in the same order, with
-    the same shapes, and one GPU must run one at a time: each should depend on the one before.
+    the same shapes, and one GPU must run one at a time: each should depend on the one before. A GPU
+    whose partner does not come waits for it without end.
 
     Args:
         x: bfloat16 or float16.
