@@ -5,6 +5,8 @@ as long as the engine, and must be made anew after a step that failed, when some
 counted more sums than others.
 """
 
+import ctypes
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -30,15 +32,33 @@ class Mailboxes(NamedTuple):
 
 
 def have_mailboxes(mesh: Mesh, num_devices: int, backend: Backend) -> bool:
-    """Whether the devices of a mesh sum through each other's memory.
+    """Whether the devices of a mesh sum through each other's memory, if they can reach it.
 
-    They must be the GPUs of one process, whose memory JAX lets each other reach; in another
-    process an address means nothing.
+    They must be the GPUs of one process; in another process an address means nothing.
     """
     if backend != "mosaic" or mesh.devices.size != num_devices:
         return False
     processes = {device.process_index for device in mesh.devices.flat}
     return len(processes) == 1 < num_devices <= _MOST_DEVICES
+
+
+def reach_each_other(mesh: Mesh) -> bool:
+    """Whether CUDA lets the GPUs of this process access each other's memory.
+
+    JAX enables that wherever it is possible, but does not say where it is.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    ordinals = [device.local_hardware_id for device in mesh.devices.flat]
+    return all(_can_access(cuda, *pair) for pair in itertools.permutations(ordinals, 2))
+
+
+def _can_access(cuda: Any, device: int, peer: int) -> bool:
+    answer = ctypes.c_int(0)
+    failed = cuda.cuDeviceCanAccessPeer(ctypes.byref(answer), device, peer)
+    return not failed and answer.value == 1
 
 
 def describe_peers(mesh: Mesh, axis: str) -> jax.ShapeDtypeStruct:

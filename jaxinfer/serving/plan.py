@@ -16,7 +16,7 @@ from jaxinfer.serving import kv_cache, memory
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
 from jaxinfer.serving.lowering import Lowering, start_lowering
-from jaxinfer.serving.mailboxes import have_mailboxes
+from jaxinfer.serving.mailboxes import have_mailboxes, reach_each_other
 from jaxinfer.serving.program_set import all_programs, largest_programs, options_of, uses_pages
 from jaxinfer.serving.programs import ProgramKey, Programs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
@@ -151,7 +151,7 @@ def plan_engine(
         rules,
         backend,
         engine_config.block_size,
-        have_mailboxes(mesh, tensor_parallel_size(mesh, rules), backend),
+        have_mailboxes(mesh, tensor_parallel_size(mesh, rules), backend) and reach_each_other(mesh),
         logits_processor,
         sampler,
     )

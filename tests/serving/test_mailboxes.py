@@ -8,12 +8,26 @@ import pytest
 
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving import mailboxes
-from jaxinfer.serving.mailboxes import describe_peers, have_mailboxes
+from jaxinfer.serving.mailboxes import describe_peers, have_mailboxes, reach_each_other
 
 
 def _mesh(*processes):
-    devices = np.array([SimpleNamespace(process_index=process) for process in processes])
-    return SimpleNamespace(devices=devices)
+    devices = [
+        SimpleNamespace(process_index=process, local_hardware_id=i)
+        for i, process in enumerate(processes)
+    ]
+    return SimpleNamespace(devices=np.array(devices))
+
+
+class _Cuda:
+    """The driver of a machine whose GPUs reach each other but for some pairs."""
+
+    def __init__(self, apart=(), status=0):
+        self.apart, self.status = apart, status
+
+    def cuDeviceCanAccessPeer(self, answer, device, peer):  # noqa: N802 (CUDA's name)
+        answer._obj.value = (device, peer) not in self.apart
+        return self.status
 
 
 def test_gpus_of_one_process_have_mailboxes():
@@ -33,6 +47,27 @@ def test_gpus_of_one_process_have_mailboxes():
 )
 def test_others_do_not(mesh, num_devices, backend):
     assert not have_mailboxes(mesh, num_devices, backend)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "reach"),
+    [
+        (_Cuda(), True),
+        (_Cuda(apart=[(1, 0)]), False),  # one direction is not enough
+        (_Cuda(status=101), False),  # the driver could not tell
+    ],
+)
+def test_gpus_must_reach_each_other(monkeypatch, cuda, reach):
+    monkeypatch.setattr("ctypes.CDLL", lambda name: cuda)
+    assert reach_each_other(_mesh(0, 0)) is reach
+
+
+def test_without_a_driver_nothing_is_reached(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert not reach_each_other(_mesh(0, 0))
 
 
 @pytest.mark.parametrize("count", [2, 4])
