@@ -7,12 +7,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxinfer.kernels.mosaic
 from jaxinfer.kernels import attention
-from jaxinfer.kernels.mosaic import add_norm, silu_mul, skinny, wide
+from jaxinfer.kernels.mosaic import add_norm, all_reduce, silu_mul, skinny, wide
 from tests import hlo
-from tests.kernels.h200_target import compile_for_h200, needs_plugin
+from tests.kernels.h200_target import compile_for_h200, h200_mesh, needs_plugin
 
 B, H, K, D, S, W, P, E, F = 16, 16, 8, 128, 16, 64, 500, 1024, 3072
 _SOURCES = Path(jaxinfer.kernels.mosaic.__file__).parent
@@ -74,6 +75,26 @@ def _wide_gated():
 
 
 # A program for each kernel: what compiles it, and every Mosaic kernel that it launches.
+def _all_reduce(*norm):
+    """Onto a residual stream, followed by a norm if there is a weight for it."""
+    mesh = h200_mesh(2)
+    whole, split = PartitionSpec(), PartitionSpec("tensor")
+
+    def add_up(x, onto, peers, *weights):
+        if weights:
+            return all_reduce.all_reduce_norm(x, peers[0], onto, *weights, eps=1e-6)
+        return all_reduce.all_reduce(x, peers[0], onto=onto)
+
+    specs = (whole, whole, split, *[whole] * len(norm))
+    run = jax.shard_map(add_up, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    shapes = [_shape(64, E), _shape(64, E), _int32(2, 2, 2), *norm]
+    placed = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+        for x, spec in zip(shapes, specs, strict=True)
+    ]
+    return jax.jit(run).trace(*placed).lower(lowering_platforms=("cuda",)).compile()
+
+
 _PROGRAMS = {
     "decode_many_rows": (
         functools.partial(_attention, 256, 256, 4 * W, max_query_len=1),
@@ -101,6 +122,8 @@ _PROGRAMS = {
     "wide_gated": (_wide_gated, {"wide_gated": 1}),
     "add_norm": (_add_norm, {"add_norm": 1}),
     "silu_mul": (_silu_mul, {"silu_mul": 1}),
+    "all_reduce": (_all_reduce, {"all_reduce": 1}),
+    "all_reduce_norm": (functools.partial(_all_reduce, _shape(E)), {"all_reduce_norm": 1}),
 }
 
 

@@ -171,6 +171,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.content: dict[int, tuple] = {}
         self.indexed: dict[tuple, int] = {}
         self.evictable: list[int] = []
+        self.unsettled: list[tuple[Request, int, int]] = []
 
     def history(self, request, num_blocks):
         return (request.weight_version, request.cache_salt, *request.tokens(0, num_blocks * 8))
@@ -193,11 +194,22 @@ class BlockPoolMachine(RuleBasedStateMachine):
         stale = request.weight_version != self.pool.weight_version
         if not self.pool.enable_prefix_caching or stale:
             return
-        for i in range(before, full):
-            history = self.history(request, i + 1)
-            if history not in self.indexed:
-                self.indexed[history] = request.block_table[i]
-                self.content[request.block_table[i]] = history
+        self.unsettled.append((request, before, full))
+
+    def settled(self):
+        """What the pool indexes when it settles: what it has given up meanwhile is gone."""
+        for request, before, full in self.unsettled:
+            for i in range(before, full):
+                history = self.history(request, i + 1)
+                if history not in self.indexed:
+                    self.indexed[history] = request.block_table[i]
+                    self.content[request.block_table[i]] = history
+        self.unsettled = []
+
+    @rule()
+    def settle(self):
+        self.pool.settle()
+        self.settled()
 
     @rule(
         prompt=st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=4),
@@ -207,6 +219,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def start(self, prompt, extra, salt):
         tokens = [token for token in prompt for _ in range(8)] + [2] * extra
         request = Request("r", tokens, SamplingParams(), cache_salt=salt)
+        beginnings = [(each.cache_salt, each.tokens(0, 8)) for each, _, _ in self.unsettled]
+        if len(tokens) >= 8 and (salt, tokens[:8]) in beginnings:
+            self.settled()  # it could share what was registered
         prefix = self.pool.find_prefix(request)
         expected = []
         for i in range((len(tokens) - 1) // 8):
@@ -247,6 +262,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def free(self, data):
         request = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         self.pool.free(request.block_table)
+        self.settled()
         still_held = {block for other in self.held for block in other.block_table}
         self.evictable += [
             block
@@ -258,7 +274,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def invalidate(self, really):
         if really:
             self.pool.invalidate()
-            self.content, self.indexed, self.evictable = {}, {}, []
+            self.content, self.indexed, self.evictable, self.unsettled = {}, {}, [], []
 
     @invariant()
     def every_block_is_accounted_for(self):

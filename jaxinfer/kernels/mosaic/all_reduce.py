@@ -95,7 +95,7 @@ def all_reduce(
     operands = [x] if onto is None else [x, onto]
     blocks = _blocks(x.size, _LINE)
     out = jax.ShapeDtypeStruct(blocks, x.dtype)
-    kernel = _kernel(_sum_block, blocks, peers.shape[0], out, "all_reduce")
+    kernel = _kernel(_sum_block, blocks, peers.shape[0], out)
     return kernel(peers, *(operand.reshape(blocks) for operand in operands)).reshape(x.shape)
 
 
@@ -132,12 +132,14 @@ def all_reduce_norm(
     blocks = _blocks(x.size, x.shape[1])
     out = jax.ShapeDtypeStruct(blocks, x.dtype)
     body = functools.partial(_norm_block, eps)
-    kernel = _kernel(body, blocks, peers.shape[0], (out, out), "all_reduce_norm")
+    kernel = _kernel(body, blocks, peers.shape[0], (out, out), suffix="_norm")
     total, normal = kernel(peers, x.reshape(blocks), onto.reshape(blocks), weight)
     return total.reshape(x.shape), normal.reshape(x.shape)
 
 
-def _kernel(body: Any, blocks: tuple[int, int, int], num_devices: int, out: Any, name: str) -> Any:
+def _kernel(
+    body: Any, blocks: tuple[int, int, int], num_devices: int, out: Any, *, suffix: str = ""
+) -> Any:
     return plgpu.kernel(
         functools.partial(body, _mailbox(num_devices)),
         out_type=out,
@@ -145,7 +147,7 @@ def _kernel(body: Any, blocks: tuple[int, int, int], num_devices: int, out: Any,
         grid_names=("block",),
         # Nothing of its own is both read and written.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
-        kernel_name=name,
+        kernel_name=f"all_reduce{suffix}",
     )
 
 
