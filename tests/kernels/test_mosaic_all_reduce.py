@@ -1,14 +1,11 @@
 """Sums over the GPUs of a host: exact on two GPUs, compiled for two and four elsewhere."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.linear import rms_norm
@@ -18,7 +15,6 @@ from jaxinfer.kernels.mosaic.all_reduce import (
     supports,
     supports_norm,
 )
-from jaxinfer.kernels.mosaic.mailbox import Mailbox
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving import mailboxes
@@ -144,19 +140,3 @@ def test_a_norm_takes_whole_rows():
     assert supports(256 * 2560, jnp.bfloat16, 2)
     assert not supports_norm((256, 8192), jnp.bfloat16, 2)  # more than all blocks hold
     assert not supports_norm((3, 4, 1024), jnp.bfloat16, 2)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.sampled_from([2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
-def test_no_two_things_share_a_place_in_a_mailbox(devices, blocks, lines, letters):
-    box = Mailbox(devices, blocks, lines, letters, line_bytes=32)
-    partners = range(1, devices)
-    words = [box.count(block) for block in range(blocks)]
-    words += [box.flag(*of) for of in itertools.product(partners, range(blocks))]
-    places = [range(begin, begin + 4) for begin in words]
-    for of in itertools.product(partners, range(2), range(blocks)):
-        places += [range(box.line(*of, i), box.line(*of, i) + 32) for i in range(lines)]
-        places += [range(box.letter(*of, i), box.letter(*of, i) + 64) for i in range(letters)]
-    taken = [byte for place in places for byte in place]
-    assert len(set(taken)) == len(taken)
-    assert max(taken) + 1 == box.num_bytes

@@ -1,0 +1,24 @@
+"""Where things lie in a mailbox: nothing shares a place with anything else."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.kernels.mosaic.mailbox import Mailbox
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([2, 4]), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_no_two_things_share_a_place_in_a_mailbox(devices, blocks, lines, letters):
+    box = Mailbox(devices, blocks, lines, letters, line_bytes=32)
+    partners = range(1, devices)
+    words = [box.count(block) for block in range(blocks)]
+    words += [box.flag(*of) for of in itertools.product(partners, range(blocks))]
+    places = [range(begin, begin + 4) for begin in words]
+    for of in itertools.product(partners, range(2), range(blocks)):
+        places += [range(box.line(*of, i), box.line(*of, i) + 32) for i in range(lines)]
+        places += [range(box.letter(*of, i), box.letter(*of, i) + 64) for i in range(letters)]
+    taken = [byte for place in places for byte in place]
+    assert len(set(taken)) == len(taken)
+    assert max(taken) + 1 == box.num_bytes
