@@ -100,8 +100,8 @@ class CompiledPrograms[Key: Hashable]:
                 self._compiling[key] = other._compiling.pop(key)
         self._pool = other._pool
 
-    def begin(self, keys: Sequence[Key]) -> None:
-        """Lower what is missing, in order on this thread; XLA compiles it while the caller goes on.
+    def begin(self, keys: Iterable[Key]) -> None:
+        """Lower what is missing, as it comes, on this thread; XLA compiles it meanwhile.
 
         The caller must be inside `persistent_cache` until `compile` has asked for all of it, or
         nothing of it is kept.
@@ -110,12 +110,19 @@ class CompiledPrograms[Key: Hashable]:
             if key not in self._compiled:
                 self._begin(key)
 
-    def compile(self, keys: Sequence[Key], *, show_progress: bool) -> None:
-        """Compile what is missing: tracing in order on this thread, XLA on all cores.
+    def compile(
+        self,
+        keys: Sequence[Key],
+        *,
+        show_progress: bool,
+        in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
+    ) -> None:
+        """Compile what is missing: lowering one by one on this thread, XLA on all cores.
 
         Args:
             keys: the programs wanted; others that were begun go on compiling.
             show_progress: a progress bar on stderr.
+            in_order: yields the missing ones in the order in which to lower them.
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
         if not missing:
@@ -123,7 +130,7 @@ class CompiledPrograms[Key: Hashable]:
         bar = tqdm(total=len(missing), desc="Compiling", unit="program", disable=not show_progress)
         with bar, persistent_cache(self._cache_directory):
             try:
-                for key in missing:
+                for key in in_order(missing):
                     self._begin(key).add_done_callback(lambda _: bar.update())
                 for key in missing:
                     self._compiled[key] = self._compiling[key].result()

@@ -1,6 +1,5 @@
 """Lowers an engine's programs, those that an earlier process traced without tracing them again."""
 
-import contextlib
 import dataclasses
 import importlib
 import time
@@ -11,9 +10,15 @@ import jax
 import jax.export
 
 from jaxinfer.serving.compile_cache import store_directory
-from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_store import ProgramStore, export_program, identity_of
-from jaxinfer.serving.programs import BurstKey, Program, ProgramKey, Programs, SamplerKey
+from jaxinfer.serving.programs import (
+    BurstKey,
+    Program,
+    ProgramKey,
+    Programs,
+    SamplerKey,
+    SwapKey,
+)
 from jaxinfer.serving.tracing import TracingWorkers
 
 
@@ -45,49 +50,53 @@ class Lowering:
         self.seconds = 0.0
         self.num_traced = 0
         self.num_read = 0
-        self._was_missing = False
 
-    @contextlib.contextmanager
-    def ahead(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[list[ProgramKey]]:
-        """Have worker processes trace what is slow to trace and missing from the store.
+    def prepare(self, programs: Programs, key: ProgramKey) -> None:
+        """Start worker processes if a program is missing, since others will be missing, too.
+
+        They import JAX while the caller goes on. Call `close` when all is lowered.
 
         Args:
             programs: the engine's.
-            keys: programs that are going to be lowered inside this block.
+            key: one of them.
+        """
+        if self._store is None or self._workers is not None or not _is_for_workers(programs, key):
+            return
+        if not self._store.holds(_identity(programs, key, programs.program(key))):
+            self._workers = TracingWorkers(self._store)
+            self._workers.prepare()
+
+    def as_ready(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[ProgramKey]:
+        """Have worker processes trace what is slow to trace and missing from the store.
+
+        Call `close` when all is lowered.
+
+        Args:
+            programs: the engine's.
+            keys: programs that are going to be lowered.
 
         Yields:
-            The same keys: what this process traces itself first, while the workers are at work.
+            The same keys, as soon as they can be lowered; at first what is not for workers, to be
+            traced by this process while they are at work.
         """
-        if self._store is None:
-            yield list(keys)
+        store = self._store
+        if store is None:
+            yield from keys
             return
         identities = {
             key: _identity(programs, key, programs.program(key))
             for key in dict.fromkeys(keys)
             if _is_for_workers(programs, key)
         }
-        missing = {key: each for key, each in identities.items() if not self._store.holds(each)}
-        self._workers = self._workers or TracingWorkers(self._store)
-        try:
-            self._workers.start(
-                programs, list(missing), list(missing.values()), platform=_platform(programs)
-            )
-            yield sorted(keys, key=lambda key: key in missing)
-        finally:
-            self.close()
-
-    def prepare(self, programs: Programs) -> None:
-        """Start the worker processes of a coming `ahead` if it looks as if that will need them.
-
-        They import JAX in the time that it takes to learn how many pages there are.
-
-        Args:
-            programs: the engine's, some of which have been lowered.
-        """
-        slow = _traces_slowly(programs)
-        if self._store is not None and self._workers is None and slow and self._was_missing:
-            self._workers = TracingWorkers(self._store)
-            self._workers.prepare()
+        missing = {key: each for key, each in identities.items() if not store.holds(each)}
+        if not missing:
+            yield from keys
+            return
+        self._workers = self._workers or TracingWorkers(store)
+        self._workers.start(programs, missing, platform=_platform(programs))
+        yield from (key for key in keys if key not in missing)
+        of = {identity: key for key, identity in missing.items()}
+        yield from (of[identity] for identity in self._workers.traced())
 
     def close(self) -> None:
         """End worker processes, if there are any; may be called again."""
@@ -111,12 +120,9 @@ class Lowering:
     ) -> jax.stages.Lowered:
         program = programs.program(key)
         identity = _identity(programs, key, program)
-        if self._workers is not None:
-            self._workers.wait(identity)
         exported = store.load(identity)
         if exported is None:
             self.num_traced += 1
-            self._was_missing = True
             exported = export_program(program, _platform(programs))
             store.save(identity, exported)
         else:
@@ -126,14 +132,9 @@ class Lowering:
 
 
 def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
-    """Whether a program takes long to trace, as those with Mosaic kernels do."""
-    if not _traces_slowly(programs) or _runs_user_code(programs, key):
-        return False
-    return isinstance(key, PrefillShape | DecodeShape | BurstKey)
-
-
-def _traces_slowly(programs: Programs) -> bool:
-    return programs.context.backend == "mosaic"
+    """Whether other processes can trace a program, where programs take long to trace."""
+    slow = programs.context.backend == "mosaic"
+    return slow and not isinstance(key, SwapKey) and not _runs_user_code(programs, key)
 
 
 def _platform(programs: Programs) -> str:

@@ -11,8 +11,10 @@ import os
 import platform
 import tempfile
 import zlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.export
@@ -95,9 +97,20 @@ def _header(identity: str) -> bytes:
 
 def export_program(program: Program, platform: str) -> jax.export.Exported:
     """Trace and lower a program for a platform as `jax.export` names it ("cpu", "cuda")."""
+    return export_function(program.jit(), program.arguments, platform)
+
+
+def export_function(jitted: Any, arguments: Sequence[Any], platform: str) -> jax.export.Exported:
+    """Trace and lower a jitted function, with kernels or without.
+
+    Args:
+        jitted: from `jax.jit`.
+        arguments: trees of ``jax.ShapeDtypeStruct``.
+        platform: as `jax.export` names it.
+    """
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _KERNEL_CALLS]
-    export = jax.export.export(program.jit(), platforms=[platform], disabled_checks=checks)
-    return export(*program.arguments)
+    export = jax.export.export(jitted, platforms=[platform], disabled_checks=checks)
+    return export(*arguments)
 
 
 def identity_of(*parts: object) -> str:

@@ -6,7 +6,7 @@ pages are donated and have the same sharding going in and coming out, hence are 
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,7 +24,13 @@ from jaxinfer.serving.sample_steps import (
     sample_step,
 )
 from jaxinfer.serving.sampling.layout import EDIT_WIDTH, Column, SamplingArrays
-from jaxinfer.serving.steps import StepContext, decode_step, prefill_step
+from jaxinfer.serving.steps import (
+    Forward,
+    StepContext,
+    decode_step,
+    feed_last_tokens,
+    prefill_step,
+)
 from jaxinfer.serving.swap_steps import gather_blocks, scatter_blocks
 
 WHOLE = PartitionSpec()
@@ -107,12 +113,14 @@ class Programs:
         params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
+        forward: `feed_last_tokens`, or what takes its place.
     """
 
     context: StepContext
     params: Mapping[str, Any]
     num_blocks: int
     num_slots: int
+    forward: Forward = feed_last_tokens
 
     def lower(self, key: ProgramKey) -> jax.stages.Lowered:
         """Trace and lower one program for the engine's mesh."""
@@ -122,9 +130,10 @@ class Programs:
         """One program for the engine's mesh."""
         match key:
             case PrefillShape():
-                return self._forward(prefill_step, key, num_outputs=3)
+                return self._forward("prefill_step", prefill_step, key, num_outputs=3)
             case DecodeShape():
-                return self._forward(decode_step, key, num_outputs=2)
+                step = functools.partial(decode_step, forward=self.forward)
+                return self._forward("decode_step", step, key, num_outputs=2)
             case SamplerKey():
                 return self._sampler(key)
             case BurstKey():
@@ -133,6 +142,15 @@ class Programs:
                 return self._prompt_logprobs(key)
             case SwapKey():
                 return self._swap(key)
+
+    def with_layers(self, count: int) -> "Programs":
+        """Those of the same model with its first layers only, at most so many."""
+        config = self.context.config
+        config = replace(config, num_hidden_layers=min(count, config.num_hidden_layers))
+        model = self.params["model"]
+        layers = {str(i): model["layers"][str(i)] for i in range(config.num_hidden_layers)}
+        params = {**self.params, "model": {**model, "layers": layers}}
+        return replace(self, context=replace(self.context, config=config), params=params)
 
     @property
     def pages(self) -> jax.ShapeDtypeStruct:
@@ -169,13 +187,18 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
 
     def _forward(
-        self, step: Callable[..., Any], shape: PrefillShape | DecodeShape, *, num_outputs: int
+        self,
+        name: str,
+        step: Callable[..., Any],
+        shape: PrefillShape | DecodeShape,
+        *,
+        num_outputs: int,
     ) -> Program:
         run = functools.partial(step, context=self.context, shape=shape)
         packed = self._whole((shape.size,))
         arguments = (self.params, self.kv, packed, self.last_tokens, *self.peers)
         outputs = (_specs(self.kv), *[WHOLE] * num_outputs)
-        return self._sharded(step.__name__, run, arguments, outputs, donate=(1,))
+        return self._sharded(name, run, arguments, outputs, donate=(1,))
 
     def _sampler(self, key: SamplerKey) -> Program:
         run = functools.partial(sample_step, context=self.context, mode=key.mode)
@@ -192,6 +215,7 @@ class Programs:
             shape=key.shape,
             mode=key.mode,
             num_steps=key.num_steps,
+            forward=self.forward,
         )
         arrays = self._sampling(key.shape.rows, key.mode, 0)
         packed = self._whole((key.shape.size,))

@@ -190,8 +190,14 @@ class Runner:
         """
         keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
         start = time.perf_counter()
-        with self._lowering.ahead(self._programs, keys) as ordered:
-            self._compiled.compile(ordered, show_progress=self._config.show_progress)
+        try:
+            self._compiled.compile(
+                keys,
+                show_progress=self._config.show_progress,
+                in_order=functools.partial(self._lowering.as_ready, self._programs),
+            )
+        finally:
+            self._lowering.close()
         self._compile_s = time.perf_counter() - start
         if self._kv is None:
             self.reset_cache()

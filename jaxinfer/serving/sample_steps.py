@@ -19,7 +19,7 @@ from jaxinfer.serving.sampler import StepOutput, advance, sample
 from jaxinfer.serving.sampling.layout import SamplingArrays
 from jaxinfer.serving.sampling.logprobs import ranks, top_tokens
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
-from jaxinfer.serving.steps import KVCache, StepContext, feed_last_tokens
+from jaxinfer.serving.steps import Forward, KVCache, StepContext, feed_last_tokens
 
 _SCORED_ROWS = 128  # prompt tokens whose logits are in memory at once
 
@@ -83,6 +83,7 @@ def decode_burst(
     shape: DecodeShape,
     mode: SamplingMode,
     num_steps: int,
+    forward: Forward = feed_last_tokens,
 ) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "steps B columns"]]:
     """Several decode steps in one program; the tables must have room for all of them.
 
@@ -97,6 +98,7 @@ def decode_burst(
         shape: the bucket; static.
         mode: any but "full", whose history is the host's; static.
         num_steps: static.
+        forward: takes the place of `feed_last_tokens`; static.
 
     Returns:
         The pages, the newest tokens, and what the host reads, stacked over the steps; of a row's
@@ -112,7 +114,7 @@ def decode_burst(
         # Rows whose answers have ended read and write nothing more; nor does padding.
         runs = step < batch.num_tokens
         now = batch._replace(context_lens=jnp.where(runs, batch.context_lens + step, 0))
-        kv, hidden, fed = feed_last_tokens(params, kv, now, last_tokens, peers, context=context)
+        kv, hidden, fed = forward(params, kv, now, last_tokens, peers, context=context)
         last_tokens, output = sample_step(
             head,
             hidden,

@@ -9,8 +9,8 @@ class StartUpTimes:
 
     Attributes:
         load_s: tokenizer and weights, until they are on the devices.
-        plan_s: choosing shapes and counting KV blocks; on a GPU the largest programs are compiled
-            for that, while others begin to.
+        plan_s: choosing shapes and counting KV blocks; on a GPU the largest steps are compiled
+            for that, with few layers, while others begin to.
         compile_s: compiling the other programs ahead, until the last is ready.
         allocate_s: making the KV pages.
         lower_s: of `plan_s` and `compile_s`, what the thread that hands programs to the compiler

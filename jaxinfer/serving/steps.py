@@ -10,7 +10,7 @@ from its block pool, token ids are checked by the host or come from the sampler,
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ from jaxinfer.serving.token_parts import TokenPart, cut, part_sizes
 
 KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
 """Key and value pages of each layer."""
+Forward = Callable[..., tuple[KVCache, Array, Array]]
+"""What `feed_last_tokens` is, or behaves as."""
 Rotation = tuple[Array, Array]
 """Cosines and sines ``[T, D]`` at each token's position."""
 
@@ -131,36 +133,6 @@ def prefill_step(
     return kv, hidden, rows, x if shape.all_tokens else None
 
 
-def decode_step(
-    params: Mapping[str, Any],
-    kv: KVCache,
-    packed: Int32[Array, " size"],
-    last_tokens: Int32[Array, " slots"],
-    peers: Int32[Array, "one N 2"] | None = None,
-    *,
-    context: StepContext,
-    shape: DecodeShape,
-) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"]]:
-    """Feed the newest token of each row; where its key and value go follows from the tables.
-
-    Args:
-        params: the parameter tree.
-        kv: the pages; donated.
-        packed: a batch laid out as `DecodeFields`.
-        last_tokens: newest token of each slot.
-        peers: this device's row of `Mailboxes.peers`; None leaves all sums to XLA.
-        context: static.
-        shape: the bucket; static.
-
-    Returns:
-        The pages, the final hidden state of each row, and for the sampler each row's slot and the
-        token that was fed.
-    """
-    batch = shape.split(packed)
-    kv, hidden, fed = feed_last_tokens(params, kv, batch, last_tokens, peers, context=context)
-    return kv, hidden, jnp.stack([batch.slots, fed])
-
-
 def feed_last_tokens(
     params: Mapping[str, Any],
     kv: KVCache,
@@ -185,6 +157,38 @@ def feed_last_tokens(
     axis = context.tensor_axis(peers)
     kv, x = _run_layers(params, kv, tokens, context, axis, max_query_len=1)
     return kv, final_hidden(params, x, context.config), token_ids
+
+
+def decode_step(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None = None,
+    *,
+    context: StepContext,
+    shape: DecodeShape,
+    forward: Forward = feed_last_tokens,
+) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"]]:
+    """Feed the newest token of each row; where its key and value go follows from the tables.
+
+    Args:
+        params: the parameter tree.
+        kv: the pages; donated.
+        packed: a batch laid out as `DecodeFields`.
+        last_tokens: newest token of each slot.
+        peers: this device's row of `Mailboxes.peers`; None leaves all sums to XLA.
+        context: static.
+        shape: the bucket; static.
+        forward: takes the place of `feed_last_tokens`; static.
+
+    Returns:
+        The pages, the final hidden state of each row, and for the sampler each row's slot and the
+        token that was fed.
+    """
+    batch = shape.split(packed)
+    kv, hidden, fed = forward(params, kv, batch, last_tokens, peers, context=context)
+    return kv, hidden, jnp.stack([batch.slots, fed])
 
 
 def _run_layers(

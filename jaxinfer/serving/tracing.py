@@ -1,21 +1,25 @@
-"""Hands the tracing of many programs to worker processes, and waits for each when it is wanted."""
+"""Hands the tracing of many programs to worker processes, and tells which of them are done."""
 
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.serving.layout import PrefillShape
 from jaxinfer.serving.program_store import ProgramStore
-from jaxinfer.serving.programs import ProgramKey, Programs
+from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs
 from jaxinfer.serving.tracing_worker import describe_work
 
 _MOST_WORKERS = 8
 _FEWEST_PROGRAMS = 4  # starting a worker costs about as much as tracing three
+_LONGEST_GROUP = 4  # of programs that one process traces, because they have kernels in common
 
 
 class TracingWorkers:
@@ -28,79 +32,124 @@ class TracingWorkers:
     def __init__(self, store: ProgramStore) -> None:
         self._store = store
         self._processes: list[subprocess.Popen[str]] = []
-        self._places: dict[str, tuple[subprocess.Popen[str], int]] = {}
-        self._lines: dict[int, int] = {}
+        self._owed: dict[int, list[str]] = {}  # by process, what it has not yet traced
+        # Of a process, the identity of what it has traced, or None at the end of its output.
+        self._news: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        self._refused: list[str] = []
         self._directory = tempfile.TemporaryDirectory(prefix="jaxinfer-tracing-")
+        self._num_tasks = 0
 
     def prepare(self) -> None:
         """Start the processes, which import JAX first, before it is known what they will trace."""
         self._start_processes(_most_workers())
 
-    def start(
-        self,
-        programs: Programs,
-        keys: Sequence[ProgramKey],
-        identities: Sequence[str],
-        *,
-        platform: str,
-    ) -> None:
-        """Begin to trace; returns at once. Few programs are not worth a process.
+    def start(self, programs: Programs, work: Mapping[ProgramKey, str], *, platform: str) -> None:
+        """Begin to trace; returns at once. Those with the same kernels go to the same process.
 
         Args:
             programs: of an engine without custom functions.
-            keys: forward steps and bursts, the first wanted first.
-            identities: what each is saved under.
+            work: what each key's program is saved under, the first wanted first; none that swap.
             platform: what to lower for, as `jax.export` names it.
         """
-        wanted = 0 if len(keys) < _FEWEST_PROGRAMS else min(_most_workers(), len(keys))
-        self._start_processes(wanted)
-        for index, process in enumerate(self._processes[:wanted]):
-            mine = range(index, len(keys), wanted)
-            description = describe_work(
-                programs,
-                [keys[i] for i in mine],
-                [identities[i] for i in mine],
-                store=self._store,
-                platform=platform,
-            )
-            for place, i in enumerate(mine):
-                self._places[identities[i]] = process, place
-            self._send(process, description)
-
-    def wait(self, identity: str) -> None:
-        """Return when that program is in the store, or will not come, or was never asked for."""
-        if identity not in self._places:
+        groups = _groups(list(work))
+        if not self._processes and len(work) >= _FEWEST_PROGRAMS:
+            self._start_processes(min(_most_workers(), len(groups)))
+        alive = [process for process in self._processes if process.pid in self._owed]
+        if not alive:
+            self._refused += work.values()
             return
-        process, place = self._places.pop(identity)
-        while self._lines[process.pid] <= place and process.stdout and process.stdout.readline():
-            self._lines[process.pid] += 1
+        for process, keys in zip(alive, _shares(groups, len(alive)), strict=True):
+            if keys:
+                identities = [work[key] for key in keys]
+                self._owed[process.pid] += identities
+                task = describe_work(
+                    programs, keys, identities, store=self._store, platform=platform
+                )
+                self._send(process, task)
+
+    def traced(self) -> Iterator[str]:
+        """What was begun, each when its program is in the store or will not come.
+
+        It will not where a process has ended, and where there was too little to start one for.
+        """
+        while self._refused:
+            yield self._refused.pop()
+        while any(self._owed.values()):
+            pid, identity = self._news.get()
+            if identity is None:
+                yield from self._owed.pop(pid)
+            else:
+                self._owed[pid].remove(identity)
+                yield identity
 
     def close(self) -> None:
         """End the processes; may be called again."""
         for process in self._processes:
             process.kill()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):  # what a dead one never read
-                        pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # what a dead one never read
+                if process.stdin is not None:
+                    process.stdin.close()
             process.wait()
         self._processes.clear()
+        self._owed.clear()
         self._directory.cleanup()
 
     def _start_processes(self, count: int) -> None:
         while len(self._processes) < count:
             process = _start_process()
             self._processes.append(process)
-            self._lines[process.pid] = 0
+            self._owed[process.pid] = []
+            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+
+    def _listen(self, process: "subprocess.Popen[str]") -> None:
+        with process.stdout or contextlib.nullcontext([]) as lines:
+            for line in lines:
+                self._news.put((process.pid, line.strip()))
+        self._news.put((process.pid, None))
 
     def _send(self, process: "subprocess.Popen[str]", description: dict[str, Any]) -> None:
         # The task lies in a file, of which the pipe takes the name: so nobody waits until the
         # other process has come to read.
-        path = Path(self._directory.name) / f"{process.pid}.json"
+        self._num_tasks += 1
+        path = Path(self._directory.name) / f"{self._num_tasks}.json"
         path.write_text(json.dumps(description))
-        # One that has died already is found out by whoever waits for it.
+        # One that has died already is found out by the end of its output.
         with contextlib.suppress(BrokenPipeError):
             print(path, file=process.stdin, flush=True)
+
+
+def _groups(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
+    """Programs with the same large kernels side by side: it is those whose lowering takes long."""
+    groups: dict[Hashable, list[ProgramKey]] = {}
+    for key in keys:
+        groups.setdefault(_kernels(key), []).append(key)
+    parts = [
+        group[first : first + _LONGEST_GROUP]
+        for group in groups.values()
+        for first in range(0, len(group), _LONGEST_GROUP)
+    ]
+    return sorted(parts, key=len, reverse=True)
+
+
+def _kernels(key: ProgramKey) -> Hashable:
+    """What tells the programs apart that have no large kernel in common."""
+    match key:
+        case BurstKey():
+            return key.shape
+        case PrefillShape():
+            return key.rows, key.all_tokens
+    return key
+
+
+def _shares(groups: Sequence[list[ProgramKey]], count: int) -> list[list[ProgramKey]]:
+    """Each group to whoever has least to do: its first costs as much as three that follow."""
+    shares: list[list[ProgramKey]] = [[] for _ in range(count)]
+    costs = [0] * count
+    for group in groups:
+        least = costs.index(min(costs))
+        shares[least] += group
+        costs[least] += 2 + len(group)
+    return shares
 
 
 def _most_workers() -> int:

@@ -1,8 +1,8 @@
 """Traces programs in a process of its own, without a device, into a program store.
 
-Tracing holds Python's global lock, so threads can't share it; processes can. One line on stdin
+Tracing holds Python's global lock, so threads can't share it; processes can. Each line on stdin
 names a file, written by `describe_work`, that says which programs of which engine; the store
-receives them; and for each of them, in order, one line on stdout. An error ends the process:
+receives them; and each is named on stdout as soon as it is there. An error ends the process:
 whoever waits sees the end of its output and traces what is missing itself.
 """
 
@@ -21,7 +21,14 @@ from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_store import ProgramStore, export_program
-from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs
+from jaxinfer.serving.programs import (
+    BurstKey,
+    ProgramKey,
+    Programs,
+    PromptLogprobsKey,
+    SamplerKey,
+)
+from jaxinfer.serving.shared_forward import SharedForward
 from jaxinfer.serving.steps import StepContext
 
 
@@ -37,7 +44,7 @@ def describe_work(
 
     Args:
         programs: of an engine without custom functions.
-        keys: forward steps and bursts.
+        keys: any programs but those that swap.
         identities: what each is saved under.
         store: where.
         platform: what to lower for, as `jax.export` names it.
@@ -70,7 +77,7 @@ def describe_work(
 
 
 def work(description: dict[str, Any]) -> None:
-    """Trace what `describe_work` describes; says so after each program."""
+    """Trace what `describe_work` describes; names each program when it is in the store."""
     for name, value in description["settings"].items():
         if getattr(jax.config, name, None) != value:
             jax.config.update(name, value)
@@ -82,7 +89,7 @@ def work(description: dict[str, Any]) -> None:
         for values, identity in description["tasks"]:
             program = programs.program(_key_of(values))
             store.save(identity, export_program(program, description["platform"]))
-            print("traced", flush=True)
+            print(identity, flush=True)
 
 
 def _programs(description: dict[str, Any]) -> Programs:
@@ -120,7 +127,13 @@ def _programs(description: dict[str, Any]) -> Programs:
         description["block_size"],
         description["mailboxes"],
     )
-    return Programs(context, params, description["num_blocks"], description["num_slots"])
+    return Programs(
+        context,
+        params,
+        description["num_blocks"],
+        description["num_slots"],
+        SharedForward(description["platform"]),
+    )
 
 
 def _settings() -> dict[str, Any]:
@@ -147,10 +160,13 @@ def _key_of(values: list[Any]) -> ProgramKey:
             return DecodeShape(**fields)
         case "BurstKey":
             return BurstKey(**{**fields, "shape": DecodeShape(**fields["shape"])})
+        case "SamplerKey":
+            return SamplerKey(**fields)
+        case "PromptLogprobsKey":
+            return PromptLogprobsKey(**fields)
     raise ValueError(f"no worker traces {name}")
 
 
 if __name__ == "__main__":
-    path = sys.stdin.readline().strip()
-    if path:  # else nothing was left to trace
-        work(json.loads(Path(path).read_text()))
+    for line in sys.stdin:
+        work(json.loads(Path(line.strip()).read_text()))

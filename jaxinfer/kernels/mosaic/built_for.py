@@ -1,8 +1,10 @@
-"""Calls a kernel that was built for larger arrays than it is given, so that one serves many shapes.
+"""Calls a kernel that is lowered once, and was built for larger arrays than it is given, maybe.
 
-Mosaic compiles one kernel at a time in a whole process, and writes its operands' shapes into each:
-for every number of tokens a kernel would be compiled anew, though only the host's part of it, which
-describes the operands to the copy engine, differs. What XLA is told are the true shapes.
+Lowering a large kernel takes Python a second or two, and JAX does it in every program that holds
+it. And Mosaic compiles one kernel at a time in a whole process, and writes its operands' shapes
+into each: for every number of tokens a kernel would be compiled anew, though only the host's part
+of it, which describes the operands to the copy engine, differs. What XLA is told are the true
+shapes.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ def call_built_for(
     problem: Hashable,
     shapes: tuple[jax.ShapeDtypeStruct, ...],
     args: tuple[jax.Array, ...],
-    out: jax.ShapeDtypeStruct,
+    out: Any,
     *,
     name: str,
-) -> jax.Array:
-    """Calls the kernel that `launch(problem, shapes)` gives on smaller arrays than `shapes`.
+) -> Any:
+    """Calls the kernel that `launch(problem, shapes)` gives on arrays not larger than `shapes`.
 
     The kernel must not touch anything outside of the arrays that it really gets, nor write to one
     of them. They must differ from `shapes` in their first dimension only, so that everything lies
@@ -38,7 +40,8 @@ def call_built_for(
         problem: everything else that the kernel is made from.
         shapes: what it is built for.
         args: what it is called with.
-        out: its result, likewise not larger than what it is built for.
+        out: ``jax.ShapeDtypeStruct`` of its result, likewise not larger than what it is built
+            for, or a tuple of them.
         name: for profiles.
 
     Raises:

@@ -36,6 +36,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.combine import combine_splits
 from jaxinfer.kernels.mosaic.pages import (
     SWIZZLED,
@@ -135,9 +136,14 @@ def paged_decode_attention(
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
         rows = jnp.pad(rows, ((0, padding), (0, 0)))
     args = (rows, k_pages, v_pages, context_lens, block_tables)
+    shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
+    # Built for just these: but an engine's programs share it, and lowering it takes long.
+    out = call_built_for(
+        _launch, problem, shapes, args, _out_type(problem, shapes), name="paged_decode_attention"
+    )
     if config.num_splits == 1:
-        return _launch(problem, B, rows.shape[0])(*args)[: B * H].reshape(B, H, D)
-    partial, log_sums = _launch(problem, B, rows.shape[0])(*args)
+        return out[0][: B * H].reshape(B, H, D)
+    partial, log_sums = out
     return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
 
 
@@ -156,25 +162,31 @@ def choose_config(B: int, K: int, longest: int) -> DecodeConfig:
     return DecodeConfig(block_kv=64, stages=3, num_splits=splits)
 
 
-def _launch(problem: _Problem, B: int, num_rows: int):
+def _out_type(
+    p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The rows' results, or those of each split and the logarithms of their sums."""
+    rows, context_lens = shapes[0], shapes[3]
+    if p.config.num_splits == 1:
+        return (jax.ShapeDtypeStruct(rows.shape, p.dtype),)
+    slots = -(-p.config.num_splits // 16) * 16  # combine.py reads splits in sixteens.
+    parts = (context_lens.shape[0] * p.K, slots)
+    return (
+        jax.ShapeDtypeStruct((*parts, p.D, p.columns), jnp.float32),
+        jax.ShapeDtypeStruct((*parts, p.columns), jnp.float32),
+    )
+
+
+def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
     p, config = problem, problem.config
     N, D, block_kv, stages = p.columns, p.D, config.block_kv, config.stages
-    split = config.num_splits > 1
-    if split:
-        slots = -(-config.num_splits // 16) * 16  # combine.py reads splits in sixteens.
-        out_type = (
-            jax.ShapeDtypeStruct((B * p.K, slots, D, N), jnp.float32),
-            jax.ShapeDtypeStruct((B * p.K, slots, N), jnp.float32),
-        )
-    else:
-        out_type = jax.ShapeDtypeStruct((num_rows, D), p.dtype)
     filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
     free = plgpu.Barrier(num_barriers=stages)
     return plgpu.kernel(
         functools.partial(_block, p),
-        out_type=out_type,
+        out_type=_out_type(p, shapes),
         # The last axis runs fastest: heads of one page, neighbours in memory, are read together.
-        grid=(B, config.num_splits, p.K),
+        grid=(shapes[3].shape[0], config.num_splits, p.K),
         grid_names=("row", "split", "kv_head"),
         num_threads=2,
         thread_name="warpgroup",
