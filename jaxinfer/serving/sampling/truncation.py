@@ -106,21 +106,20 @@ def _search(
 def _search_digits(
     keys: Int[Array, "B V"], goal: jax.Array, *, measure: Measure, axis: VocabAxis, digit_bits: int
 ) -> Int[Array, "B"]:
-    def extend(found: jax.Array, shift: jax.Array | int, digits: int) -> jax.Array:
-        candidates = [found + jnp.left_shift(digit, shift) for digit in range(1, digits + 1)]
+    digits = range(1, 2**digit_bits)
+
+    def one_pass(i: jax.Array, found: jax.Array) -> jax.Array:
+        # The last digit may overlap the one before; the bits that are known are found again.
+        shift = jnp.maximum(KEY_BITS - digit_bits * (i + 1), 0)
+        found = found & ~(jnp.left_shift(2**digit_bits, shift) - 1)
+        candidates = [found + jnp.left_shift(digit, shift) for digit in digits]
         reached = [_sum_from(keys, measure, candidate) for candidate in candidates]
         sums = axis.sum(jnp.stack(reached, axis=1))
         digit = (sums >= goal[:, None]).astype(jnp.int32).sum(1)
         return found + jnp.left_shift(digit, shift)
 
-    def one_pass(i: jax.Array, found: jax.Array) -> jax.Array:
-        return extend(found, KEY_BITS - top - digit_bits * (i + 1), 2**digit_bits - 1)
-
-    top = KEY_BITS % digit_bits
     found = jnp.zeros_like(keys[:, 0])
-    if top:
-        found = extend(found, KEY_BITS - top, 2**top - 1)
-    return lax.fori_loop(0, KEY_BITS // digit_bits, one_pass, found)
+    return lax.fori_loop(0, -(-KEY_BITS // digit_bits), one_pass, found)
 
 
 def _sum_from(keys: jax.Array, measure: Measure, least: jax.Array) -> jax.Array:
