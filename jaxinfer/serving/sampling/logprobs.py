@@ -17,9 +17,12 @@ def largest_logit(
     for by itself, since a maximum ignores it on some backends.
     """
     blocks, ids = split_blocks(logits, axis)
-    block_maxima = blocks.max(-1)
+    # Behind a barrier, or XLA would take the maximum from the logits again.
+    block_maxima, block_sane = lax.optimization_barrier(
+        (blocks.max(-1), (blocks < jnp.inf).all(-1))
+    )
     value = block_maxima.max(1)
-    sane = (blocks < jnp.inf).all(-1).all(1)
+    sane = block_sane.all(1)
     block = _first_equal(block_maxima, value)
     column = _first_equal(blocks[jnp.arange(logits.shape[0]), block], value)
     # A row of NaN could end in the padding of the last block.

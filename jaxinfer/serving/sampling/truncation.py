@@ -81,7 +81,7 @@ def truncate(
     last_tie = _nth_tie(logits, before._replace(threshold=threshold), keep, axis)
     return before._replace(
         threshold=jnp.where(has_k | has_p, threshold, before.threshold),
-        last_tie=jnp.where(has_k | has_p, last_tie, before.last_tie),
+        last_tie=jnp.where(has_k | has_p, last_tie, LARGEST_KEY),
     )
 
 

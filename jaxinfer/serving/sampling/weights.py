@@ -26,13 +26,13 @@ class RowDistribution(NamedTuple):
             temperature 1.
         threshold: int32 key (see `sort_keys`); tokens with a smaller key have probability 0.
         last_tie: int32 token id; of the tokens whose key is the threshold, those with a larger id
-            have probability 0.
+            have probability 0. None keeps them all.
     """
 
     largest: Float[Array, "B"]
     inverse_temperature: Float[Array, "B"]
     threshold: Int[Array, "B"]
-    last_tie: Int[Array, "B"]
+    last_tie: Int[Array, "B"] | None = None
 
 
 def with_temperature(largest: Float[Array, "B"], rows: RowParameters) -> RowDistribution:
@@ -40,8 +40,7 @@ def with_temperature(largest: Float[Array, "B"], rows: RowParameters) -> RowDist
     inverse = jnp.where(rows.greedy, 1.0, 1.0 / rows.temperature)
     # A token is min_p times as likely as the largest where its scaled logit is log(min_p).
     threshold = _key_of_scaled(jnp.log(rows.min_p))
-    ties = jnp.full_like(threshold, LARGEST_KEY)
-    return RowDistribution(largest, inverse, threshold, ties)
+    return RowDistribution(largest, inverse, threshold)
 
 
 def scaled_logits(logits: jax.Array, rows: RowDistribution) -> jax.Array:
@@ -84,6 +83,8 @@ def log_weights(logits: jax.Array, ids: jax.Array, rows: RowDistribution) -> jax
 def _kept(logits: jax.Array, ids: jax.Array, rows: RowDistribution) -> jax.Array:
     keys = sort_keys(logits, rows)
     threshold = _like(rows.threshold, logits)
+    if rows.last_tie is None:
+        return keys >= threshold
     return (keys > threshold) | ((keys == threshold) & (ids <= _like(rows.last_tie, logits)))
 
 
