@@ -116,7 +116,6 @@ class CompiledPrograms[Key: Hashable]:
         *,
         show_progress: bool,
         in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
-        first: Callable[[Any], Callable[[], None] | None] = lambda _: None,
     ) -> None:
         """Compile what is missing: lowering one by one on this thread, XLA on all cores.
 
@@ -124,8 +123,6 @@ class CompiledPrograms[Key: Hashable]:
             keys: the programs wanted; others that were begun go on compiling.
             show_progress: a progress bar on stderr.
             in_order: yields the missing ones in the order in which to lower them.
-            first: from a lowered program to what has to run before it is compiled, if anything.
-                That runs in a thread by itself, and all of it before any program that has some.
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
         if not missing:
@@ -133,9 +130,8 @@ class CompiledPrograms[Key: Hashable]:
         bar = tqdm(total=len(missing), desc="Compiling", unit="program", disable=not show_progress)
         with bar, persistent_cache(self._cache_directory):
             try:
-                self._begin_all(in_order(missing), first)
-                for key in missing:
-                    self._compiling[key].add_done_callback(lambda _: bar.update())
+                for key in in_order(missing):
+                    self._begin(key).add_done_callback(lambda _: bar.update())
                 for key in missing:
                     self._compiled[key] = self._compiling[key].result()
                     del self._compiling[key]
@@ -150,39 +146,17 @@ class CompiledPrograms[Key: Hashable]:
         self._compiling.clear()
         self._shut_down(wait=False)
 
-    def _begin_all(
-        self, keys: Iterable[Key], first: Callable[[Any], Callable[[], None] | None]
-    ) -> None:
-        held: list[tuple[Key, Lowered, Future[None]]] = []
-        alone = ThreadPoolExecutor(1)
-        try:
-            for key in keys:
-                if key in self._compiling:
-                    continue
-                lowered = self._lower(key)
-                work = first(lowered)
-                if work is None:
-                    self._submit(key, lowered)
-                else:
-                    held.append((key, lowered, alone.submit(work)))
-            for _, _, done in held:
-                done.result()
-        finally:
-            alone.shutdown(wait=False, cancel_futures=True)
-        for key, lowered, _ in held:
-            self._submit(key, lowered)
-
-    def _begin(self, key: Key) -> None:
+    def _begin(self, key: Key) -> "Future[jax.stages.Compiled]":
         if key not in self._compiling:
-            self._submit(key, self._lower(key))
-
-    def _submit(self, key: Key, lowered: Lowered) -> None:
-        if self._pool is None:
-            # More than there are cores: Mosaic's kernels wait for each other.
-            self._pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
-        # compile() reads JAX's global settings only, so any thread may run it.
-        options = self._options(key) or None
-        self._compiling[key] = self._pool.submit(lowered.compile, compiler_options=options)
+            lowered, options = self._lower(key), self._options(key)
+            if self._pool is None:
+                # More than there are cores: Mosaic's kernels wait for each other.
+                self._pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
+            # compile() reads JAX's global settings only, so any thread may run it.
+            self._compiling[key] = self._pool.submit(
+                lowered.compile, compiler_options=options or None
+            )
+        return self._compiling[key]
 
     def _shut_down(self, *, wait: bool) -> None:
         if self._pool is not None:

@@ -230,7 +230,11 @@ def _count_blocks(
     compiled: CompiledPrograms[ProgramKey],
     lowering: Lowering,
 ) -> tuple[int, list[jax.stages.Compiled]]:
-    """The number of blocks, and the programs that were compiled to find it."""
+    """The number of blocks, and the programs that were compiled to find it.
+
+    Where all programs are wanted, those that don't depend on that number begin to compile here:
+    the few that it depends on leave most cores idle.
+    """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks, []
     block_bytes = kv_cache.block_bytes(programs)
@@ -251,8 +255,11 @@ def _count_blocks(
     with contextlib.closing(probes):
         if config.compiles_ahead(devices[0].platform):
             lowering.prepare(shallow, steps[0])
+            wanted = [*others, *_without_pages(buckets)]
+        else:
+            wanted = others
         probes.begin(steps)
-        compiled.begin(others)
+        compiled.begin(lowering.as_ready(programs, wanted))
         probes.compile(steps, show_progress=False)
         compiled.compile(others, show_progress=False)
         found = [probes[key] for key in steps] + [compiled[key] for key in others]

@@ -195,7 +195,6 @@ class Runner:
                 keys,
                 show_progress=self._config.show_progress,
                 in_order=functools.partial(self._lowering.as_ready, self._programs),
-                first=self._kernels_first(),
             )
         finally:
             self._lowering.close()
@@ -305,13 +304,6 @@ class Runner:
     @property
     def _peers(self) -> list[jax.Array]:
         return [each.peers for each in self._mailboxes]
-
-    def _kernels_first(self) -> Callable[[Any], Callable[[], None] | None]:
-        if self._programs.context.backend != "mosaic":
-            return lambda lowered: None
-        from jaxinfer.kernels.mosaic.kernels_first import KernelsFirst
-
-        return KernelsFirst(self._mesh.local_devices[0])
 
     def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
         self._kv, self._last_tokens = warm_up(

@@ -10,12 +10,13 @@ shapes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.extend.mlir import ir
 
-from jaxinfer.kernels.mosaic.kernel_calls import kernel_calls
+_CONFIG = "mhlo.backend_config"
 
 
 def call_built_for(
@@ -75,7 +76,29 @@ def _built(
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
         traced = jax.jit(launch(problem, shapes)).trace(*shapes)
         module: Any = traced.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
-    calls = list(kernel_calls(module))
-    if len(calls) != 1 or calls[0].num_operands != len(shapes):
+    calls = list(_calls(module.operation))
+    if len(calls) != 1 or len(calls[0].operands) != len(shapes):
         return None
-    return calls[0].target, calls[0].attributes
+    attributes = {each.name: _value(each.attr) for each in calls[0].attributes[_CONFIG]}
+    if None in attributes.values():
+        return None
+    return ir.StringAttr(calls[0].attributes["call_target_name"]).value, attributes
+
+
+def _calls(operation: Any) -> Iterator[Any]:
+    """Every kernel call below an MLIR operation."""
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                if _CONFIG in inner.operation.attributes:
+                    yield inner.operation
+                yield from _calls(inner.operation)
+
+
+def _value(attribute: Any) -> bytes | bool | None:
+    match attribute:
+        case ir.BoolAttr():
+            return attribute.value
+        case ir.StringAttr():
+            return attribute.value_bytes
+    return None
