@@ -66,6 +66,16 @@ class Lowering:
             self._workers = TracingWorkers(self._store)
             self._workers.prepare()
 
+    def trace(self, programs: Programs, keys: Sequence[ProgramKey]) -> None:
+        """Have worker processes, if `prepare` has started some, trace what is missing; don't wait.
+
+        Args:
+            programs: the engine's.
+            keys: programs that are going to be lowered later.
+        """
+        if self._workers is not None:
+            self._hand_over(programs, self._missing(programs, keys))
+
     def as_ready(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[ProgramKey]:
         """Have worker processes trace what is slow to trace and missing from the store.
 
@@ -79,24 +89,30 @@ class Lowering:
             The same keys, as soon as they can be lowered; at first what is not for workers, to be
             traced by this process while they are at work.
         """
-        store = self._store
-        if store is None:
-            yield from keys
-            return
+        missing = self._missing(programs, keys)
+        self._hand_over(programs, missing)
+        yield from (key for key in keys if key not in missing)
+        wanted = {identity: key for key, identity in missing.items()}
+        while wanted and self._workers is not None:
+            identity = self._workers.next_traced()
+            if identity in wanted:
+                yield wanted.pop(identity)
+
+    def _missing(self, programs: Programs, keys: Sequence[ProgramKey]) -> dict[ProgramKey, str]:
+        """What workers should trace, and what each is saved under."""
+        if self._store is None:
+            return {}
         identities = {
             key: _identity(programs, key, programs.program(key))
             for key in dict.fromkeys(keys)
             if _is_for_workers(programs, key)
         }
-        missing = {key: each for key, each in identities.items() if not store.holds(each)}
-        if not missing:
-            yield from keys
-            return
-        self._workers = self._workers or TracingWorkers(store)
-        self._workers.start(programs, missing, platform=_platform(programs))
-        yield from (key for key in keys if key not in missing)
-        of = {identity: key for key, identity in missing.items()}
-        yield from (of[identity] for identity in self._workers.traced())
+        return {key: each for key, each in identities.items() if not self._store.holds(each)}
+
+    def _hand_over(self, programs: Programs, missing: dict[ProgramKey, str]) -> None:
+        if missing and self._store is not None:
+            self._workers = self._workers or TracingWorkers(self._store)
+            self._workers.start(programs, missing, platform=_platform(programs))
 
     def close(self) -> None:
         """End worker processes, if there are any; may be called again."""

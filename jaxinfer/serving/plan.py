@@ -28,8 +28,8 @@ from jaxinfer.serving.steps import StepContext
 # 28 layers on an H200, those differ by 3 to 8 KB a layer.
 _PROBED_LAYERS = 2
 
-# Trying out products takes most of the time and changes no more than the size of their scratch
-# memory, of which XLA then allows for the most.
+# Trying out products takes time and changes no more than the size of their scratch memory, of which
+# XLA otherwise allows for the most.
 _UNTUNED = MappingProxyType({"xla_gpu_autotune_level": 0})
 
 
@@ -232,8 +232,8 @@ def _count_blocks(
 ) -> tuple[int, list[jax.stages.Compiled]]:
     """The number of blocks, and the programs that were compiled to find it.
 
-    Where all programs are wanted, those that don't depend on that number begin to compile here:
-    the few that it depends on leave most cores idle.
+    Where all programs are wanted, those that don't depend on that number are traced meanwhile. They
+    are not compiled yet: all others have to wait for these few.
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks, []
@@ -255,11 +255,9 @@ def _count_blocks(
     with contextlib.closing(probes):
         if config.compiles_ahead(devices[0].platform):
             lowering.prepare(shallow, steps[0])
-            wanted = [*others, *_without_pages(buckets)]
-        else:
-            wanted = others
+            lowering.trace(programs, [k for k in _without_pages(buckets) if k not in others])
         probes.begin(steps)
-        compiled.begin(lowering.as_ready(programs, wanted))
+        compiled.begin(others)
         probes.compile(steps, show_progress=False)
         compiled.compile(others, show_progress=False)
         found = [probes[key] for key in steps] + [compiled[key] for key in others]

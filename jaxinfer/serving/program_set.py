@@ -71,6 +71,8 @@ def options_of(
     """
     if platform == "cpu":
         return {}
+    # Ways to compute a product are timed, but not checked against each other, which takes longer.
+    options: dict[str, Any] = {"xla_gpu_autotune_level": 1}
     num_steps, num_parts = 1, 1
     match key:
         case PrefillShape():
@@ -81,11 +83,11 @@ def options_of(
             rows, num_steps = key.shape.rows, key.num_steps
         case SamplerKey() | PromptLogprobsKey():
             # One product with the head: trying out Triton's would be most of their compiling.
-            return {"xla_gpu_enable_triton_gemm": False}
+            return options | {"xla_gpu_enable_triton_gemm": False}
         case _:
-            return {}
+            return options
     # Launched through a slice of the batch vector, a kernel stays out of the CUDA graph.
-    options: dict[str, Any] = {"xla_gpu_enable_dynamic_slice_fusion": False}
+    options["xla_gpu_enable_dynamic_slice_fusion"] = False
     if rows >= MERGED_BELOW_ROWS:
         options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
     if num_devices > 1:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ class TracingWorkers:
         self._store = store
         self._processes: list[subprocess.Popen[str]] = []
         self._owed: dict[int, list[str]] = {}  # by process, what it has not yet traced
-        # Of a process, the identity of what it has traced, or None at the end of its output.
-        self._news: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
-        self._refused: list[str] = []
+        # The identity of what a process has traced, or "" at the end of its output; of no process,
+        # that of what nobody traces.
+        self._news: queue.SimpleQueue[tuple[int | None, str]] = queue.SimpleQueue()
         self._directory = tempfile.TemporaryDirectory(prefix="jaxinfer-tracing-")
         self._num_tasks = 0
 
@@ -49,14 +49,18 @@ class TracingWorkers:
         Args:
             programs: of an engine without custom functions.
             work: what each key's program is saved under, the first wanted first; none that swap.
+                What was begun before is not begun again.
             platform: what to lower for, as `jax.export` names it.
         """
+        begun = {identity for owed in self._owed.values() for identity in owed}
+        work = {key: identity for key, identity in work.items() if identity not in begun}
         groups = _groups(list(work))
         if not self._processes and len(work) >= _FEWEST_PROGRAMS:
             self._start_processes(min(_most_workers(), len(groups)))
         alive = [process for process in self._processes if process.pid in self._owed]
         if not alive:
-            self._refused += work.values()
+            for identity in work.values():
+                self._news.put((None, identity))
             return
         for process, keys in zip(alive, _shares(groups, len(alive)), strict=True):
             if keys:
@@ -67,20 +71,21 @@ class TracingWorkers:
                 )
                 self._send(process, task)
 
-    def traced(self) -> Iterator[str]:
-        """What was begun, each when its program is in the store or will not come.
+    def next_traced(self) -> str:
+        """Wait for one that was begun to be in the store, or to come never; what it is saved under.
 
-        It will not where a process has ended, and where there was too little to start one for.
+        It will not come where its process has ended, and where there was too little to start one
+        for. To be called at most as often as programs were begun.
         """
-        while self._refused:
-            yield self._refused.pop()
-        while any(self._owed.values()):
+        while True:
             pid, identity = self._news.get()
-            if identity is None:
-                yield from self._owed.pop(pid)
-            else:
+            if pid is None:
+                return identity
+            if identity:
                 self._owed[pid].remove(identity)
-                yield identity
+                return identity
+            for each in self._owed.pop(pid):
+                self._news.put((None, each))
 
     def close(self) -> None:
         """End the processes; may be called again."""
@@ -105,7 +110,7 @@ class TracingWorkers:
         with process.stdout or contextlib.nullcontext([]) as lines:
             for line in lines:
                 self._news.put((process.pid, line.strip()))
-        self._news.put((process.pid, None))
+        self._news.put((process.pid, ""))
 
     def _send(self, process: "subprocess.Popen[str]", description: dict[str, Any]) -> None:
         # The task lies in a file, of which the pipe takes the name: so nobody waits until the
