@@ -150,8 +150,9 @@ class CompiledPrograms[Key: Hashable]:
         if key not in self._compiling:
             lowered, options = self._lower(key), self._options(key)
             if self._pool is None:
-                # More than there are cores: Mosaic's kernels wait for each other.
-                self._pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
+                # More than there are cores: most wait for each other's kernels, which Mosaic compiles
+                # one at a time.
+                self._pool = ThreadPoolExecutor(4 * (os.cpu_count() or 1))
             # compile() reads JAX's global settings only, so any thread may run it.
             self._compiling[key] = self._pool.submit(
                 lowered.compile, compiler_options=options or None
