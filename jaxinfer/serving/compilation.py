@@ -150,9 +150,7 @@ class CompiledPrograms[Key: Hashable]:
         if key not in self._compiling:
             lowered, options = self._lower(key), self._options(key)
             if self._pool is None:
-                # More than there are cores: most wait for each other's kernels, which Mosaic compiles
-                # one at a time.
-                self._pool = ThreadPoolExecutor(4 * (os.cpu_count() or 1))
+                self._pool = ThreadPoolExecutor(_num_threads())
             # compile() reads JAX's global settings only, so any thread may run it.
             self._compiling[key] = self._pool.submit(
                 lowered.compile, compiler_options=options or None
@@ -163,3 +161,12 @@ class CompiledPrograms[Key: Hashable]:
         if self._pool is not None:
             self._pool.shutdown(wait=wait, cancel_futures=True)
             self._pool = None
+
+
+def _num_threads() -> int:
+    """Fewer than there are cores.
+
+    Mosaic compiles one kernel at a time, and never while XLA runs LLVM for any program: the more
+    programs compile at once, the longer each kernel waits, and all that need it.
+    """
+    return max(4, 3 * (os.cpu_count() or 1) // 4)
