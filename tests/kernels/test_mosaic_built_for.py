@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.kernels.mosaic import decode
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.prefill import paged_prefill_attention
 from tests.kernels.h200_target import lower_for_h200
@@ -38,6 +39,24 @@ def test_prefills_of_any_size_share_a_kernel_and_keep_their_shapes():
         assert types.startswith(f"(tensor<{T}x4x64xbf16>, tensor<{P}x16x2x64xbf16>")
         assert types.endswith(f"-> tensor<{T}x4x64xbf16>")
     assert len(hashes) == 1
+
+
+def test_programs_that_decode_alike_lower_the_kernel_once(monkeypatch):
+    made = []
+
+    def launch(*args):
+        made.append(args)
+        return _launch(*args)
+
+    _launch = decode._launch
+    monkeypatch.setattr(decode, "_launch", launch)
+    pages, ints = _shape(90, 16, 2, 64), functools.partial(_shape, dtype=jnp.int32)
+    texts = []
+    for scale in (0.1, 0.1, 0.2):
+        function = functools.partial(decode.paged_decode_attention, scale=scale)
+        texts.append(lower_for_h200(function, _shape(8, 4, 64), pages, pages, ints(8), ints(8, 64)))
+    assert texts[0] == texts[1] != texts[2]
+    assert len(made) == 2
 
 
 def test_a_kernel_refuses_arrays_that_it_was_not_built_for():

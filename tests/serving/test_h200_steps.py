@@ -16,6 +16,7 @@ from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.mailboxes import have_mailboxes
 from jaxinfer.serving.program_set import options_of
 from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs, SamplerKey
+from jaxinfer.serving.shared_forward import SharedForward
 from jaxinfer.serving.steps import StepContext
 from jaxinfer.serving.token_parts import part_sizes
 from tests import hlo
@@ -187,3 +188,37 @@ def test_xlas_merged_projections_are_not_cut_apart_nor_their_weights_copied(
     weights = heads * shape.head_dim * shape.hidden_size // devices
     made = [i for i in hlo.scheduled(two) if i.opcode in ("fusion", "concatenate", "copy")]
     assert max(instruction.num_elements for instruction in made) < weights
+
+
+def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
+    key = PrefillShape(4096, 8, _WIDTH, all_tokens=True)
+    deep = _programs(1)
+    shallow = deep.with_layers(2)
+    assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == 2
+    options = options_of(key, platform="gpu", num_devices=1, mailboxes=False)
+    few, many = (
+        each.lower(key).compile(compiler_options=options).memory_analysis()
+        for each in (shallow, deep)
+    )
+    assert few.temp_size_in_bytes <= many.temp_size_in_bytes
+    assert many.temp_size_in_bytes - few.temp_size_in_bytes < 10_000 * _LAYERS
+
+
+def test_a_burst_that_shares_its_forward_pass_is_compiled_to_the_same():
+    key = STEPS["burst_2"].key
+    plain = _programs(1)
+    shared = dataclasses.replace(plain, forward=SharedForward("cuda"))
+    options = options_of(key, platform="gpu", num_devices=1, mailboxes=False)
+    found = []
+    for programs in (plain, shared):
+        compiled = programs.lower(key).compile(compiler_options=options)
+        memory, text = compiled.memory_analysis(), compiled.as_text()
+        found.append(
+            (
+                memory.temp_size_in_bytes,
+                memory.alias_size_in_bytes,
+                hlo.launches(text),
+                hlo.mosaic_kernels(text),
+            )
+        )
+    assert found[0] == found[1]
