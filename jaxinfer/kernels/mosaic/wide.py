@@ -82,8 +82,9 @@ class _Problem:
     config: WideConfig
 
     @property
-    def chunks(self) -> int:
-        return self.size // _CHUNK
+    def steps(self) -> int:
+        """How many times a stage is filled."""
+        return self.size // (_CHUNK * self.config.depth)
 
     @property
     def columns(self) -> int:
@@ -144,7 +145,8 @@ class _Problem:
         """Raises ValueError where the kernel cannot be built."""
         c = self.config
         sizes = c.features % 8 or c.group not in (64, 128) or c.rows % c.group or c.stages < 2
-        shapes = self.B % 8 or self.size % _CHUNK or any(n % 64 for n in self.outputs)
+        whole = self.B % 8 == 0 == self.size % (_CHUNK * c.depth)
+        shapes = not whole or any(n % 64 for n in self.outputs)
         # Each block of a cluster fetches as many 8-row pieces of a shared tile, or parts of one.
         shares = c.features // 8 % self.row_blocks and 8 % self.row_blocks
         if sizes or shapes or shares or self.columns > _WIDEST or self.dtype != jnp.bfloat16:
@@ -161,7 +163,7 @@ def _run(x, weights, matrices, config):
     p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config)
     p.check()
     c = p.config
-    x_smem = plgpu.SMEM((c.stages, c.rows, _CHUNK), p.dtype, transforms=SWIZZLED)
+    x_smem = plgpu.SMEM((c.stages * c.depth, c.rows, _CHUNK), p.dtype, transforms=SWIZZLED)
     o_smem = plgpu.SMEM(
         (p.consumers, c.group, c.features), p.dtype, transforms=_staging(c.features)
     )
@@ -182,8 +184,10 @@ def _run(x, weights, matrices, config):
         scratch_types={
             # The results take the place of rows that have all been read.
             "xo_smem": plgpu.RefUnion(x_smem, o_smem),
-            "w_smem": plgpu.SMEM((c.stages, p.columns, _CHUNK), p.dtype, transforms=SWIZZLED),
-            "filled": plgpu.Barrier(num_arrivals=1 + matrices, num_barriers=c.stages),
+            "w_smem": plgpu.SMEM(
+                (c.stages * c.depth, p.columns, _CHUNK), p.dtype, transforms=SWIZZLED
+            ),
+            "filled": plgpu.Barrier(num_arrivals=c.depth * (1 + matrices), num_barriers=c.stages),
             "free": free,
             "done": plgpu.Barrier(num_arrivals=p.consumers),
         },
@@ -236,26 +240,28 @@ def _block(p, num_weights, x, *refs, xo_smem, w_smem, filled, free, done):
 
 
 def _stream(p, free, copy):
-    """Producer warp: calls `copy(slot, columns)` for every chunk once its slot is free."""
-    stages = p.config.stages
+    """Producer warp: calls `copy(stage, slot, columns)` for every chunk once its stage is free."""
+    stages, depth = p.config.stages, p.config.depth
 
-    def one(chunk, _):
-        slot = lax.rem(chunk, jnp.int32(stages))
-        pl.when(chunk >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-        copy(slot, pl.ds(chunk * _CHUNK, _CHUNK))
+    def one(step, _):
+        stage = lax.rem(step, jnp.int32(stages))
+        pl.when(step >= stages)(lambda: plgpu.barrier_wait(free.at[stage]))
+        for chunk in range(depth):
+            first = (step * depth + chunk) * _CHUNK
+            copy(stage, stage * depth + chunk, pl.ds(first, _CHUNK))
 
-    lax.fori_loop(0, p.chunks, one, None)
+    lax.fori_loop(0, p.steps, one, None)
 
 
 def _stream_weights(p, weights, w_smem, filled, free, output, feature):
-    def copy(slot, columns):
+    def copy(stage, slot, columns):
         for matrix in range(p.matrices):
             plgpu.copy_gmem_to_smem(
                 weights[output * p.matrices + matrix].at[
                     pl.ds(feature, p.config.features), columns
                 ],
                 w_smem.at[slot, pl.ds(matrix * p.config.features, p.config.features)],
-                filled.at[slot],
+                filled.at[stage],
                 collective_axes="rows" if "rows" in p.cluster else None,
             )
 
@@ -263,11 +269,11 @@ def _stream_weights(p, weights, w_smem, filled, free, output, feature):
 
 
 def _stream_rows(p, x, x_smem, filled, free):
-    def copy(slot, columns):
+    def copy(stage, slot, columns):
         plgpu.copy_gmem_to_smem(
             x.at[pl.ds(p.row, p.config.rows), columns],
             x_smem.at[slot],
-            filled.at[slot],
+            filled.at[stage],
             collective_axes="column" if "column" in p.cluster else None,
         )
 
@@ -276,23 +282,25 @@ def _stream_rows(p, x, x_smem, filled, free):
 
 def _multiply(p, consumer, x_smem, w_smem, filled, free):
     """This consumer's rows times every matrix of the block, side by side."""
-    stages, group = p.config.stages, p.config.group
+    stages, depth, group = p.config.stages, p.config.depth, p.config.group
 
     def products(sums):
-        def one(chunk, _):
-            slot = lax.rem(chunk, jnp.int32(stages))
-            plgpu.barrier_wait(filled.at[slot])
-            rows = x_smem.at[slot, pl.ds(consumer * group, group)]
-            plgpu.wgmma(sums, rows, w_smem.at[slot].transpose((1, 0)))
-            plgpu.wgmma_wait(1)  # The last chunk's products are done.
-            last = chunk - 1
+        def one(step, _):
+            stage = lax.rem(step, jnp.int32(stages))
+            plgpu.barrier_wait(filled.at[stage])
+            for chunk in range(depth):
+                slot = stage * depth + chunk
+                rows = x_smem.at[slot, pl.ds(consumer * group, group)]
+                plgpu.wgmma(sums, rows, w_smem.at[slot].transpose((1, 0)))
+            plgpu.wgmma_wait(depth)  # The last step's products are done.
+            last = step - 1
 
             # Only where somebody waits for it: other blocks of the cluster may have ended.
-            @pl.when((chunk > 0) & (last + stages < p.chunks))
+            @pl.when((step > 0) & (last + stages < p.steps))
             def _():
                 plgpu.barrier_arrive(free.at[lax.rem(last, jnp.int32(stages))])
 
-        lax.fori_loop(0, p.chunks, one, None)
+        lax.fori_loop(0, p.steps, one, None)
         return sums[...]
 
     return pl.run_scoped(products, plgpu.ACC((group, p.columns), jnp.float32))

@@ -18,9 +18,10 @@ class WideConfig:
     Attributes:
         features: outputs of a block, of each matrix; a multiple of 8, together at most 256.
         rows: of a block.
-        stages: chunks of 64 of the contraction in flight.
+        stages: pieces of the contraction in flight.
         share_rows: blocks of neighbouring features that read their rows together.
         group: rows of a consumer warpgroup, 64 or 128; more read each tile of weights less often.
+        depth: chunks of 64 of such a piece; more wait at fewer barriers.
     """
 
     features: int
@@ -28,6 +29,7 @@ class WideConfig:
     stages: int
     share_rows: int = 1
     group: int = 64
+    depth: int = 1
 
 
 def choose(
