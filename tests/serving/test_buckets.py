@@ -43,8 +43,10 @@ def test_gpu_decode_buckets_are_dense_where_small():
 
 
 def test_the_largest_gpu_step_takes_as_many_rows_as_there_are():
-    prefill = _choose(max_num_batched_tokens=16_384).prefill
-    assert [rows for tokens, rows in prefill if tokens == 16_384] == [256]
+    buckets = _choose(max_num_batched_tokens=16_384)
+    for size in (8192, 16_384):
+        assert [rows for tokens, rows in buckets.prefill if tokens == size] == [256]
+    assert buckets.prefill_shape(8192, 16).tokens == 8192
     assert [rows for tokens, rows in prefill if tokens == 4096] == [8, 256]
 
 
