@@ -33,6 +33,7 @@ class _Cuda:
 def test_gpus_of_one_process_have_mailboxes():
     assert have_mailboxes(_mesh(0, 0), 2, "mosaic")
     assert have_mailboxes(_mesh(1, 1), 2, "mosaic")
+    assert have_mailboxes(_mesh(0, 0, 0, 0), 4, "mosaic")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_gpus_of_one_process_have_mailboxes():
         (_mesh(0, 0), 2, "xla"),  # no kernels at all
         (_mesh(0), 1, "mosaic"),  # nobody to sum with
         (_mesh(0, 1), 2, "mosaic"),  # addresses of another process mean nothing
-        (_mesh(0, 0, 0, 0), 4, "mosaic"),  # not run yet
+        (_mesh(*[0] * 8), 8, "mosaic"),  # more than the kernel takes
         (_mesh(0, 0, 0, 0), 2, "mosaic"),  # another axis: two GPUs of each rank
     ],
 )
