@@ -80,18 +80,19 @@ def collectives(text: str) -> collections.Counter[str]:
 
 
 def beside_sums(text: str) -> list[list[Instruction]]:
-    """What is scheduled between the start and the end of each all-reduce of the entry, in order."""
+    """What is scheduled between the start and the end of each exchange of the entry, in order."""
     running: dict[str, list[Instruction]] = {}
     found = []
     entry, computations = _computations(text)
     for instruction in computations[entry]:
-        if instruction.opcode == "all-reduce-done":
+        kind, _, half = instruction.opcode.rpartition("-")
+        if kind in _COLLECTIVES and half == "done":
             running.pop(instruction.operand)
         for beside in running.values():
             beside.append(instruction)
-        if instruction.opcode in ("all-reduce", "all-reduce-start"):
+        if instruction.opcode in _COLLECTIVES or (kind in _COLLECTIVES and half == "start"):
             found.append([])
-        if instruction.opcode == "all-reduce-start":
+        if kind in _COLLECTIVES and half == "start":
             running[instruction.name] = found[-1]
     return found
 

@@ -39,17 +39,20 @@ class Stream(NamedTuple):
     """The residual stream: `x`, or `x + delta` where the next norm is to perform the addition.
 
     With `peers` (see `TensorAxis`), `delta` is this device's share of what is to be added, which
-    the norm first sums over the devices.
+    the norm first sums over the devices; with `other`, the other device's share is here already.
     """
 
     x: Float[Array, "*batch E"]
     delta: Float[Array, "*batch E"] | None = None
     peers: Int32[Array, "N 2"] | None = None
+    other: Float[Array, "*batch E"] | None = None
 
     def settled(self) -> Float[Array, "*batch E"]:
         """The stream as one array."""
         if self.delta is None:
             return self.x
+        if self.other is not None:
+            return rounded_add(self.x, rounded_add(self.delta, self.other))
         if self.peers is None:
             return rounded_add(self.x, self.delta)
         from jaxinfer.kernels.mosaic import all_reduce
@@ -73,8 +76,8 @@ def begin_sum(
     share: Float[Array, "*batch E"], axis: TensorAxis, *, backend: Backend = "xla"
 ) -> Stream:
     """`begin` with the sum of all devices' `share`."""
-    if _leaves_sums(share, axis, backend):
-        return Stream(jnp.zeros_like(share), share, axis.peers)
+    if _leaves_sums(share, axis, backend) or _leaves_additions(share, backend):
+        return add_sum(Stream(jnp.zeros_like(share)), share, axis, backend=backend)
     return begin(axis.sum(share), backend=backend)
 
 
@@ -136,7 +139,14 @@ def project_add(
     """`stream + x @ weight.T`, the product rounded before it is added."""
     if kernels := _kernels(backend, x, (weight,)):
         return Stream(kernels.project_add(x, weight, stream.settled()))
-    return add(stream, linear(x, weight), backend=backend)
+    return add(stream, project(x, weight, backend=backend), backend=backend)
+
+
+def project(
+    x: Float[Array, "*batch I"], weight: Float[Array, "O I"], *, backend: Backend = "xla"
+) -> Float[Array, "*batch O"]:
+    """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
+    return _project(x, (weight,), backend)[0]
 
 
 def add(stream: Stream, delta: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:
@@ -153,6 +163,8 @@ def add_sum(
     if _leaves_sums(x, axis, backend):
         return Stream(x, share, axis.peers)
     if _leaves_additions(x, backend):
+        if axis.swaps:
+            return Stream(x, share, other=axis.swap(share))
         return Stream(x, axis.sum(share))
     return Stream(axis.sum(share, onto=x))
 
@@ -168,7 +180,7 @@ def _add_norm(
     if stream.delta is not None and _leaves_additions(stream.x, backend):
         from jaxinfer.kernels.mosaic import add_norm
 
-        return add_norm.add_norm(stream.x, stream.delta, norm, eps=eps)
+        return add_norm.add_norm(stream.x, stream.delta, norm, stream.other, eps=eps)
     x = stream.settled()
     return x, rms_norm(x, norm, eps)
 
@@ -197,7 +209,7 @@ def _project(
 
         if wide.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
             return wide.project(hidden, weights)
-        if _merges(hidden, weights):
+        if len(weights) > 1 and _merges(hidden, weights):
             return (linear(hidden, jnp.concatenate(weights)),)
     return tuple(linear(hidden, weight) for weight in weights)
 

@@ -19,10 +19,12 @@ class TensorAxis:
         peers: int32 ``[N, 2]``, where this device's small sums go by the kernel of
             `mosaic/all_reduce.py`; None leaves all sums to XLA. The kernel's sums must follow one
             another: each has to depend on the one before.
+        swaps: whether the two devices of the axis sum by sending each other all that they have.
     """
 
     name: str
     peers: Int32[Array, "N 2"] | None = None
+    swaps: bool = False
 
     @property
     def size(self) -> int:
@@ -41,9 +43,18 @@ class TensorAxis:
 
             if all_reduce.supports(x.size, x.dtype, self.size):
                 return all_reduce.all_reduce(x, self.peers, onto=onto)
-        total = jax.lax.psum(x, self.name)
+        total = rounded_add(x, self.swap(x)) if self.swaps else jax.lax.psum(x, self.name)
         return total if onto is None else rounded_add(onto, total)
 
+    def swap(self, x: jax.Array) -> jax.Array:
+        """The other device's `x`, where there are two."""
+        return jax.lax.ppermute(x, self.name, [(0, 1), (1, 0)])
+
     def alone(self) -> TensorAxis:
-        """The same for sums that may run side by side, all of which XLA then performs."""
-        return dataclasses.replace(self, peers=None)
+        """The same for sums that may run side by side, all of which XLA then performs.
+
+        Two GPUs that reach each other's memory swap: their copy engines do that, beside products
+        that have all multiprocessors to themselves, of which NCCL's kernels would take some.
+        """
+        swaps = self.peers is not None and self.size == 2
+        return dataclasses.replace(self, peers=None, swaps=swaps)

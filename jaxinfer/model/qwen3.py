@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jaxinfer.kernels.attention import Backend
-from jaxinfer.kernels.linear import contract, linear, precision, rms_norm
+from jaxinfer.kernels.linear import contract, precision, rms_norm
 from jaxinfer.kernels.projections import (
     Stream,
     add,
@@ -21,6 +21,7 @@ from jaxinfer.kernels.projections import (
     begin,
     norm_gated,
     norm_project,
+    project,
     project_add,
 )
 from jaxinfer.kernels.rounding import rounded_add
@@ -281,7 +282,7 @@ def _project_add(
     """``stream + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
     if axis is None and bias is None:
         return project_add(x, weight, stream, backend=backend)
-    return sum_and_add(linear(x, weight), bias, stream, axis, backend)
+    return sum_and_add(project(x, weight, backend=backend), bias, stream, axis, backend)
 
 
 def sum_and_add(

@@ -8,8 +8,10 @@ lets NCCL reduce, inside one graph for the whole program; the graph is recorded 
 which costs the host more than the graph saves unless the program holds several steps.
 `scripts/all_reduce_bench.py` measures all three.
 
-A prefill step reduces up to 134 MB at a time, with NCCL, and what counts is what runs beside it:
-`token_parts.py` and `turns.py` see to that.
+A prefill step reduces up to 134 MB at a time, and what counts is what runs beside it:
+`token_parts.py` and `turns.py` see to that. NCCL's kernels take multiprocessors from those
+products. Where there are two GPUs with mailboxes, each sends its shares to the other with its copy
+engine and adds what it gets (`TensorAxis.swap`).
 """
 
 from typing import Any, Literal
@@ -25,6 +27,9 @@ OVERLAP_OPTIONS: dict[str, Any] = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     # The embeddings' sums are independent of each other, and XLA would make one of them.
     "xla_gpu_all_reduce_combine_threshold_bytes": 0,
+    "xla_gpu_collective_permute_combine_threshold_bytes": 0,
+    # What two GPUs swap is copied from memory to memory; without it NCCL's kernels would do that.
+    "xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY",
 }
 """For programs whose tokens go through the layers in parts."""
 

@@ -47,6 +47,10 @@ def _check_add_norm(T, E, dtype, allowed):
     total, normal = fused.add_norm(x, delta, weight, eps=1e-6)
     _same(total, rounded_add(x, delta))
     _same(normal, rms_norm(total, weight, 1e-6), allowed)
+    other = _draw(3, dtype, T, E)
+    total, normal = fused.add_norm(x, delta, weight, other, eps=1e-6)
+    _same(total, rounded_add(x, rounded_add(delta, other)))
+    _same(normal, rms_norm(total, weight, 1e-6), allowed)
 
 
 def _check_silu_mul(T, F, dtype, allowed):

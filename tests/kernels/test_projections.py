@@ -9,6 +9,8 @@ from jaxinfer.kernels import projections
 from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.mosaic import add_norm, silu_mul, skinny, wide
 from jaxinfer.kernels.projections import Stream
+from jaxinfer.kernels.rounding import rounded_add
+from jaxinfer.kernels.tensor_axis import TensorAxis
 
 E, F = 128, 192
 
@@ -94,7 +96,11 @@ def test_additions_are_performed_at_once_unless_many_rows_have_a_kernel(rows, ba
 
 
 def test_with_many_rows_the_norms_kernel_performs_the_addition(monkeypatch):
-    monkeypatch.setattr(add_norm, "add_norm", lambda x, delta, weight, *, eps: (x + delta, x * 2))
+    def added(x, delta, weight, other, *, eps):
+        assert other is None
+        return x + delta, x * 2
+
+    monkeypatch.setattr(add_norm, "add_norm", added)
     x, weight = _draw(256, 256), _draw(256, 256)
     stream = projections.begin(x, backend="mosaic")
     assert jax.tree.structure(stream) == jax.tree.structure(Stream(x, x))
@@ -109,6 +115,24 @@ def test_with_many_rows_the_norms_kernel_performs_the_addition(monkeypatch):
     settled, _ = projections.norm_gated(left, x[0], weight, weight, eps=1e-6, backend="mosaic")
     np.testing.assert_array_equal(settled.x, x + left.delta)
     np.testing.assert_array_equal(left.settled(), settled.x)
+
+
+def test_the_norms_kernel_adds_the_other_devices_share(monkeypatch):
+    monkeypatch.setattr(TensorAxis, "swap", lambda self, x: x * 2)
+    axis = TensorAxis("tensor", swaps=True)
+    x, share, weight = _draw(256, 256), _draw(256, 256, seed=1), _draw(64, 256)
+    stream = projections.add_sum(Stream(x), share, axis, backend="mosaic")
+    assert stream.delta is share
+    np.testing.assert_array_equal(stream.other, share * 2)
+    np.testing.assert_array_equal(stream.settled(), rounded_add(x, rounded_add(share, share * 2)))
+    begun = projections.begin_sum(share, axis, backend="mosaic")
+    assert jax.tree.structure(begun) == jax.tree.structure(stream)
+    np.testing.assert_array_equal(begun.settled(), rounded_add(share, share * 2))
+    monkeypatch.setattr(
+        add_norm, "add_norm", lambda x, delta, weight, other, *, eps: (x, delta - other)
+    )
+    _, (product,) = projections.norm_project(stream, x[0], (weight,), eps=1e-6, backend="mosaic")
+    np.testing.assert_array_equal(product, linear(share - share * 2, weight))
 
 
 def test_in_long_prefills_a_kernel_multiplies_gate_and_up(monkeypatch):

@@ -36,12 +36,12 @@ MODELS = {
 AXIS = TensorAxis("tensor")
 
 
-def local_forward(params, tokens, *, config, first=None):
+def local_forward(params, tokens, *, config, axis=AXIS, first=None):
     """The layers as one device of the tensor axis runs them; logits of its part of V.
 
     With `first`, so many tokens and the rest go through each layer in turn.
     """
-    x = embed(params, tokens, axis=AXIS)
+    x = embed(params, tokens, axis=axis)
     cos, sin = cos_sin(jnp.arange(len(tokens)), config, x.dtype)
     mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
 
@@ -58,9 +58,9 @@ def local_forward(params, tokens, *, config, first=None):
         layer = params["model"]["layers"][str(index)]
         attends = [functools.partial(attend, [])] * len(streams)
         if first is None:
-            streams = [decoder_layer(layer, streams[0], config, attends[0], axis=AXIS)]
+            streams = [decoder_layer(layer, streams[0], config, attends[0], axis=axis)]
         else:
-            streams = layer_in_turns(layer, streams, config, attends, axis=AXIS)
+            streams = layer_in_turns(layer, streams, config, attends, axis=axis)
     x = jnp.concatenate([stream.settled() for stream in streams])
     return lm_head(params, final_hidden(params, x, config))
 
@@ -88,6 +88,32 @@ def test_shards_give_the_logits_of_the_whole(model, num_devices):
 @pytest.mark.parametrize(("model", "num_devices"), [("kv-heads-divide", 4), ("biases", 2)])
 def test_two_parts_in_turn_give_the_logits_of_the_whole(model, num_devices):
     check_logits(model, num_devices, first=6)
+
+
+def test_two_devices_that_swap_give_the_logits_of_the_whole(monkeypatch):
+    monkeypatch.setattr(TensorAxis, "alone", lambda self: self)
+    swapping = TensorAxis("tensor", swaps=True)
+    check_logits("kv-heads-divide", 2, first=6, axis=swapping)
+
+
+def test_sums_that_run_side_by_side_are_swapped_where_two_devices_have_mailboxes():
+    def swaps(num_devices, peers):
+        found = []
+
+        def look(x):
+            found.append(TensorAxis("tensor", peers).alone())
+            return x
+
+        mesh, split = make_mesh(num_devices), PartitionSpec("tensor")
+        jax.eval_shape(jax.shard_map(look, mesh=mesh, in_specs=split, out_specs=split), X)
+        (axis,) = found
+        assert axis.peers is None
+        return axis.swaps
+
+    X, peers = jnp.zeros(8), jnp.zeros((2, 2), jnp.int32)
+    assert swaps(2, peers)
+    assert not swaps(4, jnp.zeros((4, 2), jnp.int32))
+    assert not swaps(2, None)
 
 
 def check_logits(model, num_devices, **parts):

@@ -78,7 +78,7 @@ STEPS = {
     "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
     "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),
     "prefill_1024_on_2": Step(PrefillShape(1024, 8, _WIDTH), 360, 18, _PREFILL, 2, _LAST),
-    "prefill_8192_on_2": Step(PrefillShape(8192, 8, _WIDTH), 812, 105, _PREFILL, 2, _LAST_JOINED),
+    "prefill_8192_on_2": Step(PrefillShape(8192, 8, _WIDTH), 812, 112, _PREFILL, 2, _LAST_JOINED),
     "decode_64_on_2": Step(DecodeShape(64, _WIDTH), 350, 4, _DECODE, devices=2),
     "decode_64_on_4": Step(DecodeShape(64, _WIDTH), 411, 3.6, _DECODE, devices=4),
 }
@@ -146,10 +146,18 @@ def test_devices_sum_twice_a_layer_and_once_for_the_embedding(step):
     in_parts = _LAYERS if step.last is None else _LAYERS - 1
     sums = (2 * in_parts + 1) * step.parts + 2 * (_LAYERS - in_parts)
     ours = sum(hlo.mosaic_kernels(text)[name] for name in _SUMS)
-    # Sums of parts run side by side, which is XLA's business, and so are four devices.
+    # Sums of parts run side by side: two devices send each other what they have.
     one_by_one = sums if step.parts == 1 else 2 * (_LAYERS - in_parts)
-    assert ours == (one_by_one if step.devices == 2 else 0)
-    assert hlo.collectives(text)["all-reduce"] + ours == (sums if step.devices > 1 else 0)
+    assert ours == (one_by_one if step.devices > 1 else 0)
+    swaps = sums - one_by_one if step.devices == 2 else 0
+    assert hlo.collectives(text) == ({"collective-permute": swaps} if swaps else {})
+
+
+def test_devices_swap_by_copies_from_memory_to_memory():
+    _, text = _compile(STEPS["prefill_8192_on_2"].key, 2)
+    swaps = [i for i in hlo.scheduled(text) if i.opcode.startswith("collective-permute-start")]
+    assert swaps
+    assert all('"collectives_mode":"COLLECTIVES_PEER_MEMORY"' in i.line for i in swaps)
 
 
 def test_sums_of_a_long_prefill_run_beside_the_products_of_the_other_half():

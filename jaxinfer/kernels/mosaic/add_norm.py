@@ -33,6 +33,7 @@ def add_norm(
     x: Float[Array, "T E"],
     delta: Float[Array, "T E"],
     weight: Float[Array, " E"],
+    other: Float[Array, "T E"] | None = None,
     *,
     eps: float,
 ) -> tuple[Float[Array, "T E"], Float[Array, "T E"]]:
@@ -42,6 +43,7 @@ def add_norm(
         x: residual stream, bfloat16 or float16.
         delta: what is added to it, in the same dtype.
         weight: of the norm.
+        other: added to `delta` before, and that sum rounded; another device's share of it.
         eps: of the norm.
 
     Returns:
@@ -59,8 +61,10 @@ def add_norm(
     warps = _WARPS if E > _LONG else 1
     rows = _WARPS // warps
     padding = -T % rows
+    terms = [x, delta] if other is None else [x, delta, other]
     if padding:
-        x, delta = (jnp.pad(a, ((0, padding), (0, 0))) for a in (x, delta))
+        terms = [jnp.pad(term, ((0, padding), (0, 0))) for term in terms]
+    x = terms[0]
     out = jax.ShapeDtypeStruct(x.shape, x.dtype)
     kernel = plgpu.kernel(
         functools.partial(_block, eps, rows, _row_layout(E, warps)),
@@ -71,7 +75,7 @@ def add_norm(
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         kernel_name="add_norm",
     )
-    total, normal = kernel(x, delta, weight)
+    total, normal = kernel(weight, *terms)
     return (total[:T], normal[:T]) if padding else (total, normal)
 
 
@@ -93,15 +97,20 @@ def _row_layout(size: int, warps: int) -> RegisterLayout:
     return plgpu.Layout.TILED(plgpu.Tiling(tiles), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
-def _block(eps, rows, layout, x, delta, weight, total, normal):
+def _block(eps, rows, layout, weight, *terms_and_results):
+    *terms, total, normal = terms_and_results
     at = (pl.ds(lax.axis_index("block") * rows, rows),)
     # All loads before the arithmetic, so that they are in flight together.
-    old, new = (load_global(ref.at[at], layout) for ref in (x, delta))
+    old, *new = (load_global(ref.at[at], layout) for ref in terms)
     scale = load_global(weight, layout.reduce(0)).astype(jnp.float32)
-    summed = (old.astype(jnp.float32) + new.astype(jnp.float32)).astype(total.dtype)
+    summed = _rounded_sum(old, _rounded_sum(*new) if len(new) == 2 else new[0])
     store_anyhow(total.at[at], summed)
     wide = summed.astype(jnp.float32)
     inverse = lax.rsqrt((wide * wide).sum(axis=1) / weight.shape[0] + eps)
     narrow = (wide * lax.broadcast_in_dim(inverse, wide.shape, [0])).astype(total.dtype)
     scaled = narrow.astype(jnp.float32) * lax.broadcast_in_dim(scale, wide.shape, [1])
     store_anyhow(normal.at[at], scaled.astype(normal.dtype))
+
+
+def _rounded_sum(x: jax.Array, y: jax.Array) -> jax.Array:
+    return (x.astype(jnp.float32) + y.astype(jnp.float32)).astype(x.dtype)
