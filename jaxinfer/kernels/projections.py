@@ -146,6 +146,8 @@ def project(
     x: Float[Array, "*batch I"], weight: Float[Array, "O I"], *, backend: Backend = "xla"
 ) -> Float[Array, "*batch O"]:
     """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
+    if kernels := _kernels(backend, x, (weight,)):
+        return kernels.project(x, weight)
     return _project(x, (weight,), backend)[0]
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention import Backend
 
-_MOST_DEVICES = 4
+_MOST_DEVICES = 4  # what `all_reduce.supports_devices` takes
 
 
 class Mailboxes(NamedTuple):

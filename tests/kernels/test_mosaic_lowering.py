@@ -56,6 +56,10 @@ def _skinny_residual():
     return compile_for_h200(skinny.project_add, _shape(B, F), _shape(E, F), _shape(B, E))
 
 
+def _skinny_bare():
+    return compile_for_h200(skinny.project, _shape(B, F), _shape(E, F))
+
+
 def _add_norm():
     op = functools.partial(add_norm.add_norm, eps=1e-6)
     return compile_for_h200(op, _shape(2048, E), _shape(2048, E), _shape(E))
@@ -118,6 +122,7 @@ _PROGRAMS = {
     "skinny_plain": (_skinny_plain, {"skinny_plain": 1}),
     "skinny_gated": (_skinny_gated, {"skinny_gated": 1}),
     "skinny_residual": (_skinny_residual, {"skinny_residual": 1}),
+    "skinny_bare": (_skinny_bare, {"skinny_bare": 1}),
     "wide_project": (_wide_project, {"wide_project": 1}),
     "wide_gated": (_wide_gated, {"wide_gated": 1}),
     "add_norm": (_add_norm, {"add_norm": 1}),

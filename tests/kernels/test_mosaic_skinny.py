@@ -95,6 +95,7 @@ def _check_added(B, size, features, config):
     wide_x, wide, stream = _wide(x, weight, residual)
     add = jax.jit(functools.partial(skinny.project_add, config=config))
     _close(add(x, weight, residual), stream + wide_x @ wide.T)
+    _close(jax.jit(functools.partial(skinny.project, config=config))(x, weight), wide_x @ wide.T)
 
 
 def _shape(*shape):
@@ -127,3 +128,5 @@ def test_what_the_kernels_cannot_load_is_refused(B, shape, dtype):
     x, weight = jnp.zeros((B, shape[1]), dtype), jnp.zeros(shape, dtype)
     with pytest.raises(ValueError, match="rows must number"):
         skinny.project_add(x, weight, jnp.zeros((B, shape[0]), dtype))
+    with pytest.raises(ValueError, match="rows must number"):
+        skinny.project(x, weight)

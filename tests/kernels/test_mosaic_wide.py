@@ -20,6 +20,8 @@ _SIZES = {
     "three_consumers": (192, (384,), 2, WideConfig(96, 192, 4, share_rows=2)),
     "rows_and_weights_shared": (256, (512, 128), 1, WideConfig(64, 128, 7, share_rows=2)),
     "tiles_beyond_the_ends": (256, (512, 128, 128), 1, WideConfig(112, 128, 7, share_rows=2)),
+    "two_chunks_a_stage": (64, (512, 128, 128), 1, WideConfig(32, 64, 9, depth=2)),
+    "of_shared_rows_and_weights": (256, (512, 128), 1, WideConfig(64, 128, 4, 2, depth=2)),
     "a_whole_block_beyond_the_end": (64, (320,), 2, WideConfig(96, 64, 7, share_rows=8)),
 }
 
@@ -122,6 +124,7 @@ def test_whatever_is_measured_compiles(shapes, matrices):
         (64, 256, WideConfig(64, 128, 4, group=96)),
         (64, 256, WideConfig(64, 64, 1)),
         (64, 264, WideConfig(64, 64, 4)),
+        (64, 256, WideConfig(64, 64, 4, depth=4)),
         (60, 256, WideConfig(64, 64, 4)),
         (192, 256, WideConfig(64, 64, 4)),
     ],

@@ -166,6 +166,17 @@ def test_measured_shapes_take_the_kernels_that_read_several_weights(monkeypatch)
     assert not few.any()
 
 
+def test_a_product_by_itself_takes_the_kernel_for_its_rows(monkeypatch):
+    monkeypatch.setattr(wide, "project", lambda x, weights: tuple(-linear(x, w) for w in weights))
+    monkeypatch.setattr(skinny, "project", lambda x, weight: 2 * linear(x, weight))
+    weight = _draw(4096, 2048)
+    for rows, factor in ((2, 2), (24, 1), (64, -1), (256, 1)):
+        x = _draw(rows, 2048)
+        got = projections.project(x, weight, backend="mosaic")
+        np.testing.assert_array_equal(got, factor * linear(x, weight))
+        np.testing.assert_array_equal(projections.project(x, weight), linear(x, weight))
+
+
 def _projected(shape, features, backend, dtype="bfloat16"):
     x, norm = _draw(*shape, E, dtype=dtype), _draw(E, dtype=dtype) + 1
     weights = [_draw(n, E, dtype=dtype, seed=n) for n in features]

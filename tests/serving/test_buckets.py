@@ -47,7 +47,7 @@ def test_the_largest_gpu_step_takes_as_many_rows_as_there_are():
     for size in (8192, 16_384):
         assert [rows for tokens, rows in buckets.prefill if tokens == size] == [256]
     assert buckets.prefill_shape(8192, 16).tokens == 8192
-    assert [rows for tokens, rows in prefill if tokens == 4096] == [8, 256]
+    assert [rows for tokens, rows in buckets.prefill if tokens == 4096] == [8, 256]
 
 
 def test_short_contexts_take_narrow_tables_on_a_gpu():

@@ -1,11 +1,12 @@
 """Projections of a few rows at the memory's speed, with what surrounds them fused in.
 
 At batch 1 to 16 a decode step is mostly products of a few activations with large matrices. Such a
-product is a read of the matrix; everything else should hide behind it. Three kernels cover a layer:
+product is a read of the matrix; everything else should hide behind it. These kernels cover a layer:
 
 * `norm_project`: RMSNorm, then any number of projections of its output (q, k and v at once);
 * `norm_gated`: RMSNorm, then `silu(x gate^T) * (x up^T)`;
-* `project_add`: a projection added to the residual stream.
+* `project_add`: a projection added to the residual stream; or `project`, without that, where it is
+  one device's share of a sum.
 
 `skinny_plan.py` cuts a product into blocks, `skinny_product.py` is what a block does up to its
 sums, and this file what becomes of the sums.
@@ -39,7 +40,7 @@ from jaxinfer.kernels.mosaic.skinny_product import (
 )
 
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
-_SMALL_BYTES = 16 * 2**20  # of the weights of one launch
+_SMALL_BYTES = 24 * 2**20  # of the weights of one launch
 _LARGE_BYTES = 96 * 2**20
 
 
@@ -91,12 +92,21 @@ def project_add(
     return _run("residual", x, (weight,), residual=residual, config=config)[0]
 
 
+def project(
+    x: Float[Array, "B I"], weight: Float[Array, "O I"], *, config: SkinnyConfig | None = None
+) -> Float[Array, "B O"]:
+    """`x @ weight.T`; see `norm_project` for the limits."""
+    return _run("bare", x, (weight,), config=config)[0]
+
+
 def supports(B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike) -> bool:
     """Whether `B` rows and weights `(O, I)` of these shapes should take these kernels.
 
     They must be able to, and be faster than XLA's product with its neighbours. Kernel times on an
     H200 at Qwen3-0.6B's and 8B's shapes: small matrices gain at 2 to 16 rows, by saving launches;
-    8B's MLP gains at 2 and 8 rows and loses at 16; 8B's attention loses. Sizes between are XLA's.
+    8B's MLP gains at 2 and 8 rows and loses at 16; 8B's attention loses. Steps of two devices gain
+    up to 1% by their halves of 8B's attention and of twice 32B's quarter of o (17 to 25 MB), and
+    lose by 65 MB. Sizes between are XLA's.
     """
     num_bytes = 2 * sum(out * size for out, size in shapes)
     worthwhile = num_bytes <= _SMALL_BYTES or (num_bytes >= _LARGE_BYTES and B <= 8)
@@ -148,7 +158,7 @@ def _run(kind, x, weights, *, norm=None, residual=None, eps=0.0, config=None):
 def _block(p: Plan, num_weights, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, partial,
            gathered):  # fmt: skip
     weights, rest = refs[:num_weights], refs[num_weights:]
-    (extra,), outputs = rest[: len(rest) - len(p.outputs)], rest[len(rest) - len(p.outputs) :]
+    extra, outputs = rest[: len(rest) - len(p.outputs)], rest[len(rest) - len(p.outputs) :]
     tile, split = lax.axis_index("tile"), lax.axis_index("split") if p.splits > 1 else jnp.int32(0)
     start = split * p.slice
     warpgroup = lax.axis_index("warpgroup")
@@ -159,8 +169,8 @@ def _block(p: Plan, num_weights, x, *refs, w_smem, x_smem, o_smem, filled, free,
 
     @pl.when(warpgroup != PRODUCER)
     def _consume():
-        prepare_activations(p, x, extra if p.normed else None, start, x_smem, squares)
-        residual = None if p.normed else _residual(p, extra, tile)
+        prepare_activations(p, x, extra[0] if p.normed else None, start, x_smem, squares)
+        residual = _residual(p, extra[0], tile) if p.kind == "residual" else None
         sums = multiply(p, w_smem, x_smem, filled, free)
         if p.normed:  # Travels with the sums as one more matrix.
             column = plgpu.load(squares, layout=_COLUMN, optimized=False)

@@ -9,6 +9,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+Kind = Literal["plain", "gated", "residual", "bare"]
+
 TILE = 64  # output features of a block: wgmma's M
 
 _ROWS = (1, 2, 4, 8, 16)
@@ -49,7 +51,7 @@ class Plan:
         config: tuning.
     """
 
-    kind: Literal["plain", "gated", "residual"]
+    kind: Kind
     B: int
     size: int
     outputs: tuple[int, ...]
@@ -59,7 +61,7 @@ class Plan:
     @property
     def normed(self) -> bool:
         """Whether the activations are normalised first."""
-        return self.kind != "residual"
+        return self.kind in ("plain", "gated")
 
     @property
     def matrices(self) -> int:
@@ -126,7 +128,7 @@ def takes(B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike
 
 
 def make_plan(
-    kind: Literal["plain", "gated", "residual"],
+    kind: Kind,
     B: int,
     shapes: Sequence[tuple[int, ...]],
     eps: float,

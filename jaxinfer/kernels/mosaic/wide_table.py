@@ -88,13 +88,42 @@ _MEASURED: dict[_Key, dict[int, WideConfig | None]] = {
         256: WideConfig(96, 256, 4, group=128),
     },
     _projected(4096, 2048, 512, 512): {
-        64: None,
-        128: WideConfig(64, 64, 12, share_rows=2),
-        256: WideConfig(64, 128, 9, share_rows=2),
+        32: None,
+        64: WideConfig(32, 64, 9, depth=2),
+        128: WideConfig(48, 64, 8, depth=2),
+        256: WideConfig(48, 128, 10, group=128),
+    },
+    _projected(2048, 4096): {
+        32: None,
+        128: WideConfig(64, 64, 7, depth=2),
     },
     _gated(4096, 6144): {
         64: WideConfig(48, 64, 11, share_rows=2),
-        128: WideConfig(56, 128, 7, share_rows=4),
-        256: WideConfig(96, 128, 5),
+        128: WideConfig(96, 64, 7),
+        256: WideConfig(96, 128, 5, group=128),
+    },
+    _projected(6144, 4096): {
+        32: None,
+        128: WideConfig(64, 64, 7, depth=2),
+        256: WideConfig(64, 128, 9, group=128),
+    },
+    # A quarter of Qwen3-32B, for each of four devices: H200, jax 0.11.2.
+    _projected(5120, 2048, 256, 256): {
+        32: None,
+        64: WideConfig(32, 64, 9, depth=2),
+        128: WideConfig(48, 64, 8, depth=2),
+        256: WideConfig(96, 64, 5, share_rows=2, depth=2),
+    },
+    _projected(2048, 5120): {
+        32: None,
+        64: WideConfig(48, 64, 8, depth=2),
+    },
+    _gated(5120, 6400): {
+        32: None,
+        64: WideConfig(64, 64, 9),
+    },
+    _projected(6400, 5120): {
+        32: None,
+        64: WideConfig(64, 64, 7, depth=2),
     },
 }
