@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
 from jaxinfer.cli.parser import CommandParser, comma_separated_integers, positive_integer
-from jaxinfer.cli.process import OK, end_process, run_command
+from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.cli.process_flags import process_arguments
 from jaxinfer.measure.model_shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
@@ -15,10 +15,12 @@ from jaxinfer.measure.workloads import WORKLOAD_NAMES
 if TYPE_CHECKING:
     import argparse
 
+_OF_THE_TABLE = ("batch_sizes", "prompt_lengths", "decode_steps")
 _EXAMPLES = """examples:
   jaxinfer bench
   jaxinfer bench --model-shape 0.6b --batch-sizes 1,16,256 --prompt-lengths 512
-  jaxinfer bench --model-shape 8b --workload W1 --json"""
+  jaxinfer bench --model-shape 8b --workload W1 --json
+  jaxinfer bench --kernels decode"""
 
 
 def build_parser() -> CommandParser:
@@ -35,13 +37,16 @@ def build_parser() -> CommandParser:
         help="run a named workload of docs/performance.md instead of the table",
     )
     parser.add_argument(
-        "--batch-sizes", type=comma_separated_integers, default=[1, 8], help="sequences (1,8)"
+        "--kernels",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="time the GPU kernels by themselves, all or those whose case contains NAME",
     )
+    parser.add_argument("--batch-sizes", type=comma_separated_integers, help="sequences (1,8)")
+    parser.add_argument("--prompt-lengths", type=comma_separated_integers, help="tokens (128)")
     parser.add_argument(
-        "--prompt-lengths", type=comma_separated_integers, default=[128], help="tokens (128)"
-    )
-    parser.add_argument(
-        "--decode-steps", type=positive_integer, default=32, help="steps to time decoding over (32)"
+        "--decode-steps", type=positive_integer, help="steps to time decoding over (32)"
     )
     parser.add_argument("--repeats", type=positive_integer, default=3, help="medians of (3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -56,13 +61,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.model_shape is not None and "model" in arguments:
         parser.error("--model and --model-shape exclude each other")
+    if misplaced := _misplaced(arguments):
+        parser.error(f"{misplaced[0]} takes no {misplaced[1]}")
     return run_command("bench", lambda: _run(arguments))
+
+
+def _misplaced(arguments: "argparse.Namespace") -> tuple[str, str] | None:
+    """A flag and another that would be ignored beside it, or None."""
+    given = ["--" + name.replace("_", "-") for name in _OF_THE_TABLE if getattr(arguments, name)]
+    if arguments.kernels is not None:
+        given += ["--workload"] * bool(arguments.workload)
+        given += ["--model-shape"] * bool(arguments.model_shape)
+        given += ["--" + name.replace("_", "-") for name in engine_arguments(arguments)]
+        return ("--kernels", given[0]) if given else None
+    return ("--workload", given[0]) if arguments.workload and given else None
 
 
 def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.platform import start_platform
 
     start_platform(process_arguments(arguments))
+    if arguments.kernels is not None:
+        return time_kernels(arguments.kernels, repeats=arguments.repeats, as_json=arguments.json)
     report = workload_report(arguments) if arguments.workload else speed_report(arguments)
     if report is None:
         return OK
@@ -75,6 +95,21 @@ def _run(arguments: "argparse.Namespace") -> int:
     return OK
 
 
+def time_kernels(only: str, *, repeats: int, as_json: bool) -> int:
+    """Print a line for each kernel's case, or one JSON object; the exit status."""
+    from jaxinfer.measure.kernel_runs import kernel_line, measure_kernels
+    from jaxinfer.measure.machine import describe_machine
+
+    results = []
+    for result in measure_kernels(only, repeats=repeats):
+        results.append(result)
+        if not as_json:
+            print(kernel_line(result), flush=True)
+    if as_json:
+        print(json.dumps({"machine": describe_machine(), "results": results}, indent=2))
+    return FAILED if any("error" in result for result in results) else OK
+
+
 def speed_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
     """Prefill and decode speed for every batch size and prompt length, as JSON-like values.
 
@@ -83,9 +118,9 @@ def speed_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
     from jaxinfer.measure.speed_runs import measure_speeds
 
     return measure_speeds(
-        arguments.batch_sizes,
-        arguments.prompt_lengths,
-        decode_steps=arguments.decode_steps,
+        arguments.batch_sizes or [1, 8],
+        arguments.prompt_lengths or [128],
+        decode_steps=arguments.decode_steps or 32,
         repeats=arguments.repeats,
         model_shape=arguments.model_shape,
         engine_arguments={"show_progress": not arguments.quiet} | engine_arguments(arguments),

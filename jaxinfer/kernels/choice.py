@@ -27,7 +27,7 @@ class Ranking:
 
 
 RANKINGS: Mapping[tuple[int, int], Ranking] = {
-    (9, 0): Ranking(("mosaic", "triton", "xla"), "kernels.json"),
+    (9, 0): Ranking(("mosaic", "triton", "xla"), "20261120-101600-nvidia-h200-kernels.json"),
 }
 """By compute capability; `scripts/kernel_bench.py` measures."""
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MAX_SEQS = 512
 _PROFILED_TOKENS = 128  # of each answer, at most
+# Layers that all devices run for these: a profile of twice as many exceeds a protobuf's 2 GB.
+_PROFILED_LAYERS = 16_384
 _WARM_UP = -1  # the repeat whose ids warm the engine up; counted repeats start at 0
 
 
@@ -85,10 +87,13 @@ def _profile(llm: "LLM", name: str, repeat: int) -> dict[str, Any] | None:
         return None
     workload = make_workload(name, repeat, vocab_size=llm.model_config.vocab_size)
     # Long answers repeat themselves, and the profiler keeps every kernel in memory.
-    short = [min(count, _PROFILED_TOKENS) for count in workload.max_tokens]
-    workload = dataclasses.replace(workload, max_tokens=short)
+    layers = llm.model_config.num_hidden_layers * num_devices(llm)
+    most = max(1, min(_PROFILED_TOKENS, _PROFILED_LAYERS // layers))
+    workload = dataclasses.replace(
+        workload, max_tokens=[min(count, most) for count in workload.max_tokens]
+    )
     profile = device_time(lambda: run_workload(llm, workload))
-    return profile and {"output_tokens_per_sequence": _PROFILED_TOKENS, **profile}
+    return profile and {"output_tokens_per_sequence": most, **profile}
 
 
 def _run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]:

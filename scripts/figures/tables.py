@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from jaxinfer.measure.kernel_runs import reached
 from scripts.figures.targets import TARGETS, num_devices
 
 Record = dict[str, Any]
@@ -153,27 +154,47 @@ def device_time_table(records: list[Record]) -> list[str]:
 
 
 def kernel_table(records: list[Record]) -> list[str]:
-    """Each case of the attention kernels' own record, in its fastest configuration."""
-    fastest: dict[str, tuple[Record, str]] = {}
+    """Each kernel's case from the newest record that has it, in its fastest configuration there."""
+    newest: dict[str, tuple[Record, str]] = {}
     for record in (record for record in records if record["kind"] == "kernels"):
-        for result in record["results"]:
-            name = result["case"] + (f", {result['backend']}" if "backend" in result else "")
-            best = fastest.get(name)
-            if best is None or result["median_microseconds"] < best[0]["median_microseconds"]:
-                fastest[name] = (result, _commit(record))
+        for case, result in _fastest(record).items():
+            newest[case] = result, _commit(record)
+    rows = [(case, *_kernel_cells(result), commit) for case, (result, commit) in newest.items()]
+    return _table("case | configuration | us | reached | commit", rows)
+
+
+def backend_table(records: list[Record]) -> list[str]:
+    """Implementations of attention side by side, of the newest record."""
+    compared = [record for record in records if record["kind"] == "attention-backends"][-1:]
     rows = [
         (
-            case,
-            ", ".join(f"{key} {value}" for key, value in (result["config"] or {}).items()) or "-",
-            f"{result['median_microseconds']:.1f}",
-            f"{result['tflops']:.0f} TFLOP/s"
-            if "tflops" in result
-            else f"{result['percent_of_4.3TBs']:.1f}% of 4.3 TB/s",
-            commit,
+            result["case"],
+            result["backend"],
+            *_kernel_cells(result)[1:],
+            _commit(record),
         )
-        for case, (result, commit) in fastest.items()
+        for record in compared
+        for result in record["results"]
     ]
-    return _table("case | configuration | us | reached | commit", rows)
+    return _table("case | implementation | us | reached | commit", rows)
+
+
+def _fastest(record: Record) -> dict[str, Record]:
+    """By case."""
+    fastest: dict[str, Record] = {}
+    timed = [result for result in record["results"] if "error" not in result]
+    for result in timed:
+        best = fastest.setdefault(result["case"], result)
+        if result["median_microseconds"] < best["median_microseconds"]:
+            fastest[result["case"]] = result
+    return fastest
+
+
+def _kernel_cells(result: Record) -> tuple[str, str, str]:
+    config = ", ".join(f"{key} {value}" for key, value in (result["config"] or {}).items())
+    if "error" in result:
+        return config, "-", result["error"]
+    return config or "own choice", f"{result['median_microseconds']:.1f}", reached(result)
 
 
 def batch_table(records: list[Record]) -> list[str]:
@@ -205,6 +226,7 @@ TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
     "starts": start_table,
     "device-time": device_time_table,
     "kernels": kernel_table,
+    "backends": backend_table,
     "transformers": transformers_table,
     "host": host_table,
     "start-up": start_up_table,

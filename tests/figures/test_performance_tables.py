@@ -94,14 +94,26 @@ def test_batches_are_listed_with_their_share_of_the_floor():
     assert "| 64 | 512 | 100,000 | 25% | 2.000 | 32,000 | - | 0123456+ |" in page
 
 
-def test_a_kernel_is_listed_in_its_fastest_configuration():
+def test_a_kernel_is_listed_in_the_fastest_configuration_of_its_newest_record():
     slow = {"case": "decode", "config": {"stages": 2}, "median_microseconds": 9.0, "tflops": 100.0}
     fast = slow | {"config": {"stages": 3}, "median_microseconds": 8.0, "tflops": 120.0}
-    results = [slow, fast, fast | {"backend": "xla", "config": None}]
-    page = fill_page(EMPTY, [_kernels(results)])
+    older = slow | {"config": None, "median_microseconds": 7.0, "tflops": 130.0}
+    other = older | {"case": "prefill"}
+    failed = {"case": "decode", "config": None, "error": "no memory"}
+    page = fill_page(EMPTY, [_kernels([older, other]), _kernels([slow, fast, failed])])
     assert "| decode | stages 3 | 8.0 | 120 TFLOP/s | 0123456 |" in page
-    assert "| decode, xla | - | 8.0 |" in page
-    assert "100 TFLOP/s" not in page
+    assert "| prefill | own choice | 7.0 | 130 TFLOP/s | 0123456 |" in page
+    assert page.count("| decode |") == 1
+
+
+def test_implementations_of_attention_stand_side_by_side():
+    mosaic = {"case": "decode", "backend": "mosaic", "config": None, "tflops": 100.0}
+    mosaic |= {"median_microseconds": 8.0}
+    failed = {"case": "decode", "backend": "xla", "config": None, "error": "no memory"}
+    record = _kernels([mosaic, failed]) | {"kind": "attention-backends"}
+    page = fill_page(EMPTY, [record])
+    assert "| decode | mosaic | 8.0 | 100 TFLOP/s | 0123456 |" in page
+    assert "| decode | xla | - | no memory | 0123456 |" in page
 
 
 def _kernels(results):

@@ -16,6 +16,7 @@ def _record(workload: str, shape: str = "0.6b", **changes):
         "ttft_s": 0.003,
     }
     return {
+        "kind": f"{workload}-{shape}",
         "workload": workload,
         "model": f"Qwen3-{shape} shape",
         "machine": {"device": "NVIDIA H200"},
@@ -27,6 +28,11 @@ def _record(workload: str, shape: str = "0.6b", **changes):
     } | changes
 
 
+def _start(**medians):
+    machine = {"device": "NVIDIA H200"}
+    return {"kind": "engine-start-0.6b", "model": "Qwen3-0.6b shape", "machine": machine} | medians
+
+
 @pytest.mark.parametrize(
     ("figure", "record", "value", "share"),
     [
@@ -36,8 +42,8 @@ def _record(workload: str, shape: str = "0.6b", **changes):
         ("W2 TTFT ms", _record("W2"), 3.0, 2.0),
         ("W4 warm s", _record("W4"), 0.2, 1.5),
         ("W4 cold s", _record("W4"), 0.4, None),
-        ("start to ready, nothing cached, s", _record("W1", found_in_cache=3), 50, 0.8),
-        ("start to ready, programs cached, s", _record("W1", found_in_cache=99), 50, 0.24),
+        ("start to ready, nothing cached, s", _start(cold_median_s=50), 50, 0.8),
+        ("start to ready, programs cached, s", _start(warm_median_s=50), 50, 0.24),
         (
             "memory beyond weights, KV and the largest step, GB",
             _record("W1", memory={"other_bytes": 5 * 10**8}),
@@ -53,6 +59,16 @@ def test_a_figure_is_read_and_held_against_its_aim(figure, record, value, share)
     assert reached[0] == pytest.approx(value)
     assert reached[1] is record
     assert target.share(reached[0]) == (share if share is None else pytest.approx(share))
+
+
+def test_attention_is_read_as_it_is_served():
+    served = {"case": "decode/B=8 8k", "config": None, "percent_of_4.3TBs": 88.0}
+    swept = served | {"config": {"stages": 3}, "percent_of_4.3TBs": 90.0}
+    machine = {"device": "NVIDIA H200"}
+    record = {"kind": "kernels", "machine": machine, "results": [swept, served]}
+    target = _BY_FIGURE["decode attention, B=8 of 8k, % of 4.3 TB/s", "0.6b"]
+    assert target.reached([record, record | {"results": [swept]}]) == (88.0, record)
+    assert _BY_FIGURE["W1 output tok/s", "0.6b"].reached([record]) is None
 
 
 @pytest.mark.parametrize(
@@ -91,9 +107,15 @@ def test_a_figure_below_zero_has_no_share():
     assert target.share(-0.5) is None
 
 
-@pytest.mark.parametrize("found", [None, 50])
-def test_a_start_that_was_neither_cold_nor_warm_counts_as_neither(found):
-    record = _record("W1", **({} if found is None else {"found_in_cache": found}))
+def test_the_start_before_a_workload_does_not_count():
+    record = _record("W1", found_in_cache=0)
     for cache in ("nothing", "programs"):
         target = _BY_FIGURE[f"start to ready, {cache} cached, s", "0.6b"]
         assert target.reached([record]) is None
+
+
+def test_memory_is_read_where_a_workload_ran():
+    target = _BY_FIGURE["memory beyond weights, KV and the largest step, GB", "0.6b"]
+    record = _record("W1", memory={"other_bytes": 10**8})
+    del record["workload"]
+    assert target.reached([record]) is None

@@ -199,3 +199,18 @@ def test_decoding_is_the_difference_of_long_and_short_answers(monkeypatch):
     assert speed.prefill_tokens_per_s == pytest.approx(15.0)
     assert speed.decode_tokens_per_s == pytest.approx(6.0)
     assert len(engine.batches) == 6  # one uncounted pair
+
+
+@pytest.mark.parametrize(("tensor_parallel_size", "tokens"), [(1, 128), (8, 73)])
+def test_a_profile_holds_so_many_layers_of_all_devices(monkeypatch, tensor_parallel_size, tokens):
+    def device_time(run):
+        run()
+        return {"busy_s": 1.0}
+
+    monkeypatch.setattr(workload_runs, "device_time", device_time)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    engine = FakeEngine(tensor_parallel_size=tensor_parallel_size)
+    profile = workload_runs._profile(engine, "W2", 0)
+    assert profile == {"output_tokens_per_sequence": tokens, "busy_s": 1.0}
+    ((_, (params,)),) = engine.batches
+    assert params.max_tokens == tokens

@@ -150,10 +150,10 @@ def paged_decode_attention(
 def choose_config(B: int, K: int, longest: int) -> DecodeConfig:
     """Tile, stages and splits for `B` sequences of at most `longest` keys and `K` kv heads.
 
-    Measured on an H200 (benchmarks/results/kernels.json): with work for every multiprocessor, one
-    block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks
-    fit, and splits until there is about one block a multiprocessor. No split is shorter than 256
-    keys: below that the combine pass costs more than it saves.
+    Measured on an H200 (`scripts/kernel_bench.py --sweep`): with work for every multiprocessor, one
+    block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks fit,
+    and splits until there is about one block a multiprocessor. No split is shorter than 256 keys:
+    below that the combine pass costs more than it saves.
     """
     blocks = B * K
     if blocks >= 4 * _MULTIPROCESSORS:
