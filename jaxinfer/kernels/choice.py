@@ -27,9 +27,11 @@ class Ranking:
 
 
 RANKINGS: Mapping[tuple[int, int], Ranking] = {
-    (9, 0): Ranking(("mosaic", "triton", "xla"), "20261120-101600-nvidia-h200-kernels.json"),
+    (9, 0): Ranking(
+        ("mosaic", "triton", "xla"), "20261122-080534-nvidia-h200-attention-backends.json"
+    ),
 }
-"""By compute capability; `scripts/kernel_bench.py` measures."""
+"""By compute capability; `scripts/kernel_bench.py --backends` measures."""
 
 _UNMEASURED: tuple[Backend, ...] = ("mosaic", "triton", "xla")
 
