@@ -76,6 +76,9 @@ def begin_sum(
     share: Float[Array, "*batch E"], axis: TensorAxis, *, backend: Backend = "xla"
 ) -> Stream:
     """`begin` with the sum of all devices' `share`."""
+    if axis.peers is not None and _has_few_rows(share, backend):
+        # As layers return it, whose sums `project_sum_add` performs at once.
+        return begin(axis.sum(share), backend=backend)
     if _leaves_sums(share, axis, backend) or _leaves_additions(share, backend):
         return add_sum(Stream(jnp.zeros_like(share)), share, axis, backend=backend)
     return begin(axis.sum(share), backend=backend)
@@ -151,6 +154,23 @@ def project(
     return _project(x, (weight,), backend)[0]
 
 
+def project_sum_add(
+    x: Float[Array, "*batch I"],
+    weight: Float[Array, "O I"],
+    stream: Stream,
+    axis: TensorAxis,
+    *,
+    backend: Backend = "xla",
+) -> Stream:
+    """`stream` + the sum of all devices' `x @ weight.T`, each of them rounded."""
+    if axis.peers is not None and backend == "mosaic" and x.ndim == 2:
+        from jaxinfer.kernels.mosaic import skinny
+
+        if skinny.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
+            return Stream(skinny.project_sum_add(x, weight, stream.settled(), axis.peers))
+    return add_sum(stream, project(x, weight, backend=backend), axis, backend=backend)
+
+
 def add(stream: Stream, delta: Float[Array, "*batch E"], *, backend: Backend = "xla") -> Stream:
     """`stream + delta`, performed now or left to the next norm."""
     x = stream.settled()
@@ -185,6 +205,14 @@ def _add_norm(
         return add_norm.add_norm(stream.x, stream.delta, norm, stream.other, eps=eps)
     x = stream.settled()
     return x, rms_norm(x, norm, eps)
+
+
+def _has_few_rows(x: jax.Array, backend: Backend) -> bool:
+    if backend != "mosaic" or x.ndim != 2:
+        return False
+    from jaxinfer.kernels.mosaic import skinny
+
+    return x.shape[0] <= skinny.SUM_ROWS
 
 
 def _leaves_sums(x: jax.Array, axis: TensorAxis, backend: Backend) -> bool:

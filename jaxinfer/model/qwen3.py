@@ -23,6 +23,7 @@ from jaxinfer.kernels.projections import (
     norm_project,
     project,
     project_add,
+    project_sum_add,
 )
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.kernels.tensor_axis import TensorAxis
@@ -282,6 +283,8 @@ def _project_add(
     """``stream + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
     if axis is None and bias is None:
         return project_add(x, weight, stream, backend=backend)
+    if axis is not None and bias is None:
+        return project_sum_add(x, weight, stream, axis, backend=backend)
     return sum_and_add(project(x, weight, backend=backend), bias, stream, axis, backend)
 
 

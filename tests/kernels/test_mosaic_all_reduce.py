@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.linear import rms_norm
+from jaxinfer.kernels.mosaic import skinny
 from jaxinfer.kernels.mosaic.all_reduce import (
     all_reduce,
     all_reduce_norm,
@@ -18,6 +19,7 @@ from jaxinfer.kernels.mosaic.all_reduce import (
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving import mailboxes
+from tests import hlo
 from tests.kernels.h200_target import h200_mesh, needs_plugin
 
 _WHOLE, _SPLIT = PartitionSpec(), PartitionSpec("tensor")
@@ -34,9 +36,17 @@ def _sum(x, onto, _, peers):
     return all_reduce(x[0], peers[0], onto=onto)[None], all_reduce(x[0], peers[0])[None]
 
 
+def _product(x, weight, onto, peers):
+    """In one kernel, and in two."""
+    summed = skinny.project_sum_add(x[0], weight[0], onto, peers[0])
+    share = skinny.project(x[0], weight[0])
+    return summed[None], all_reduce(share, peers[0], onto=onto)[None]
+
+
 @functools.cache
 def _jitted(function, mesh):
-    specs = (_SPLIT, _WHOLE, _WHOLE, _SPLIT)
+    second = _SPLIT if function is _product else _WHOLE
+    specs = (_SPLIT, second, _WHOLE, _SPLIT)
     outputs = (_SPLIT, _SPLIT)
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=outputs, check_vma=False)
@@ -106,6 +116,27 @@ def test_sums_of_many_sizes_follow_one_another(mesh, peers):
         np.testing.assert_array_equal(_bits(got), expected)
 
 
+@pytest.mark.gpu
+def test_a_product_gives_what_its_sum_by_itself_does(mesh, peers):
+    """To the bit, on all devices, however many calls of other shapes came before."""
+    rng = np.random.default_rng(0)
+    cases = []
+    for B, size, features in [(1, 640, 1024), (2, 2048, 4096), (8, 6144, 4096), (16, 1024, 5120)]:
+        shapes = [(2, B, size), (2, features, size), (B, features)]
+        x, weight, onto = (rng.standard_normal(s).astype(jnp.bfloat16) for s in shapes)
+        split, whole = NamedSharding(mesh, _SPLIT), NamedSharding(mesh, _WHOLE)
+        cases.append([jax.device_put(x, split), jax.device_put(weight, split)])
+        cases[-1].append(jax.device_put(onto, whole))
+        exact = np.einsum("dbi,doi->bo", x.astype(np.float64), weight.astype(np.float64))
+        got, _ = _jitted(_product, mesh)(*cases[-1], peers)
+        error = np.asarray(got[0], np.float64) - (onto.astype(np.float64) + exact)
+        assert np.linalg.norm(error) < 6e-3 * np.linalg.norm(exact)
+    for i in rng.integers(len(cases), size=100):
+        got, expected = _jitted(_product, mesh)(*cases[i], peers)
+        np.testing.assert_array_equal(_bits(got), _bits(expected))
+        np.testing.assert_array_equal(_bits(got)[0], _bits(got)[1])
+
+
 @needs_plugin
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("shape", [(2, 4096), (256, 5120)], ids=str)
@@ -122,6 +153,39 @@ def test_both_compile_for_h200s(devices, shape):
         text = traced.lower(lowering_platforms=("cuda",)).compile().as_text()
         assert "all_reduce" in text
         assert "all-reduce" not in text
+
+
+@needs_plugin
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_product_and_its_sum_are_one_kernel(devices):
+    mesh = h200_mesh(devices)
+
+    def run(x, weight, onto, peers):
+        return skinny.project_sum_add(x[0], weight[0], onto, peers[0])[None]
+
+    specs = (_SPLIT, _SPLIT, _WHOLE, _SPLIT)
+    described = [(devices, 2, 1600), (devices, 5120, 1600), (2, 5120)]
+    arguments = [
+        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for size, spec in zip(described, specs[:3], strict=True)
+    ]
+    arguments.append(mailboxes.describe_peers(mesh, "tensor"))
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=_SPLIT, check_vma=False)
+    traced = jax.jit(mapped).trace(*arguments)
+    text = traced.lower(lowering_platforms=("cuda",)).compile().as_text()
+    assert hlo.mosaic_kernels(text) == {"skinny_summed": 1}
+    assert "all-reduce" not in text
+
+
+def test_products_are_summed_by_two_or_four_gpus_for_few_rows():
+    assert skinny.supports_sum(2, (4096, 2048), jnp.bfloat16, 2)
+    assert skinny.supports_sum(16, (8192, 640), jnp.bfloat16, 4)
+    assert not skinny.supports_sum(2, (4096, 2048), jnp.bfloat16, 8)
+    assert not skinny.supports_sum(2, (8256, 2048), jnp.bfloat16, 2)
+    assert not skinny.supports_sum(24, (4096, 2048), jnp.bfloat16, 2)
+    x, peers = jnp.zeros((2, 64), jnp.bfloat16), jnp.zeros((3, 2), jnp.int32)
+    with pytest.raises(ValueError, match="sums of products take 2 or 4 GPUs"):
+        skinny.project_sum_add(x, jnp.zeros((128, 64), jnp.bfloat16), x, peers)
 
 
 def test_what_is_supported():

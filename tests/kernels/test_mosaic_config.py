@@ -12,6 +12,17 @@ def test_many_sequences_are_not_split_and_few_long_ones_are():
     assert choose_config(1, 8, 32768).num_splits >= 16
 
 
+def test_a_cluster_combines_a_few_splits_where_the_chip_has_room_for_it():
+    for rows, heads, splits in [(2, 8, 4), (2, 4, 8), (1, 2, 8)]:
+        config = choose_config(rows, heads, 1024)
+        assert config.in_cluster
+        assert config.num_splits == splits
+    # More sequences, longer contexts, and outputs that do not fit.
+    assert not choose_config(4, 8, 1024).in_cluster
+    assert not choose_config(2, 8, 2048).in_cluster
+    assert choose_config(1, 2, 1024, head_bytes=4 * 128 * 24).num_splits == 5
+
+
 def test_short_contexts_are_not_split_into_slivers():
     for longest in (16, 256, 511):
         assert choose_config(1, 1, longest).num_splits == 1

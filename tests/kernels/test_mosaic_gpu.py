@@ -47,11 +47,18 @@ def test_random_problems_match_fp64_in_float16(seed, decode):
 
 @pytest.mark.parametrize(
     "config",
-    [DecodeConfig(64, 3, 2), DecodeConfig(64, 2, 20), DecodeConfig(128, 2, 5)],
+    [
+        DecodeConfig(64, 3, 2),
+        DecodeConfig(64, 2, 20),
+        DecodeConfig(128, 2, 5),
+        DecodeConfig(64, 3, 2, in_cluster=True),
+        DecodeConfig(64, 2, 5, in_cluster=True),
+        DecodeConfig(64, 2, 8, in_cluster=True),
+    ],
     ids=str,
 )
 def test_any_number_of_splits_gives_the_same_attention(config):
-    for case in attention_cases.decode_cases()[-2:]:
+    for case in attention_cases.decode_cases()[-3:]:
         attention_cases.check(functools.partial(_configured, config=config), case, jnp.bfloat16)
 
 

@@ -108,6 +108,10 @@ _PROGRAMS = {
         functools.partial(_attention, 1, 1, 4 * W, max_query_len=1),
         {"paged_decode_attention": 1, "combine_splits": 1},
     ),
+    "decode_one_short_row": (
+        functools.partial(_attention, 1, 1, 1024 // 16, max_query_len=1),
+        {"paged_decode_attention": 1},
+    ),
     "decode_window": (
         functools.partial(_attention, 256, 256, 4 * W, max_query_len=1, window=100),
         {"paged_decode_attention": 1},

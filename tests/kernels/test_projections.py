@@ -177,6 +177,30 @@ def test_a_product_by_itself_takes_the_kernel_for_its_rows(monkeypatch):
         np.testing.assert_array_equal(projections.project(x, weight), linear(x, weight))
 
 
+def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
+    monkeypatch.setattr(skinny, "supports_sum", lambda B, *_: B <= skinny.SUM_ROWS)
+    monkeypatch.setattr(
+        skinny, "project_sum_add", lambda x, weight, residual, peers: residual + linear(x, weight)
+    )
+    monkeypatch.setattr(TensorAxis, "size", 2)
+    monkeypatch.setattr(TensorAxis, "sum", lambda self, x, onto=None: x * 2)
+    axis = TensorAxis("tensor", jnp.zeros((2, 2), jnp.int32))
+    weight = _draw(1024, 256)
+    for rows in (2, 24):
+        x, before = _draw(rows, 256), _draw(rows, 1024)
+        begun = projections.begin_sum(before, axis, backend="mosaic")
+        got = projections.project_sum_add(x, weight, Stream(before), axis, backend="mosaic")
+        # A layer returns what it is given, so that all layers are traced as one.
+        assert jax.tree.structure(begun) == jax.tree.structure(got)
+        if rows == 2:
+            np.testing.assert_array_equal(got.settled(), before + linear(x, weight))
+            np.testing.assert_array_equal(begun.settled(), before * 2)
+        else:
+            np.testing.assert_array_equal(got.delta, linear(x, weight))
+    plain = projections.project_sum_add(_draw(2, 256), weight, Stream(before[:2]), axis)
+    np.testing.assert_array_equal(plain.x, linear(_draw(2, 256), weight) * 2)
+
+
 def _projected(shape, features, backend, dtype="bfloat16"):
     x, norm = _draw(*shape, E, dtype=dtype), _draw(E, dtype=dtype) + 1
     weights = [_draw(n, E, dtype=dtype, seed=n) for n in features]

@@ -19,6 +19,7 @@ equal in every bit, provided that N is a power of two.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,18 +28,24 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.mosaic.mailbox import Mailbox, trade
+from jaxinfer.kernels.mosaic.mailbox import (
+    MOST_BLOCKS,
+    MOST_LETTER_LINES,
+    MOST_LINES,
+    Mailbox,
+    open_exchange,
+    shared_mailbox,
+    trade,
+)
 from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout
 from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
 _THREADS = 128
 _VECTOR = 8  # elements of 16 bytes
 _LINE = _THREADS * _VECTOR
-_MOST_BLOCKS = 128  # fewer than there are multiprocessors, so that all run at once
-_MOST_LINES = 10  # of a block, which holds them and all that arrives in registers
 # As letters they are read sooner, but twice the bytes cross the link: on two H200s 256 lines take
 # as long either way.
-_MOST_LETTERS, _MOST_LETTERS_A_BLOCK = 128, 5
+_MOST_LETTERS = 128
 
 
 def supports(size: int, dtype: jax.typing.DTypeLike, num_devices: int) -> bool:
@@ -60,7 +67,7 @@ def supports_devices(num_devices: int) -> bool:
 
 def mailbox_bytes(num_devices: int) -> int:
     """Bytes of device memory that each of so many GPUs keeps for the others to write to."""
-    return _mailbox(num_devices).num_bytes
+    return shared_mailbox(num_devices).num_bytes
 
 
 def all_reduce(
@@ -141,7 +148,7 @@ def _kernel(
     body: Any, blocks: tuple[int, int, int], num_devices: int, out: Any, *, suffix: str = ""
 ) -> Any:
     return plgpu.kernel(
-        functools.partial(body, _mailbox(num_devices)),
+        functools.partial(body, shared_mailbox(num_devices)),
         out_type=out,
         grid=blocks[:1],
         grid_names=("block",),
@@ -162,13 +169,8 @@ def _per_block(size: int, row: int) -> int:
     if size % row or row % _LINE:
         return 0
     count = size // row
-    divisors = (n for n in range(1, _MOST_LINES * _LINE // row + 1) if count % n == 0)
-    return next((n for n in divisors if count // n <= _MOST_BLOCKS), 0)
-
-
-def _mailbox(num_devices: int) -> Mailbox:
-    line_bytes = 16 * _THREADS
-    return Mailbox(num_devices, _MOST_BLOCKS, _MOST_LINES, _MOST_LETTERS_A_BLOCK, line_bytes)
+    divisors = (n for n in range(1, MOST_LINES * _LINE // row + 1) if count % n == 0)
+    return next((n for n in divisors if count // n <= MOST_BLOCKS), 0)
 
 
 def _layout() -> RegisterLayout:
@@ -219,11 +221,17 @@ def _summed(
     mailbox: Mailbox, peers: Ref, x: Ref, block: jax.Array, layout: RegisterLayout
 ) -> jax.Array:
     """This block's part of the sum, rounded."""
+    opened = open_exchange(mailbox, block, peers)
     own = load_global(x.at[block], layout)
     lines = own.size // _LINE
-    as_letters = lines <= _MOST_LETTERS_A_BLOCK and x.size // _LINE <= _MOST_LETTERS
-    others = trade(mailbox, own, block, peers, layout, as_letters=as_letters)
-    wide = [part.astype(jnp.float32) for part in (own, *others)]
+    as_letters = lines <= MOST_LETTER_LINES and x.size // _LINE <= _MOST_LETTERS
+    others = trade(mailbox, own, opened, layout, as_letters=as_letters)
+    return add_shares(own, others)
+
+
+def add_shares(own: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+    """The rounded sum of a GPU's own share and its partners', by distance; the same on all."""
+    wide = [share.astype(jnp.float32) for share in (own, *others)]
     while len(wide) > 1:
         wide = [left + right for left, right in zip(wide[::2], wide[1::2], strict=True)]
     return wide[0].astype(own.dtype)

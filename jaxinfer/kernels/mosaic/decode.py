@@ -9,8 +9,8 @@ How, and where each idea comes from:
   2022, arXiv:2205.14135): keys are visited in tiles of `block_kv`; a running maximum `m`, a running
   sum `l` and an unnormalised output are rescaled when the maximum grows. fp32, in powers of two.
 * **Split over the context** (FlashDecoding, Dao et al. 2023): with few sequences, `num_splits`
-  blocks share one sequence; each leaves a normalised partial output and the log of its sum, and
-  `combine.py` weighs them together.
+  blocks share one sequence; each leaves a normalised partial output and the log of its sum.
+  `combine.py` weighs them together, or, where they form a cluster, `cluster_combine.py`.
 * **Warp specialisation** (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608): warpgroup 0 only
   starts TMA copies (one warp for keys, one for values), up to `stages` tiles ahead; warpgroup 1
   only computes. Four barriers a stage say "filled" and "free" for keys and for values.
@@ -36,6 +36,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.mosaic import cluster_combine
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.combine import combine_splits
 from jaxinfer.kernels.mosaic.pages import (
@@ -50,6 +51,7 @@ from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 _LOG2_E = math.log2(math.e)
 _MULTIPROCESSORS = 132
+_CLUSTERED_BLOCKS, _FEWEST_CLUSTERED = 64, 4
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 """Layout of one value per column (query) of a wgmma accumulator."""
 
@@ -62,11 +64,13 @@ class DecodeConfig:
         block_kv: keys in a tile, 64 or 128.
         stages: tiles in flight.
         num_splits: blocks that share one sequence and head.
+        in_cluster: whether they, at most 8, are a cluster that combines what they have.
     """
 
     block_kv: int = 64
     stages: int = 3
     num_splits: int = 1
+    in_cluster: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,7 @@ class _Problem:
     H: int
     K: int
     D: int
+    columns: int
     tiling: Tiling
     config: DecodeConfig
     window: int | None
@@ -87,10 +92,9 @@ class _Problem:
         return self.H // self.K
 
     @property
-    def columns(self) -> int:
-        """N: query rows are copied in aligned eights, so a group may start inside one."""
-        step = math.gcd(self.group, 8)
-        return -(-(8 - step + self.group) // 8) * 8
+    def leaves_partials(self) -> bool:
+        """Whether another launch combines the splits."""
+        return self.config.num_splits > 1 and not self.config.in_cluster
 
 
 def paged_decode_attention(
@@ -127,10 +131,10 @@ def paged_decode_attention(
     W = block_tables.shape[1]
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
-    config = config or choose_config(B, K, W * S)
-    problem = _Problem(
-        H, K, D, Tiling(config.block_kv, S, W), config, window, scale, jnp.dtype(q.dtype)
-    )
+    N = _columns(H // K)
+    config = config or choose_config(B, K, W * S, head_bytes=4 * D * N)
+    tiling = Tiling(config.block_kv, S, W)
+    problem = _Problem(H, K, D, N, tiling, config, window, scale, jnp.dtype(q.dtype))
     rows = q.reshape(B * H, D)
     padding = -rows.shape[0] % 8
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
@@ -141,21 +145,33 @@ def paged_decode_attention(
     out = call_built_for(
         _launch, problem, shapes, args, _out_type(problem, shapes), name="paged_decode_attention"
     )
-    if config.num_splits == 1:
+    if not problem.leaves_partials:
         return out[0][: B * H].reshape(B, H, D)
     partial, log_sums = out
     return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
 
 
-def choose_config(B: int, K: int, longest: int) -> DecodeConfig:
+def _columns(group: int) -> int:
+    """N: query rows are copied in aligned eights, so a group may start inside one."""
+    return -(-(8 - math.gcd(group, 8) + group) // 8) * 8
+
+
+def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> DecodeConfig:
     """Tile, stages and splits for `B` sequences of at most `longest` keys and `K` kv heads.
+
+    `head_bytes` are those of a split's output for one kv head, in float32.
 
     Measured on an H200 (`scripts/kernel_bench.py --sweep`): with work for every multiprocessor, one
     block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks fit,
     and splits until there is about one block a multiprocessor. No split is shorter than 256 keys:
-    below that the combine pass costs more than it saves.
+    below that the combine pass costs more than it saves. A cluster combines faster, but one of
+    eight blocks needs half a part of the chip to itself: steps of 16 such clusters lost 10%, of 8
+    or of 16 with four blocks each won 1 to 4% by contexts of 1024.
     """
     blocks = B * K
+    in_cluster = min(_CLUSTERED_BLOCKS // blocks, cluster_combine.most_splits(head_bytes))
+    if in_cluster >= _FEWEST_CLUSTERED and 512 <= longest <= 256 * in_cluster:
+        return DecodeConfig(num_splits=in_cluster, in_cluster=True)
     if blocks >= 4 * _MULTIPROCESSORS:
         return DecodeConfig(block_kv=128, stages=3)
     splits = max(1, min(round(_MULTIPROCESSORS / blocks), longest // 256, 64))
@@ -167,7 +183,7 @@ def _out_type(
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The rows' results, or those of each split and the logarithms of their sums."""
     rows, context_lens = shapes[0], shapes[3]
-    if p.config.num_splits == 1:
+    if not p.leaves_partials:
         return (jax.ShapeDtypeStruct(rows.shape, p.dtype),)
     slots = -(-p.config.num_splits // 16) * 16  # combine.py reads splits in sixteens.
     parts = (context_lens.shape[0] * p.K, slots)
@@ -182,12 +198,16 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
     N, D, block_kv, stages = p.columns, p.D, config.block_kv, config.stages
     filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
     free = plgpu.Barrier(num_barriers=stages)
+    # The last axis runs fastest: heads of one page, neighbours in memory, are read together.
+    grid = {"row": shapes[3].shape[0], "split": config.num_splits, "kv_head": p.K}
+    cluster = {"split": grid.pop("split")} if config.in_cluster else {}
     return plgpu.kernel(
         functools.partial(_block, p),
         out_type=_out_type(p, shapes),
-        # The last axis runs fastest: heads of one page, neighbours in memory, are read together.
-        grid=(shapes[3].shape[0], config.num_splits, p.K),
-        grid_names=("row", "split", "kv_head"),
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        cluster=tuple(cluster.values()),
+        cluster_names=tuple(cluster),
         num_threads=2,
         thread_name="warpgroup",
         scratch_types={
@@ -201,6 +221,7 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "v_filled": filled,
             "k_free": free,
             "v_free": free,
+            "combine": cluster_combine.scratch(config.num_splits, D, N) if cluster else {},
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_decode_attention",
@@ -233,7 +254,7 @@ def _span(p: _Problem, lengths: Ref) -> _Span:
 
 
 def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_smem, p_smem,
-           o_smem, q_filled, k_filled, v_filled, k_free, v_free):  # fmt: skip
+           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine):  # fmt: skip
     span = _span(p, lengths)
     first_row = (span.row * p.K + span.kv_head) * p.group
     aligned_row = first_row // 8 * 8
@@ -257,17 +278,24 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_
         total = sums.sum(axis=0)
         inverse = jnp.where(total > 0, 1.0 / total, 0.0)
         out = acc * lax.broadcast_in_dim(inverse, acc.shape, [1])
-        if p.config.num_splits > 1:
+        log_sum = m + jnp.log(total) * _LOG2_E
+
+        def write(out):
+            store_anyhow(o_smem.transpose((1, 0)), out.astype(p.dtype))
+            plgpu.commit_smem()
+            source = o_smem.at[pl.ds(first_row - aligned_row, p.group)]
+            plgpu.copy_smem_to_gmem(source, outputs[0].at[pl.ds(first_row, p.group)])
+            plgpu.wait_smem_to_gmem(0)
+
+        if p.leaves_partials:
             partial, log_sums = outputs
             at = (span.row * p.K + span.kv_head, lax.axis_index("split"))
             store_anyhow(partial.at[at], out)
-            store_anyhow(log_sums.at[at], m + jnp.log(total) * _LOG2_E)
-            return
-        store_anyhow(o_smem.transpose((1, 0)), out.astype(p.dtype))
-        plgpu.commit_smem()
-        source = o_smem.at[pl.ds(first_row - aligned_row, p.group)]
-        plgpu.copy_smem_to_gmem(source, outputs[0].at[pl.ds(first_row, p.group)])
-        plgpu.wait_smem_to_gmem(0)
+            store_anyhow(log_sums.at[at], log_sum)
+        elif p.config.in_cluster:
+            cluster_combine.combine_in_cluster(out, log_sum, write, **combine)
+        else:
+            write(out)
 
 
 def _stream(p, span, tables, pages, smem, filled, free):

@@ -13,9 +13,12 @@ acquire.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import itertools
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith
 
@@ -47,15 +50,19 @@ DONE:
 }"""
 # Each 8 bytes are stored and loaded whole, for they are one element of the vector.
 _POST = """{
+    .reg .pred other;
     .reg .b64 left, right;
+    setp.ge.u32 other, $4, $5;
     mov.b64 left, {$1, $3};
     mov.b64 right, {$2, $3};
-    st.relaxed.sys.global.v2.b64 [$0], {left, right};
+    @!other st.relaxed.sys.global.v2.b64 [$0], {left, right};
 }"""
 _RECEIVE = """{
-    .reg .pred early;
+    .reg .pred early, other;
     .reg .b32 number;
     .reg .b64 left, right;
+    setp.ge.u32 other, $4, $5;
+    @other bra DONE;
 LOOK:
     ld.relaxed.sys.global.v2.b64 {left, right}, [$2];
     mov.b64 {$0, number}, left;
@@ -64,7 +71,13 @@ LOOK:
     mov.b64 {$1, number}, right;
     setp.ne.b32 early, number, $3;
     @early bra LOOK;
+DONE:
 }"""
+
+_THREADS = 128  # that take part in an exchange: a warpgroup
+MOST_BLOCKS = 128  # fewer than there are multiprocessors, so that all run at once
+MOST_LINES = 10  # of a block, which holds them and all that arrives in registers
+MOST_LETTER_LINES = 5  # of those, as letters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,24 +140,71 @@ class Mailbox:
         return (half + 2 * (distance - 1)) * self.num_blocks + block
 
 
+def shared_mailbox(num_devices: int) -> Mailbox:
+    """The one that all kernels of so many GPUs use."""
+    return Mailbox(num_devices, MOST_BLOCKS, MOST_LINES, MOST_LETTER_LINES, 16 * _THREADS)
+
+
+class Opened(NamedTuple):
+    """What a block knows of an exchange before it has anything to send; int32 scalars.
+
+    Attributes:
+        block: this block's number.
+        number: this exchange's.
+        bases: addresses of the mailboxes, its own first: the low and the high half of each.
+    """
+
+    block: Scalar
+    number: Scalar
+    bases: tuple[tuple[Scalar, Scalar], ...]
+
+
+def open_exchange(mailbox: Mailbox, block: Scalar, peers: Ref) -> Opened:
+    """Begins an exchange: the sooner, the less it has to be waited for.
+
+    Args:
+        mailbox: how all GPUs' mailboxes are laid out.
+        block: this block's number.
+        peers: addresses of the mailboxes, int32 ``[N, 2]`` in device memory; its own first.
+    """
+    scalar = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.int32), layout=plgpu.Layout.WG_SPLAT)
+    rows = range(mailbox.num_devices)
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.Layout.WG_SPLAT, plgpu.RefType()),
+        return_type=(scalar, tuple((scalar, scalar) for _ in rows)),
+    )
+    def load(context: Any, block: Any, peers: Any) -> Any:
+        del context
+        halves = tuple(tuple(ptx.load_element(peers, row, i) for i in (0, 1)) for row in rows)
+        count = ptx.address(*halves[0]) + mailbox.count(ptx.widened(ptx.word_of(block)))
+        (exchanges,) = ptx.asm(_COUNT, "=r,l", [count], 1)
+        number = arith.addi(exchanges, ptx.constant(1, 32))
+        return [ptx.scalar(word) for word in (number, *itertools.chain(*halves))]
+
+    number, bases = load(block, peers)  # pyright: ignore[reportCallIssue]
+    return Opened(block, number, bases)
+
+
 def trade(
     mailbox: Mailbox,
     values: jax.Array,
-    block: Scalar,
-    peers: Ref,
+    opened: Opened,
     layout: RegisterLayout,
     *,
     as_letters: bool,
+    num_threads: int = _THREADS,
 ) -> list[jax.Array]:
-    """Give each partner this block's values and take theirs.
+    """Give each partner this block's values and take theirs; called by one warpgroup, the first.
 
     Args:
         mailbox: how all GPUs' mailboxes are laid out.
         values: 16-bit ``[rows, elements]`` in registers of `layout`, 16 bytes a thread and line.
-        block: this block's number.
-        peers: addresses of the mailboxes, int32 ``[N, 2]`` in device memory; its own first.
+        opened: of `open_exchange`.
         layout: of the values.
         as_letters: how they travel.
+        num_threads: the first threads, whose letters are all that is exchanged; what the others
+            return has no meaning.
 
     Returns:
         The values of the partners at distance 1, 2, ...
@@ -153,23 +213,23 @@ def trade(
     distances = range(1, mailbox.num_devices)
 
     @plgpu.inline_mgpu(
-        arg_types=(layout, plgpu.Layout.WG_SPLAT, plgpu.RefType()),
+        arg_types=(layout, jax.tree.map(lambda _: plgpu.Layout.WG_SPLAT, opened)),
         return_type=(received,) * len(distances),
     )
-    def exchange(context: Any, values: Any, block: Any, peers: Any) -> tuple[Any, ...]:
+    def exchange(context: Any, values: Any, opened: Opened) -> tuple[Any, ...]:
         del context
         sent = [ptx.words_of(register) for register in values.registers.flat]
         kind = values.registers.flat[0].type
-        send = _letters if as_letters else _lines
+        send = functools.partial(_letters, num_threads) if as_letters else _lines
         parts = []
-        for lines in send(_Post(mailbox, block.registers.item(), peers), sent):
+        for lines in send(_Post(mailbox, opened), sent):
             taken = values.registers.copy()
             taken.flat = [ptx.vector_of(words, kind) for words in lines]
             part = type(values)(_registers=taken, _layout=values.layout, _is_signed=None)
             parts.append(part)
         return tuple(parts)
 
-    return list(exchange(values, block, peers))  # pyright: ignore[reportCallIssue]
+    return list(exchange(values, opened))  # pyright: ignore[reportCallIssue]
 
 
 class _Post:
@@ -184,12 +244,11 @@ class _Post:
         half: the half that it uses.
     """
 
-    def __init__(self, mailbox: Mailbox, block: Any, peers: Any) -> None:
-        self.mailbox, self.block = mailbox, ptx.widened(block)
-        self.bases = [ptx.load_address(peers, i) for i in range(mailbox.num_devices)]
+    def __init__(self, mailbox: Mailbox, opened: Opened) -> None:
+        self.mailbox, self.block = mailbox, ptx.widened(ptx.word_of(opened.block))
+        self.number = ptx.word_of(opened.number)
+        self.bases = [ptx.address(*map(ptx.word_of, base)) for base in opened.bases]
         self.thread = ptx.thread()
-        (count,) = ptx.asm(_COUNT, "=r,l", [self._own_count], 1)
-        self.number = arith.addi(count, ptx.constant(1, 32))
         self.half = ptx.widened(arith.andi(self.number, ptx.constant(1, 32)))
 
     @property
@@ -220,15 +279,16 @@ class _Post:
         return base + place + ptx.widened(self.thread) * 16
 
 
-def _letters(post: _Post, sent: list[list[Any]]) -> list[list[list[Any]]]:
+def _letters(num_threads: int, post: _Post, sent: list[list[Any]]) -> list[list[list[Any]]]:
     """Exchange words by letters: of each partner its lines."""
+    who = [post.thread, ptx.constant(num_threads, 32)]
     for distance in post.distances:
         for i, words in enumerate(sent):
             place = post.letter(post.bases[distance], distance, i)
             for part in (0, 1):
                 pair = words[2 * part : 2 * part + 2]
-                ptx.asm(_POST, "l,r,r,r", [place + 16 * part, *pair, post.number])
-    ptx.barrier()
+                ptx.asm(_POST, "l,r,r,r,r,r", [place + 16 * part, *pair, post.number, *who])
+    ptx.warpgroup_barrier()
     post.keep_number()
     received = []
     for distance in post.distances:
@@ -236,7 +296,7 @@ def _letters(post: _Post, sent: list[list[Any]]) -> list[list[list[Any]]]:
         for i in range(len(sent)):
             place = post.letter(post.bases[0], distance, i)
             pairs = [
-                ptx.asm(_RECEIVE, "=&r,=&r,l,r", [place + 16 * part, post.number], 2)
+                ptx.asm(_RECEIVE, "=&r,=&r,l,r,r,r", [place + 16 * part, post.number, *who], 2)
                 for part in (0, 1)
             ]
             lines.append(pairs[0] + pairs[1])
@@ -250,14 +310,14 @@ def _lines(post: _Post, sent: list[list[Any]]) -> list[list[list[Any]]]:
         for i, words in enumerate(sent):
             place = post.line(post.bases[distance], distance, i)
             ptx.asm(_STORE, "l,r,r,r,r", [place, *words])
-    ptx.barrier()
+    ptx.warpgroup_barrier()
     post.keep_number()
     for distance in post.distances:
         flag = post.flag(post.bases[distance], distance)
         ptx.asm(_RAISE, "l,r,r", [flag, post.number, post.thread])
     for distance in post.distances:
         ptx.asm(_AWAIT, "l,r,r", [post.flag(post.bases[0], distance), post.number, post.thread])
-    ptx.barrier()
+    ptx.warpgroup_barrier()
     return [
         [
             ptx.asm(_LOAD, "=r,=r,=r,=r,l", [post.line(post.bases[0], distance, i)], 4)

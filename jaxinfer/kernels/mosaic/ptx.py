@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.experimental.mosaic import gpu as mgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, memref, vector
 
@@ -44,23 +45,31 @@ def thread() -> Any:
     return arith.index_castui(word, gpu.thread_id(gpu.Dimension.x))
 
 
-def barrier() -> None:
-    """Wait for all threads of the block."""
-    gpu.barrier()
+def warpgroup_barrier() -> None:
+    """Wait for all threads of the warpgroup."""
+    mgpu.warpgroup_barrier()
 
 
-def load_address(table: Any, row: int) -> Word:
-    """An address from its low and high half, `table[row]` of an int32 ``[N, 2]`` reference."""
-    index = ir.IndexType.get()
-    at = arith.constant(index, row)
-    low, high = (
-        arith.extui(
-            ir.IntegerType.get_signless(64),
-            memref.load(table, [at, arith.constant(index, half)]),
-        )
-        for half in (0, 1)
-    )
+def load_element(table: Any, row: int, column: int) -> Any:
+    """An element of an int32 reference to a matrix."""
+    at = [arith.constant(ir.IndexType.get(), index) for index in (row, column)]
+    return memref.load(table, at)
+
+
+def address(low: Any, high: Any) -> Word:
+    """An address from its low and high half."""
+    low, high = (arith.extui(ir.IntegerType.get_signless(64), half) for half in (low, high))
     return Word(arith.ori(low, arith.shli(high, constant(32, 64))))
+
+
+def word_of(scalar: Any) -> Any:
+    """The 32-bit value of a scalar operand of `plgpu.inline_mgpu`."""
+    return scalar.registers.item()
+
+
+def scalar(word: Any) -> mgpu.FragmentedArray:
+    """A 32-bit value, the same for all threads, as `plgpu.inline_mgpu` returns it."""
+    return mgpu.FragmentedArray.splat(word, (), is_signed=True)
 
 
 def words_of(register: Any) -> list[Any]:

@@ -5,8 +5,8 @@ product is a read of the matrix; everything else should hide behind it. These ke
 
 * `norm_project`: RMSNorm, then any number of projections of its output (q, k and v at once);
 * `norm_gated`: RMSNorm, then `silu(x gate^T) * (x up^T)`;
-* `project_add`: a projection added to the residual stream; or `project`, without that, where it is
-  one device's share of a sum.
+* `project_add`: a projection added to the residual stream; or `project`, without that; or
+  `project_sum_add`, where it is one device's share of a sum, and that is added.
 
 `skinny_plan.py` cuts a product into blocks, `skinny_product.py` is what a block does up to its
 sums, and this file what becomes of the sums.
@@ -25,8 +25,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.mosaic.all_reduce import add_shares, supports_devices
+from jaxinfer.kernels.mosaic.mailbox import MOST_BLOCKS, open_exchange, shared_mailbox, trade
 from jaxinfer.kernels.mosaic.pages import SWIZZLED
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
 from jaxinfer.kernels.mosaic.skinny_plan import TILE, Plan, SkinnyConfig, make_plan, takes
@@ -39,8 +41,12 @@ from jaxinfer.kernels.mosaic.skinny_product import (
     sum_over_cluster,
 )
 
+SUM_ROWS = 8
+"""Up to so many rows every sum over devices is part of its product."""
+_VECTOR = 8  # elements of 16 bytes
+_SHARE_ROWS = 16  # of which a warpgroup holds one vector a thread
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
-_SMALL_BYTES = 24 * 2**20  # of the weights of one launch
+_SMALL_BYTES = 28 * 2**20  # of the weights of one launch
 _LARGE_BYTES = 96 * 2**20
 
 
@@ -99,13 +105,53 @@ def project(
     return _run("bare", x, (weight,), config=config)[0]
 
 
+def project_sum_add(
+    x: Float[Array, "B I"],
+    weight: Float[Array, "O I"],
+    residual: Float[Array, "B O"],
+    peers: Int32[Array, "N 2"],
+    *,
+    config: SkinnyConfig | None = None,
+) -> Float[Array, "B O"]:
+    """`residual` + the sum of all GPUs' `x @ weight.T`, each rounded; equal in every bit on all.
+
+    Each block of threads gives the others its features as soon as it has them, so that only the
+    last ones cross the link while no weights are read. What is said of calls in `all_reduce` holds.
+
+    Args:
+        x: this GPU's share of the activations; see `norm_project` for the limits.
+        weight: its share of the weight.
+        residual: the residual stream, the same on all GPUs.
+        peers: as for `all_reduce`.
+        config: tuning; None takes the plan's own.
+
+    Raises:
+        ValueError: `supports_sum` says no.
+    """
+    if not supports_sum(x.shape[0], weight.shape, x.dtype, peers.shape[0]):
+        raise ValueError(
+            f"sums of products take 2 or 4 GPUs and at most {MOST_BLOCKS * TILE} features; got a "
+            f"weight {weight.shape} on {peers.shape[0]} GPUs"
+        )
+    return _run("summed", x, (weight,), residual=residual, peers=peers, config=config)[0]
+
+
+def supports_sum(
+    B: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike, num_devices: int
+) -> bool:
+    """Whether `project_sum_add` takes `B` rows and a share `(O, I)` of a weight."""
+    fits = shape[0] <= MOST_BLOCKS * TILE and supports_devices(num_devices)
+    # With more than eight rows only where the product itself is not slower than XLA's.
+    return fits and (takes if B <= SUM_ROWS else supports)(B, [shape], dtype)
+
+
 def supports(B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike) -> bool:
     """Whether `B` rows and weights `(O, I)` of these shapes should take these kernels.
 
     They must be able to, and be faster than XLA's product with its neighbours. Kernel times on an
     H200 at Qwen3-0.6B's and 8B's shapes: small matrices gain at 2 to 16 rows, by saving launches;
     8B's MLP gains at 2 and 8 rows and loses at 16; 8B's attention loses. Steps of two devices gain
-    up to 1% by their halves of 8B's attention and of twice 32B's quarter of o (17 to 25 MB), and
+    up to 1% by their halves of 8B's attention and twice 32B's quarters of it (17 to 26 MB), and
     lose by 65 MB. Sizes between are XLA's.
     """
     num_bytes = 2 * sum(out * size for out, size in shapes)
@@ -113,7 +159,7 @@ def supports(B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeL
     return worthwhile and takes(B, shapes, dtype)
 
 
-def _run(kind, x, weights, *, norm=None, residual=None, eps=0.0, config=None):
+def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, config=None):
     B = x.shape[0]
     shapes = [w.shape for w in weights]
     if not takes(B, shapes, x.dtype):
@@ -127,7 +173,7 @@ def _run(kind, x, weights, *, norm=None, residual=None, eps=0.0, config=None):
     scratch = {
         "w_smem": plgpu.SMEM((p.stages, p.matrices, TILE, p.chunk), x.dtype, transforms=SWIZZLED),
         "x_smem": plgpu.SMEM((p.chunks, N, p.chunk), x.dtype, transforms=SWIZZLED),
-        "o_smem": plgpu.SMEM((N, TILE), x.dtype),
+        "o_smem": plgpu.SMEM((_SHARE_ROWS if kind == "summed" else N, TILE), x.dtype),
         "filled": plgpu.Barrier(num_arrivals=p.matrices, num_barriers=p.stages),
         "free": plgpu.Barrier(num_barriers=p.stages) if refilled else None,
         "squares": plgpu.SMEM((N,), jnp.float32) if p.normed else None,
@@ -152,7 +198,7 @@ def _run(kind, x, weights, *, norm=None, residual=None, eps=0.0, config=None):
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
         kernel_name=f"skinny_{kind}",
     )
-    return kernel(x, *weights, *[a for a in (norm, residual) if a is not None])
+    return kernel(x, *weights, *[a for a in (norm, residual, peers) if a is not None])
 
 
 def _block(p: Plan, num_weights, x, *refs, w_smem, x_smem, o_smem, filled, free, squares, partial,
@@ -170,19 +216,22 @@ def _block(p: Plan, num_weights, x, *refs, w_smem, x_smem, o_smem, filled, free,
     @pl.when(warpgroup != PRODUCER)
     def _consume():
         prepare_activations(p, x, extra[0] if p.normed else None, start, x_smem, squares)
-        residual = _residual(p, extra[0], tile) if p.kind == "residual" else None
+        residual = _residual(p, extra[0], tile) if p.kind in ("residual", "summed") else None
+        opened = None
+        if p.kind == "summed":
+            opened = open_exchange(shared_mailbox(extra[1].shape[0]), tile, extra[1])
         sums = multiply(p, w_smem, x_smem, filled, free)
         if p.normed:  # Travels with the sums as one more matrix.
             column = plgpu.load(squares, layout=_COLUMN, optimized=False)
             sums = (*sums, lax.broadcast_in_dim(column, sums[0].shape, [1]))
 
         def finish(sums):
-            _finish(p, residual, sums, tile, o_smem, outputs)
+            _finish(p, residual, opened, sums, tile, o_smem, outputs)
 
         sum_over_cluster(p, split, sums, partial, gathered, finish)
 
 
-def _finish(p: Plan, residual, sums, tile, o_smem, outputs):
+def _finish(p: Plan, residual, opened, sums, tile, o_smem, outputs):
     """Scales, gates or adds; `sums` are `[TILE, N]`, features by rows of the batch."""
     if p.normed:
         *sums, squares = sums
@@ -191,8 +240,10 @@ def _finish(p: Plan, residual, sums, tile, o_smem, outputs):
     out = sums[0]
     if p.kind == "gated":
         out = out / (1.0 + jnp.exp(-out)) * sums[1]
-    store_anyhow(o_smem.transpose((1, 0)), out.astype(o_smem.dtype))
+    store_anyhow(o_smem.at[pl.ds(0, p.columns)].transpose((1, 0)), out.astype(o_smem.dtype))
     plgpu.commit_smem()
+    if opened is not None:
+        _sum_over_devices(p, o_smem, opened)
     rows = plgpu.load(o_smem.at[pl.ds(0, p.B)], layout=row_layout(p.B, TILE), optimized=False)
     if residual is not None:
         total = residual.astype(jnp.float32) + rows.astype(jnp.float32)
@@ -202,6 +253,16 @@ def _finish(p: Plan, residual, sums, tile, o_smem, outputs):
         store_anyhow(outputs[output].at[:, pl.ds(feature, TILE)], rows)
 
     by_output(p, tile, write)
+
+
+def _sum_over_devices(p: Plan, o_smem, opened):
+    """Puts the sum of all devices' `[B, TILE]` in the place of this one's."""
+    layout = row_layout(_SHARE_ROWS, TILE)
+    own = plgpu.load(o_smem, layout=layout, optimized=False)
+    mailbox, threads = shared_mailbox(len(opened.bases)), p.B * TILE // _VECTOR
+    others = trade(mailbox, own, opened, layout, as_letters=True, num_threads=threads)
+    store_anyhow(o_smem, add_shares(own, others))
+    plgpu.commit_smem()
 
 
 def _residual(p: Plan, stream, tile):
