@@ -17,9 +17,11 @@ ROWS = (1, 2, 4, 8, 16)
 _CHUNKS = (128, 64)  # of the contraction, in a pipeline stage; multiples of the 128-byte swizzle
 _MAX_CLUSTER = 8  # blocks, the largest portable cluster
 _SHARED_BYTES = 227 * 1024  # that a block may have
-_ACTIVATION_BYTES = {8: 20 * 1024, 16: 32 * 1024}  # of a block's slice of so many columns
+_ACTIVATION_BYTES = 32 * 1024  # of a block's slice of the activations
+_GATED_ACTIVATION_BYTES = 20 * 1024  # of one of up to eight columns, for gate and up
 _WHOLE_BYTES = 128 * 1024  # of weights: slices up to here are in flight at once
-_RING_BYTES = 64 * 1024  # in flight of longer ones, of each matrix where that fits
+_RING_BYTES = 64 * 1024  # in flight of longer ones, so that two blocks fit on a multiprocessor
+_GATED_RING_BYTES = 128 * 1024  # of up to eight columns, for gate and up
 _PIECE = 8192  # activations in registers at once, 64 a thread
 
 
@@ -44,11 +46,9 @@ _MEASURED = {
     (2, 5120, 100): SkinnyConfig(5, 4, 128),  # gate and up of a quarter of 32B
     (1, 5120, 40): SkinnyConfig(4, 8, 64),  # its q, k and v
     (1, 2048, 80): SkinnyConfig(4, 5, 64),  # its o
+    (1, 6400, 80): SkinnyConfig(5, 4, 128),  # its down
     (1, 4096, 48): SkinnyConfig(4, 8, 64),  # q, k and v of a half of 8B
     (1, 2048, 64): SkinnyConfig(2, 3, 128),  # its o
-    (1, 6144, 64): SkinnyConfig(3, 4, 128),  # its down
-    (1, 12288, 64): SkinnyConfig(6, 4, 128),  # down of 8B
-    (1, 9728, 40): SkinnyConfig(4, 8, 64),  # down of 4B
 }
 
 
@@ -165,25 +165,28 @@ def choose_configs(B: int, size: int, matrices: int, tiles: int) -> list[SkinnyC
     Chosen on an H200: a block whose whole slice is in flight streams well even where half the
     multiprocessors have none, and a smaller cluster starts and gathers sooner. But nothing is
     multiplied before a block's slice of the activations is prepared: the longer that slice, the
-    longer a ring of stages rests. With 16 columns all have longer ones.
+    longer a ring of stages rests. With 16 columns the activations take longer to prepare, so they
+    are spread over more blocks.
     """
     columns = _columns(B)
     if columns == 8 and (measured := _MEASURED.get((matrices, size, tiles))):
         return [measured]
+    gated = columns == 8 and matrices == 2
     fewest = 64 if columns == 8 else 118
+    most_bytes = _GATED_ACTIVATION_BYTES if gated else _ACTIVATION_BYTES
 
     def enough(n: int) -> bool:
-        return size // n * columns * 2 <= _ACTIVATION_BYTES[columns] and tiles * n >= fewest
+        return size // n * columns * 2 <= most_bytes and tiles * n >= fewest
 
     possible = _possible_splits(size)
     splits = next((n for n in possible if enough(n)), possible[-1])
     chunk = next(c for c in _CHUNKS if size // splits % c == 0)
-    chunk_bytes = TILE * chunk * 2
+    column_bytes = matrices * TILE * 2
     rings = [
-        SkinnyConfig(splits, num_bytes // chunk_bytes, chunk)
-        for num_bytes in (_RING_BYTES, _RING_BYTES // matrices)
+        SkinnyConfig(splits, num_bytes // (column_bytes * chunk), chunk)
+        for num_bytes in ([_GATED_RING_BYTES] if gated else []) + [_RING_BYTES]
     ]
-    if size // splits * matrices * TILE * 2 > _WHOLE_BYTES:
+    if size // splits * column_bytes > _WHOLE_BYTES:
         return rings
     return [SkinnyConfig(splits, size // splits // chunk, chunk), *rings]
 
