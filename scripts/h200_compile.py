@@ -33,7 +33,7 @@ TESTS = (
     "tests/serving/test_h200_steps.py",
 )
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
-_TEST_PACKAGES = ("pytest", "beartype")
+_TEST_PACKAGES = ("pytest", "pytest-xdist", "beartype")
 _INSTALL_LIMIT_S, _CHECK_LIMIT_S = 600, 1200
 
 
@@ -82,7 +82,9 @@ def check(version: str) -> list[str]:
     _start_up(python)
     report = python.parents[1] / "report.xml"
     report.unlink(missing_ok=True)
-    command = [python, "-m", "pytest", "-q", "-m", "h200_compile", "-p", "no:cacheprovider"]
+    # Without workers: the versions run side by side already.
+    command = [python, "-m", "pytest", "-n", "0", "-q", "-m", "h200_compile"]
+    command += ["-p", "no:cacheprovider"]
     command += ["-o", "junit_family=xunit1", f"--junitxml={report}", *TESTS]
     try:
         _run(command, "the compiled programs are not what they should be", _CHECK_LIMIT_S)

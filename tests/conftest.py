@@ -25,7 +25,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where JAX sees none, and what needs the CUDA plugin without it."""
+    """Skip what this machine can't run, and begin with the longest test.
+
+    A test needs a GPU where JAX sees none, or the CUDA plugin without it. The longest is first,
+    because pytest-xdist hands out files in order and would end with one worker waiting for it.
+    """
+    items.sort(key=lambda item: item.path.name != "test_soak.py")
     if jax.default_backend() != "gpu":
         _skip(items, "gpu", "needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
     if not h200_target.available():
