@@ -117,6 +117,8 @@ def project_sum_add(
 
     Each block of threads gives the others its features as soon as it has them, so that only the
     last ones cross the link while no weights are read. What is said of calls in `all_reduce` holds.
+    Not all blocks run at once: that no GPU waits for blocks which another can't start, because its
+    own wait, rests on GPUs starting blocks in the order of their numbers, as they do.
 
     Args:
         x: this GPU's share of the activations; see `norm_project` for the limits.

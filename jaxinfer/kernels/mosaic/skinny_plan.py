@@ -13,7 +13,7 @@ Kind = Literal["plain", "gated", "residual", "bare", "summed"]
 
 TILE = 64  # output features of a block: wgmma's M
 
-ROWS = (1, 2, 4, 8, 16)
+_ROWS = (1, 2, 4, 8, 16)
 _CHUNKS = (128, 64)  # of the contraction, in a pipeline stage; multiples of the 128-byte swizzle
 _MAX_CLUSTER = 8  # blocks, the largest portable cluster
 _SHARED_BYTES = 227 * 1024  # that a block may have
@@ -135,7 +135,7 @@ def takes(B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike
     """Whether the kernels can compute with `B` rows and weights `(O, I)` of these shapes."""
     size = shapes[0][1]
     whole = all(out % TILE == 0 and same == size for out, same in shapes) and size % 64 == 0
-    if not (whole and B in ROWS and jnp.dtype(dtype) == jnp.bfloat16):
+    if not (whole and B in _ROWS and jnp.dtype(dtype) == jnp.bfloat16):
         return False
     # Two matrices need the most shared memory.
     return make_plan("gated", B, shapes, 0.0, None).shared_bytes <= _SHARED_BYTES
