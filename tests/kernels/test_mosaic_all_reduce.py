@@ -190,9 +190,9 @@ def test_products_are_summed_by_two_or_four_gpus_for_few_rows():
     assert not skinny.supports_sum(2, (4096, 2048), jnp.bfloat16, 8)
     assert not skinny.supports_sum(2, (8256, 2048), jnp.bfloat16, 2)
     assert not skinny.supports_sum(24, (4096, 2048), jnp.bfloat16, 2)
-    x, peers = jnp.zeros((2, 64), jnp.bfloat16), jnp.zeros((3, 2), jnp.int32)
+    x, weight, onto = (jnp.zeros(s, jnp.bfloat16) for s in ((2, 64), (128, 64), (2, 128)))
     with pytest.raises(ValueError, match="sums of products take 2 or 4 GPUs"):
-        skinny.project_sum_add(x, jnp.zeros((128, 64), jnp.bfloat16), x, peers)
+        skinny.project_sum_add(x, weight, onto, jnp.zeros((3, 2), jnp.int32))
 
 
 def test_what_is_supported():
