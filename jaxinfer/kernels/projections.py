@@ -210,9 +210,9 @@ def _add_norm(
 def _has_few_rows(x: jax.Array, backend: Backend) -> bool:
     if backend != "mosaic" or x.ndim != 2:
         return False
-    from jaxinfer.kernels.mosaic import skinny
+    from jaxinfer.kernels.mosaic import skinny_plan
 
-    return x.shape[0] <= skinny.SUM_ROWS
+    return x.shape[0] <= skinny_plan.MOST_ROWS
 
 
 def _leaves_sums(x: jax.Array, axis: TensorAxis, backend: Backend) -> bool:

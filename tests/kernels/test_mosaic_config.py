@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.kernels.mosaic.decode import choose_config, paged_decode_attention
+from jaxinfer.kernels.mosaic.decode import DecodeConfig, choose_config, paged_decode_attention
 from jaxinfer.kernels.mosaic.pages import Tiling
 
 
@@ -19,8 +19,16 @@ def test_a_cluster_combines_a_few_splits_where_the_chip_has_room_for_it():
         assert config.num_splits == splits
     # More sequences, longer contexts, and outputs that do not fit.
     assert not choose_config(4, 8, 1024).in_cluster
-    assert not choose_config(2, 8, 2048).in_cluster
+    assert not choose_config(2, 8, 4096).in_cluster
     assert choose_config(1, 2, 1024, head_bytes=4 * 128 * 24).num_splits == 5
+
+
+def test_a_cluster_of_longer_contexts_has_one_more_stage_where_that_fits():
+    assert choose_config(2, 8, 1024).stages == 3
+    assert choose_config(2, 8, 2048) == DecodeConfig(64, 4, 4, in_cluster=True)
+    assert choose_config(1, 2, 2048, head_bytes=4 * 128 * 24) == DecodeConfig(
+        64, 4, 4, in_cluster=True
+    )
 
 
 def test_short_contexts_are_not_split_into_slivers():

@@ -52,6 +52,7 @@ def test_random_problems_match_fp64_in_float16(seed, decode):
         DecodeConfig(64, 2, 20),
         DecodeConfig(128, 2, 5),
         DecodeConfig(64, 3, 2, in_cluster=True),
+        DecodeConfig(64, 4, 4, in_cluster=True),
         DecodeConfig(64, 2, 5, in_cluster=True),
         DecodeConfig(64, 2, 8, in_cluster=True),
     ],

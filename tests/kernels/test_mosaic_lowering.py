@@ -105,7 +105,7 @@ _PROGRAMS = {
         {"paged_decode_attention": 1},
     ),
     "decode_one_row": (
-        functools.partial(_attention, 1, 1, 4 * W, max_query_len=1),
+        functools.partial(_attention, 1, 1, 8 * W, max_query_len=1),
         {"paged_decode_attention": 1, "combine_splits": 1},
     ),
     "decode_one_short_row": (

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jaxinfer.kernels.mosaic import skinny
-from jaxinfer.kernels.mosaic.skinny_plan import TILE, make_plan, takes
+from jaxinfer.kernels.mosaic.skinny_plan import TILE, choose_config, make_plan, supports
 
 _SHARED_BYTES = 227 * 1024  # that a block of threads may have on Hopper
 # E, query features, key features, F of Qwen3 models.
@@ -34,7 +33,7 @@ def _products(model, devices=1):
 def test_slices_cover_the_contraction_and_blocks_fit(model, devices, B):
     taken = 0
     for kind, shapes in _products(model, devices).values():
-        if not takes(B, shapes, "bfloat16"):
+        if not supports(B, shapes, "bfloat16"):
             continue
         plan = make_plan(kind, B, shapes, 1e-6, None)
         assert plan.chunks * plan.chunk * plan.splits == shapes[0][1]
@@ -45,19 +44,25 @@ def test_slices_cover_the_contraction_and_blocks_fit(model, devices, B):
     assert taken >= 3
 
 
+@pytest.mark.parametrize("model", _MODELS)
+def test_whole_models_take_every_product_up_to_sixteen_rows(model):
+    for _, shapes in _products(model).values():
+        assert supports(16, shapes, "bfloat16")
+        assert not supports(32, shapes, "bfloat16")
+
+
 @pytest.mark.parametrize(
-    ("model", "B", "products"),
+    ("size", "matrices", "tiles", "splits"),
     [
-        ("0.6B", 2, {"qkv", "o", "gated", "down"}),
-        ("0.6B", 16, {"qkv", "o", "gated", "down"}),
-        ("8B", 8, {"gated", "down"}),
-        ("8B", 16, set()),
+        (4096, 2, 96, 1),  # One wave, no cluster: gate and up of a half of 8B.
+        (4096, 2, 192, 2),  # More tiles than multiprocessors: of 8B.
+        (6144, 1, 64, 2),  # Too few blocks without: down of a half of 8B.
+        (6144, 1, 32, 3),  # And with two: down of 1.7B.
+        (1024, 1, 64, 1),  # As few, but each asks for its whole slice at once: q, k, v of 0.6B.
     ],
 )
-def test_products_that_xla_does_faster_are_left_to_it(model, B, products):
-    taken = {
-        name
-        for name, (_, shapes) in _products(model).items()
-        if skinny.supports(B, shapes, "bfloat16")
-    }
-    assert taken == products
+def test_as_few_blocks_share_a_tile_as_occupy_half_the_chip(size, matrices, tiles, splits):
+    config = choose_config(2, size, matrices, tiles)
+    assert config.splits == splits
+    ring = config.stages * config.chunk * matrices * TILE * 2
+    assert 64 * 1024 <= ring <= 128 * 1024

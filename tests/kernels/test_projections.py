@@ -8,6 +8,7 @@ import pytest
 from jaxinfer.kernels import projections
 from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.mosaic import add_norm, silu_mul, skinny, wide
+from jaxinfer.kernels.mosaic.skinny_plan import MOST_ROWS
 from jaxinfer.kernels.projections import Stream
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.kernels.tensor_axis import TensorAxis
@@ -178,7 +179,7 @@ def test_a_product_by_itself_takes_the_kernel_for_its_rows(monkeypatch):
 
 
 def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
-    monkeypatch.setattr(skinny, "supports_sum", lambda B, *_: B <= skinny.SUM_ROWS)
+    monkeypatch.setattr(skinny, "supports_sum", lambda B, *_: B <= MOST_ROWS)
     monkeypatch.setattr(
         skinny, "project_sum_add", lambda x, weight, residual, peers: residual + linear(x, weight)
     )
@@ -186,13 +187,13 @@ def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
     monkeypatch.setattr(TensorAxis, "sum", lambda self, x, onto=None: x * 2)
     axis = TensorAxis("tensor", jnp.zeros((2, 2), jnp.int32))
     weight = _draw(1024, 256)
-    for rows in (2, 24):
+    for rows in (2, MOST_ROWS, 24):
         x, before = _draw(rows, 256), _draw(rows, 1024)
         begun = projections.begin_sum(before, axis, backend="mosaic")
         got = projections.project_sum_add(x, weight, Stream(before), axis, backend="mosaic")
         # A layer returns what it is given, so that all layers are traced as one.
         assert jax.tree.structure(begun) == jax.tree.structure(got)
-        if rows == 2:
+        if rows <= MOST_ROWS:
             np.testing.assert_array_equal(got.settled(), before + linear(x, weight))
             np.testing.assert_array_equal(begun.settled(), before * 2)
         else:

@@ -19,12 +19,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxinfer.kernels.mosaic.pages import Ref
 
 _MOST_SPLITS = 8  # blocks, the largest portable cluster
-_SHARED_BYTES = 114 * 1024  # that the decode kernel's stages leave of a multiprocessor's
+_SHARED_BYTES = 210 * 1024  # of a multiprocessor's, without what a block has besides its stages
+_STAGE_BYTES = 32 * 1024  # of the decode kernel with tiles of 64 keys
 
 
-def most_splits(head_bytes: int) -> int:
-    """How many splits, each with an output of so many bytes, a cluster can combine."""
-    return min(_MOST_SPLITS, 1 + _SHARED_BYTES // (2 * head_bytes))
+def most_splits(head_bytes: int, stages: int) -> int:
+    """How many splits, each with an output of so many bytes, are combined beside so many stages."""
+    return min(_MOST_SPLITS, 1 + (_SHARED_BYTES - stages * _STAGE_BYTES) // (2 * head_bytes))
 
 
 def scratch(num_splits: int, D: int, N: int) -> dict[str, Any]:

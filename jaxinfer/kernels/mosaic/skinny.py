@@ -31,23 +31,18 @@ from jaxinfer.kernels.mosaic.all_reduce import add_shares, supports_devices
 from jaxinfer.kernels.mosaic.mailbox import MOST_BLOCKS, open_exchange, shared_mailbox, trade
 from jaxinfer.kernels.mosaic.pages import SWIZZLED
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
-from jaxinfer.kernels.mosaic.skinny_plan import TILE, Plan, SkinnyConfig, make_plan, takes
+from jaxinfer.kernels.mosaic.skinny_plan import TILE, Plan, SkinnyConfig, make_plan, supports
 from jaxinfer.kernels.mosaic.skinny_product import (
     PRODUCER,
     by_output,
     multiply,
-    prepare_activations,
     request_weights,
     sum_over_cluster,
 )
 
-SUM_ROWS = 8
-"""Up to so many rows every sum over devices is part of its product."""
 _VECTOR = 8  # elements of 16 bytes
 _SHARE_ROWS = 16  # of which a warpgroup holds one vector a thread
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
-_SMALL_BYTES = 28 * 2**20  # of the weights of one launch
-_LARGE_BYTES = 96 * 2**20
 
 
 def norm_project(
@@ -143,28 +138,13 @@ def supports_sum(
 ) -> bool:
     """Whether `project_sum_add` takes `B` rows and a share `(O, I)` of a weight."""
     fits = shape[0] <= MOST_BLOCKS * TILE and supports_devices(num_devices)
-    # With more than eight rows only where the product itself is not slower than XLA's.
-    return fits and (takes if B <= SUM_ROWS else supports)(B, [shape], dtype)
-
-
-def supports(B: int, shapes: Sequence[tuple[int, ...]], dtype: jax.typing.DTypeLike) -> bool:
-    """Whether `B` rows and weights `(O, I)` of these shapes should take these kernels.
-
-    They must be able to, and be faster than XLA's product with its neighbours. Kernel times on an
-    H200 at Qwen3-0.6B's and 8B's shapes: small matrices gain at 2 to 16 rows, by saving launches;
-    8B's MLP gains at 2 and 8 rows and loses at 16; 8B's attention loses. Steps of two devices gain
-    up to 1% by their halves of 8B's attention and twice 32B's quarters of it (17 to 26 MB), and
-    lose by 65 MB. Sizes between are XLA's.
-    """
-    num_bytes = 2 * sum(out * size for out, size in shapes)
-    worthwhile = num_bytes <= _SMALL_BYTES or (num_bytes >= _LARGE_BYTES and B <= 8)
-    return worthwhile and takes(B, shapes, dtype)
+    return fits and supports(B, [shape], dtype)
 
 
 def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, config=None):
     B = x.shape[0]
     shapes = [w.shape for w in weights]
-    if not takes(B, shapes, x.dtype):
+    if not supports(B, shapes, x.dtype):
         raise ValueError(
             "rows must number 1, 2, 4, 8 or 16, sizes be multiples of 64 and the dtype bfloat16;"
             f" got x {x.dtype}{x.shape} and weights {shapes}"
@@ -217,12 +197,12 @@ def _block(p: Plan, num_weights, x, *refs, w_smem, x_smem, o_smem, filled, free,
 
     @pl.when(warpgroup != PRODUCER)
     def _consume():
-        prepare_activations(p, x, extra[0] if p.normed else None, start, x_smem, squares)
         residual = _residual(p, extra[0], tile) if p.kind in ("residual", "summed") else None
         opened = None
         if p.kind == "summed":
             opened = open_exchange(shared_mailbox(extra[1].shape[0]), tile, extra[1])
-        sums = multiply(p, w_smem, x_smem, filled, free)
+        norm = extra[0] if p.normed else None
+        sums = multiply(p, x, norm, start, w_smem, x_smem, squares, filled, free)
         if p.normed:  # Travels with the sums as one more matrix.
             column = plgpu.load(squares, layout=_COLUMN, optimized=False)
             sums = (*sums, lax.broadcast_in_dim(column, sums[0].shape, [1]))

@@ -1,9 +1,10 @@
 """One block's part of a skinny product: weights stream in, sums over a slice of the contraction.
 
 A block takes 64 output features and a slice of the contraction. One warp keeps a ring of pipeline
-stages full (TMA); it asks for the first ones before anything else happens. Meanwhile the other
-warpgroup brings its slice of the activations into shared memory, then multiplies stage by stage. As
-in the decode kernel the large operand has wgmma's 64 rows and the batch is the 8 or 16 columns.
+stages full (TMA); it asks for the first ones before anything else happens. The other warpgroup
+brings its slice of the activations into shared memory, a piece at a time, and multiplies stage by
+stage. As in the decode kernel the large operand has wgmma's 64 rows and the batch is the 8 or 16
+columns.
 Blocks that share features form a cluster: they send their sums to the first one's shared memory, so
 that no second pass is needed (split-K, within a thread-block cluster).
 
@@ -13,6 +14,7 @@ Columns past the batch are zero and never written out.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,48 +73,87 @@ def request_weights(
     on_warps(lambda: by_output(p, tile, stream))
 
 
-def prepare_activations(
-    p: Plan, x: Ref, norm: Any, start: Scalar, x_smem: Ref, squares: Any
-) -> None:
-    """Brings the slice of x, times the norm's weight, into shared memory as wgmma's operand.
+def multiply(
+    p: Plan,
+    x: Ref,
+    norm: Any,
+    start: Scalar,
+    w_smem: Ref,
+    x_smem: Ref,
+    squares: Any,
+    filled: Ref,
+    free: Any,
+) -> tuple[jax.Array, ...]:
+    """Sums `[TILE, N]` of every matrix over the block's slice, in fp32.
 
-    With a norm, `squares[N]` becomes the sum of each row's squares over the slice. As many loads as
-    registers hold are in flight at once: their latency would otherwise be the kernel's.
+    The activations are prepared by pieces, each asked for while the one before it is multiplied:
+    weights that have arrived rest for as long as the first piece takes, whatever the slice.
+
+    With a norm, `squares[N]` becomes the sum of each row's squares over the slice.
     """
     layout = row_layout(8, p.chunk)
-    sums = plgpu.layout_cast(jnp.zeros((p.columns,), jnp.float32), layout.reduce(1))
-    for first in range(0, p.chunks, p.chunks_at_once):
-        count = min(p.chunks_at_once, p.chunks - first)
-        columns = pl.ds(start + first * p.chunk, count * p.chunk)
-        weight = None if norm is None else load_global(norm.at[columns], layout.reduce(0))
-        rows = _load_rows(p, x, columns, layout)
-        if weight is not None:
-            sums = sums + (rows * rows).sum(axis=1)
-            rows = rows * lax.broadcast_in_dim(weight.astype(jnp.float32), rows.shape, [1])
-        for chunk in range(count):
-            values = rows[:, chunk * p.chunk : (chunk + 1) * p.chunk].astype(x_smem.dtype)
-            store_anyhow(x_smem.at[first + chunk], values)
-    if squares is not None:
-        store_anyhow(squares, sums)
-    plgpu.commit_smem()
+    step = p.chunks_at_once
+    pieces = [range(at, min(at + step, p.chunks)) for at in range(0, p.chunks, step)]
+    squared = plgpu.layout_cast(jnp.zeros((p.columns,), jnp.float32), layout.reduce(1))
+    zero = plgpu.layout_cast(jnp.zeros((TILE, p.columns), jnp.float32), plgpu.Layout.WGMMA)
+    sums = (zero,) * p.matrices
+    asked = _ask(p, x, norm, start, pieces[0], layout)
+    for piece, after in itertools.zip_longest(pieces, pieces[1:]):
+        squared = squared + _prepare(p, asked, piece, layout, x_smem)
+        if after is None and squares is not None:
+            store_anyhow(squares, squared)
+        plgpu.commit_smem()
+        if after is not None:
+            asked = _ask(p, x, norm, start, after, layout)
+        sums = _multiply_piece(p, piece, sums, w_smem, x_smem, filled, free)
+    return sums
 
 
-def _load_rows(p: Plan, x: Ref, columns: Any, layout: RegisterLayout) -> jax.Array:
-    """`x[:, columns]` in fp32, with zeros for rows past the batch."""
+def _ask(p: Plan, x: Ref, norm: Any, start: Scalar, piece: range, layout: RegisterLayout):
+    """Loads a piece of x, as many rows as there are, and of the norm's weight, if any."""
+    columns = pl.ds(start + piece.start * p.chunk, len(piece) * p.chunk)
+    weight = None if norm is None else load_global(norm.at[columns], layout.reduce(0))
     if p.columns == p.B:
-        return load_global(x.at[:, columns], layout).astype(jnp.float32)
-    shape = (p.columns, columns.size)
+        return weight, [load_global(x.at[:, columns], layout)]
+    return weight, [load_global(x.at[b, columns], layout.reduce(0)) for b in range(p.B)]
+
+
+def _prepare(
+    p: Plan, asked: tuple[Any, list[jax.Array]], piece: range, layout: RegisterLayout, x_smem: Ref
+) -> jax.Array:
+    """Stores a piece of x, times the norm's weight, as wgmma's operand; the rows' squares."""
+    weight, loaded = asked
+    rows = loaded[0].astype(jnp.float32) if p.columns == p.B else _spread(p, loaded, layout)
+    squared = (rows * rows).sum(axis=1)
+    if weight is not None:
+        rows = rows * lax.broadcast_in_dim(weight.astype(jnp.float32), rows.shape, [1])
+    for index, chunk in enumerate(piece):
+        values = rows[:, index * p.chunk : (index + 1) * p.chunk].astype(x_smem.dtype)
+        store_anyhow(x_smem.at[chunk], values)
+    return squared
+
+
+def _spread(p: Plan, loaded: Sequence[jax.Array], layout: RegisterLayout) -> jax.Array:
+    """The batch's rows as `[N, columns]` in fp32, with zeros for rows past the batch."""
+    shape = (p.columns, loaded[0].shape[0])
     index = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
     rows = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
-    loaded = [load_global(x.at[b, columns], layout.reduce(0)) for b in range(p.B)]
     for b, row in enumerate(loaded):
         spread = lax.broadcast_in_dim(row.astype(jnp.float32), shape, [1])
         rows = jnp.where(index == b, spread, rows)
     return rows
 
 
-def multiply(p: Plan, w_smem: Ref, x_smem: Ref, filled: Ref, free: Any) -> tuple[jax.Array, ...]:
-    """Sums `[TILE, N]` of every matrix over the block's slice, in fp32."""
+def _multiply_piece(
+    p: Plan,
+    piece: range,
+    sums: tuple[jax.Array, ...],
+    w_smem: Ref,
+    x_smem: Ref,
+    filled: Ref,
+    free: Any,
+) -> tuple[jax.Array, ...]:
+    """Adds the products of a piece's chunks; stages that are filled again are handed back."""
 
     def products(chunks: Sequence[tuple[Scalar | int, Scalar | int]]) -> list[jax.Array]:
         def run(*accumulators: Ref) -> list[jax.Array]:
@@ -126,19 +167,20 @@ def multiply(p: Plan, w_smem: Ref, x_smem: Ref, filled: Ref, free: Any) -> tuple
         accumulator = plgpu.ACC((TILE, p.columns), jnp.float32)
         return pl.run_scoped(run, *[accumulator] * p.matrices)
 
-    def add(chunk: Scalar, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        slot = lax.rem(chunk, jnp.int32(p.stages))
-        more = products([(chunk, slot)])
-        plgpu.barrier_arrive(free.at[slot])
-        return tuple(total + values for total, values in zip(sums, more, strict=True))
+    def add(chunks, sums):
+        return tuple(a + b for a, b in zip(sums, products(chunks), strict=True))
 
-    refilled = p.chunks - p.stages
-    last = [(chunk, chunk % p.stages) for chunk in range(refilled, p.chunks)]
-    if refilled == 0:
-        return tuple(products(last))
-    zero = plgpu.layout_cast(jnp.zeros((TILE, p.columns), jnp.float32), plgpu.Layout.WGMMA)
-    sums = lax.fori_loop(0, refilled, add, (zero,) * p.matrices)
-    return tuple(total + more for total, more in zip(sums, products(last), strict=True))
+    def add_and_free(chunk: Scalar, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        slot = lax.rem(chunk, jnp.int32(p.stages))
+        sums = add([(chunk, slot)], sums)
+        plgpu.barrier_arrive(free.at[slot])
+        return sums
+
+    refilled = max(piece.start, min(piece.stop, p.chunks - p.stages))
+    if refilled > piece.start:
+        sums = lax.fori_loop(piece.start, refilled, add_and_free, sums)
+    last = [(chunk, chunk % p.stages) for chunk in range(refilled, piece.stop)]
+    return add(last, sums) if last else sums
 
 
 def sum_over_cluster(
