@@ -26,7 +26,7 @@ TESTS = (
     "tests/kernels/test_mosaic_all_reduce.py",
     "tests/kernels/test_mosaic_elementwise.py",
     "tests/kernels/test_mosaic_lowering.py",
-    "tests/kernels/test_mosaic_skinny.py",
+    "tests/kernels/test_mosaic_skinny_models.py",
     "tests/kernels/test_mosaic_wide.py",
     "tests/kernels/test_triton.py",
     "tests/serving/test_decode_kernels.py",

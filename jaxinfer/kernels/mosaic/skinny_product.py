@@ -14,7 +14,6 @@ Columns past the batch are zero and never written out.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +23,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout, Scalar, on_warps
-from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
+from jaxinfer.kernels.mosaic.pages import Ref, Scalar, on_warps
+from jaxinfer.kernels.mosaic.rows import row_layout, store_anyhow
+from jaxinfer.kernels.mosaic.skinny_activations import Asked, ask_for_piece, prepare_piece
 from jaxinfer.kernels.mosaic.skinny_plan import TILE, Plan
+
+# The sums, the squares and what was asked for so far.
+type _Carry = tuple[tuple[jax.Array, ...], jax.Array, Asked]
 
 PRODUCER = 1
 """The warpgroup that requests weights; the other one computes."""
@@ -92,95 +95,84 @@ def multiply(
     With a norm, `squares[N]` becomes the sum of each row's squares over the slice.
     """
     layout = row_layout(8, p.chunk)
-    step = p.chunks_at_once
-    pieces = [range(at, min(at + step, p.chunks)) for at in range(0, p.chunks, step)]
+    step = min(p.chunks_at_once, p.chunks)
+    pieces = -(-p.chunks // step)
+    last = (pieces - 1) * step
+
+    def ask(first: Scalar | int) -> Asked:
+        return ask_for_piece(p, x, norm, start + first * p.chunk, step * p.chunk, layout)
+
+    def piece(index: Scalar, carry: _Carry) -> _Carry:
+        sums, squared, asked = carry
+        first = index * step
+        squared = squared + prepare_piece(p, asked, first, 0, layout, x_smem)
+        plgpu.commit_smem()
+        asked = ask(jnp.minimum(first + step, p.chunks - step))
+        sums = _add_chunks(p, first, first + step, sums, w_smem, x_smem, filled, free)
+        return sums, squared, asked
+
     squared = plgpu.layout_cast(jnp.zeros((p.columns,), jnp.float32), layout.reduce(1))
     zero = plgpu.layout_cast(jnp.zeros((TILE, p.columns), jnp.float32), plgpu.Layout.WGMMA)
-    sums = (zero,) * p.matrices
-    asked = _ask(p, x, norm, start, pieces[0], layout)
-    for piece, after in itertools.zip_longest(pieces, pieces[1:]):
-        squared = squared + _prepare(p, asked, piece, layout, x_smem)
-        if after is None and squares is not None:
-            store_anyhow(squares, squared)
-        plgpu.commit_smem()
-        if after is not None:
-            asked = _ask(p, x, norm, start, after, layout)
-        sums = _multiply_piece(p, piece, sums, w_smem, x_smem, filled, free)
-    return sums
+    carry = ((zero,) * p.matrices, squared, ask(0))
+    if pieces > 1:
+        carry = lax.fori_loop(0, pieces - 1, piece, carry)
+    sums, squared, asked = carry
+    # What was asked for last begins earlier where less than a whole piece is left.
+    known = step - (p.chunks - last)
+    squared = squared + prepare_piece(p, asked, last, known, layout, x_smem)
+    if squares is not None:
+        store_anyhow(squares, squared)
+    plgpu.commit_smem()
+    refilled = max(last, p.chunks - p.stages)
+    if refilled > last:
+        sums = _add_chunks(p, last, refilled, sums, w_smem, x_smem, filled, free)
+    rest = [(chunk, chunk % p.stages) for chunk in range(refilled, p.chunks)]
+    return _add_products(p, rest, sums, w_smem, x_smem, filled)
 
 
-def _ask(p: Plan, x: Ref, norm: Any, start: Scalar, piece: range, layout: RegisterLayout):
-    """Loads a piece of x, as many rows as there are, and of the norm's weight, if any."""
-    columns = pl.ds(start + piece.start * p.chunk, len(piece) * p.chunk)
-    weight = None if norm is None else load_global(norm.at[columns], layout.reduce(0))
-    if p.columns == p.B:
-        return weight, [load_global(x.at[:, columns], layout)]
-    return weight, [load_global(x.at[b, columns], layout.reduce(0)) for b in range(p.B)]
-
-
-def _prepare(
-    p: Plan, asked: tuple[Any, list[jax.Array]], piece: range, layout: RegisterLayout, x_smem: Ref
-) -> jax.Array:
-    """Stores a piece of x, times the norm's weight, as wgmma's operand; the rows' squares."""
-    weight, loaded = asked
-    rows = loaded[0].astype(jnp.float32) if p.columns == p.B else _spread(p, loaded, layout)
-    squared = (rows * rows).sum(axis=1)
-    if weight is not None:
-        rows = rows * lax.broadcast_in_dim(weight.astype(jnp.float32), rows.shape, [1])
-    for index, chunk in enumerate(piece):
-        values = rows[:, index * p.chunk : (index + 1) * p.chunk].astype(x_smem.dtype)
-        store_anyhow(x_smem.at[chunk], values)
-    return squared
-
-
-def _spread(p: Plan, loaded: Sequence[jax.Array], layout: RegisterLayout) -> jax.Array:
-    """The batch's rows as `[N, columns]` in fp32, with zeros for rows past the batch."""
-    shape = (p.columns, loaded[0].shape[0])
-    index = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
-    rows = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
-    for b, row in enumerate(loaded):
-        spread = lax.broadcast_in_dim(row.astype(jnp.float32), shape, [1])
-        rows = jnp.where(index == b, spread, rows)
-    return rows
-
-
-def _multiply_piece(
+def _add_chunks(
     p: Plan,
-    piece: range,
+    first: Scalar | int,
+    end: Scalar | int,
     sums: tuple[jax.Array, ...],
     w_smem: Ref,
     x_smem: Ref,
     filled: Ref,
     free: Any,
 ) -> tuple[jax.Array, ...]:
-    """Adds the products of a piece's chunks; stages that are filled again are handed back."""
+    """Adds the products of chunks `first` to `end`, and frees stages that are filled again."""
 
-    def products(chunks: Sequence[tuple[Scalar | int, Scalar | int]]) -> list[jax.Array]:
-        def run(*accumulators: Ref) -> list[jax.Array]:
-            for chunk, slot in chunks:
-                plgpu.barrier_wait(filled.at[slot])
-                for matrix, accumulator in enumerate(accumulators):
-                    operand = x_smem.at[chunk].transpose((1, 0))
-                    plgpu.wgmma(accumulator, w_smem.at[slot, matrix], operand)
-            return [accumulator[...] for accumulator in accumulators]
-
-        accumulator = plgpu.ACC((TILE, p.columns), jnp.float32)
-        return pl.run_scoped(run, *[accumulator] * p.matrices)
-
-    def add(chunks, sums):
-        return tuple(a + b for a, b in zip(sums, products(chunks), strict=True))
-
-    def add_and_free(chunk: Scalar, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(chunk: Scalar, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         slot = lax.rem(chunk, jnp.int32(p.stages))
-        sums = add([(chunk, slot)], sums)
-        plgpu.barrier_arrive(free.at[slot])
+        sums = _add_products(p, [(chunk, slot)], sums, w_smem, x_smem, filled)
+        if p.chunks > p.stages:
+            pl.when(chunk < p.chunks - p.stages)(lambda: plgpu.barrier_arrive(free.at[slot]))
         return sums
 
-    refilled = max(piece.start, min(piece.stop, p.chunks - p.stages))
-    if refilled > piece.start:
-        sums = lax.fori_loop(piece.start, refilled, add_and_free, sums)
-    last = [(chunk, chunk % p.stages) for chunk in range(refilled, piece.stop)]
-    return add(last, sums) if last else sums
+    return lax.fori_loop(first, end, add, sums)
+
+
+def _add_products(
+    p: Plan,
+    chunks: Sequence[tuple[Scalar | int, Scalar | int]],
+    sums: tuple[jax.Array, ...],
+    w_smem: Ref,
+    x_smem: Ref,
+    filled: Ref,
+) -> tuple[jax.Array, ...]:
+    """Adds the products of `chunks`, given with their stages, once those have arrived."""
+
+    def run(*accumulators: Ref) -> list[jax.Array]:
+        for chunk, slot in chunks:
+            plgpu.barrier_wait(filled.at[slot])
+            for matrix, accumulator in enumerate(accumulators):
+                operand = x_smem.at[chunk].transpose((1, 0))
+                plgpu.wgmma(accumulator, w_smem.at[slot, matrix], operand)
+        return [accumulator[...] for accumulator in accumulators]
+
+    accumulator = plgpu.ACC((TILE, p.columns), jnp.float32)
+    products = pl.run_scoped(run, *[accumulator] * p.matrices)
+    return tuple(total + more for total, more in zip(sums, products, strict=True))
 
 
 def sum_over_cluster(
