@@ -140,6 +140,13 @@ def _workload_lines(report: dict[str, Any]) -> list[str]:
             f"spread {run['spread']:.3f}",
         ]
         lines.append(f"  {kind}: " + ", ".join(parts))
+    if report["clocks"] is not None:
+        clocks = report["clocks"]
+        lines.append(
+            f"  clock {clocks['sm_mhz']:,.0f} of {clocks['highest_sm_mhz']:,.0f} MHz, power "
+            f"{clocks['power_w']:.0f} of {clocks['power_limit_w']:.0f} W, "
+            f"{clocks['temperature_c']:.0f} C"
+        )
     if report["device_time"] is not None:
         kinds = report["device_time"]["kinds"].items()
         lines.append("  GPU time: " + ", ".join(f"{share:.1%} {kind}" for kind, share in kinds))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.measure.cache_hits import CacheHits
 from jaxinfer.measure.engines import build_engine
 from jaxinfer.measure.floors import Floor, find_chip, workload_floor
+from jaxinfer.measure.gpu_clock import ClockWatch, smi_command
 from jaxinfer.measure.profile import device_time
 from jaxinfer.measure.report import describe_engine, num_devices
 from jaxinfer.measure.timing import Timing, run_workload
@@ -37,8 +38,8 @@ def measure_workloads(
             under the profiler goes last.
 
     Yields:
-        JSON-like values: engine and machine, start-up, every repeat, medians, floor, memory.
-        Nothing on processes that follow process 0.
+        JSON-like values: engine and machine, start-up, every repeat, medians, floor, memory and
+        the GPUs' clocks. Nothing on processes that follow process 0.
         "num_compilations" counts what the repeats compiled: figures stand only when it is 0.
     """
     # Only lengths are needed before the model's vocabulary is known.
@@ -59,7 +60,8 @@ def measure_workloads(
         start_up_s = time.perf_counter() - start
         compiled_at_start = llm.num_compilations
         for workload in lengths:
-            runs = _run_repeats(llm, workload.name, repeats)
+            with ClockWatch(smi_command()) as clocks:
+                runs = _run_repeats(llm, workload.name, repeats)
             yield {
                 "workload": workload.name,
                 "description": workload.description,
@@ -75,6 +77,7 @@ def measure_workloads(
                     kind: _summary(llm, workload, each, warm=kind == "warm")
                     for kind, each in runs.items()
                 },
+                "clocks": clocks.summary(),
                 "device_time": _profile(llm, workload.name, repeats),
             }
 

@@ -38,7 +38,7 @@ def workload_table(records: list[Record]) -> list[str]:
     for record in latest(records, "workload"):
         for kind, run in record["runs"].items():
             median, floor = run["median"], run["floor"]
-            tpot = median["tpot_s"]
+            tpot, clocks = median["tpot_s"], record.get("clocks")
             rows.append(
                 (
                     record["workload"] + (f" {kind}" if len(record["runs"]) > 1 else ""),
@@ -53,12 +53,13 @@ def workload_table(records: list[Record]) -> list[str]:
                     _share(floor and floor["total_s"] / median["seconds"]),
                     _share(floor and floor["total_shared_s"] / median["seconds"]),
                     f"{run['spread']:.3f}",
+                    f"{clocks['sm_mhz']:,.0f}" if clocks else "-",
                     str(record["num_compilations"]),
                     _commit(record),
                 )
             )
     header = "workload | model | device | attention | s | output tok/s | prompt tok/s | TTFT ms"
-    header += " | TPOT ms | of floor | of shared floor | spread | compiled | commit"
+    header += " | TPOT ms | of floor | of shared floor | spread | MHz | compiled | commit"
     return _table(header, rows)
 
 

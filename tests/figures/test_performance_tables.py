@@ -59,9 +59,14 @@ def test_a_page_or_a_plot_that_is_not_up_to_date_is_found(monkeypatch, tmp_path)
 
 def test_the_newest_record_of_a_kind_wins():
     page = fill_page(EMPTY, [_workload("W1", 4.0), _workload("W2", 3.0), _workload("W1", 2.0)])
-    assert "| 2.000 | 50 | 100 | 10.0 | - | 50% | 25% | 1.010 | 0 | 0123456+ |" in page
+    assert "| 2.000 | 50 | 100 | 10.0 | - | 50% | 25% | 1.010 | - | 0 | 0123456+ |" in page
     assert "| 4.000 |" not in page
     assert page.index("| W1 |") < page.index("| W2 |")
+
+
+def test_the_clock_stands_beside_the_figures_that_it_was_read_with():
+    page = fill_page(EMPTY, [_workload("W1", 2.0, clocks={"sm_mhz": 1410.0})])
+    assert "| 1.010 | 1,410 | 0 | 0123456+ |" in page
 
 
 def test_another_mesh_is_another_row():

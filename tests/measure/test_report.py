@@ -77,12 +77,21 @@ def test_a_workload_gives_its_medians_and_its_share_of_the_floor():
         },
         "compiled_at_start": 30,
         "num_compilations": 0,
+        "clocks": {
+            "sm_mhz": 1410.0,
+            "highest_sm_mhz": 1980.0,
+            "power_w": 698.2,
+            "power_limit_w": 700.0,
+            "temperature_c": 61.0,
+            "readings": 70,
+        },
         "device_time": {"kinds": {"attention": 0.75, "other": 0.25}},
     }
     text = "\n".join(report_lines(report))
     for words in ("W2: one sequence", "1,000 output tok/s", "TTFT 10.0 ms", "TPOT 2.000 ms"):
         assert words in text
     assert "50% of the floor" in text
+    assert "clock 1,410 of 1,980 MHz, power 698 of 700 W, 61 C" in text
     assert "75.0% attention" in text
     assert "compiled while measuring: 0" in text
     assert "loading 1.0 s, planning 2.5, compiling 7.0, allocating 0.5" in text

@@ -201,6 +201,28 @@ def test_decoding_is_the_difference_of_long_and_short_answers(monkeypatch):
     assert len(engine.batches) == 6  # one uncounted pair
 
 
+def test_clocks_are_read_while_the_repeats_run(engine, monkeypatch):
+    class Watch:
+        def __init__(self, command):
+            self.before = None
+
+        def __enter__(self):
+            self.before = len(engine.batches)
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.runs = len(engine.batches) - self.before
+
+        def summary(self):
+            return {"readings": self.runs}
+
+    monkeypatch.setattr(workload_runs, "ClockWatch", Watch)
+    (report,) = workload_runs.measure_workloads(
+        ["W2"], model_shape="0.6b", engine_arguments={}, repeats=3
+    )
+    assert report["clocks"] == {"readings": 1 + 3}
+
+
 @pytest.mark.parametrize(("tensor_parallel_size", "tokens"), [(1, 128), (8, 73)])
 def test_a_profile_holds_so_many_layers_of_all_devices(monkeypatch, tensor_parallel_size, tokens):
     def device_time(run):

@@ -1,0 +1,99 @@
+"""How fast the GPUs' clocks ran during a measurement, since a GPU at its power limit slows down.
+
+The same kernels took up to 9% longer on one H200 than on another. Without the clock beside it, a
+figure does not tell a slow program from a slow machine.
+"""
+
+import os
+import statistics
+import subprocess
+import tempfile
+from types import TracebackType
+from typing import Any, Self
+
+_INTERVAL_MS = 200
+_FIELDS = {
+    "sm_mhz": "clocks.sm",
+    "highest_sm_mhz": "clocks.max.sm",
+    "power_w": "power.draw",
+    "power_limit_w": "enforced.power.limit",
+    "temperature_c": "temperature.gpu",
+}
+_END_LIMIT_S = 5.0
+
+
+def smi_command() -> list[str] | None:
+    """What prints the clocks of the GPUs that JAX sees, over and over; None without a GPU."""
+    import jax
+
+    if jax.default_backend() != "gpu":
+        return None
+    command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS.values())}"]
+    command += ["--format=csv,noheader,nounits", f"-lms={_INTERVAL_MS}"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [*command, f"--id={visible}"] if visible else command
+
+
+class ClockWatch:
+    """Reads clocks in a process of its own while the context is open.
+
+    Args:
+        command: prints a line for each GPU and moment, with the values of `_FIELDS`; None, like
+            a program that is not there, watches nothing.
+    """
+
+    def __init__(self, command: list[str] | None):
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed = b""
+
+    def __enter__(self) -> Self:
+        if self._command is not None:
+            # A file, because a pipe that nobody empties would stop the process.
+            self._file = tempfile.TemporaryFile()
+            try:
+                self._process = subprocess.Popen(
+                    self._command, stdout=self._file, stderr=subprocess.DEVNULL
+                )
+            except OSError:
+                self._file.close()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with self._file as file:
+            file.seek(0)
+            self._printed = file.read()
+
+    def summary(self) -> dict[str, Any] | None:
+        """Medians over GPUs and moments, and their number; None where nothing could be read."""
+        readings = [
+            reading
+            for line in self._printed.decode(errors="replace").splitlines()
+            if (reading := _reading(line)) is not None
+        ]
+        if not readings:
+            return None
+        medians = map(statistics.median, zip(*readings, strict=True))
+        return {**dict(zip(_FIELDS, medians, strict=True)), "readings": len(readings)}
+
+
+def _reading(line: str) -> list[float] | None:
+    """A line's values; None for a line that was cut off, or of a GPU that does not tell one."""
+    try:
+        values = [float(value) for value in line.split(",")]
+    except ValueError:
+        return None
+    return values if len(values) == len(_FIELDS) else None
