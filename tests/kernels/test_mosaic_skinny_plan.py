@@ -1,6 +1,8 @@
 """Every product that the skinny kernels take is cut into blocks that fit a multiprocessor."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxinfer.kernels.mosaic.skinny_plan import TILE, choose_config, make_plan, supports
 
@@ -66,3 +68,20 @@ def test_as_few_blocks_share_a_tile_as_occupy_half_the_chip(size, matrices, tile
     assert config.splits == splits
     ring = config.stages * config.chunk * matrices * TILE * 2
     assert 64 * 1024 <= ring <= 128 * 1024
+
+
+@given(
+    B=st.sampled_from([1, 2, 4, 8, 16]),
+    size=st.integers(1, 500).map(lambda n: n * TILE),
+    features=st.lists(st.integers(1, 500).map(lambda n: n * TILE), min_size=1, max_size=3),
+    gated=st.booleans(),
+)
+def test_whatever_is_taken_fits_a_multiprocessor(B, size, features, gated):
+    shapes = [(features[0], size)] * 2 if gated else [(n, size) for n in features]
+    if not supports(B, shapes, "bfloat16"):
+        return
+    plan = make_plan("gated" if gated else "plain", B, shapes, 1e-6, None)
+    assert plan.chunks * plan.chunk * plan.splits == size
+    assert 1 <= plan.stages <= plan.chunks
+    # Barriers, alignment and what is written out come on top.
+    assert plan.shared_bytes <= _SHARED_BYTES - 4 * 1024
