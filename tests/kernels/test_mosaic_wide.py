@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels.mosaic import wide, wide_table
-from jaxinfer.kernels.mosaic.wide_table import WideConfig
+from jaxinfer.kernels.mosaic import wide
+from jaxinfer.kernels.mosaic.wide_plan import WideConfig
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 _QKV, _MLP = (2048, 1024, 1024), (3072, 3072)
-# What the sizes allow beyond the measured ones: rows, outputs, matrices and configuration.
+# What the sizes allow, also where the rule takes others: rows, outputs, matrices, configuration.
 _SIZES = {
     "128_rows_a_consumer": (256, (768,), 2, WideConfig(96, 256, 4, group=128)),
     "its_rows_shared": (248, (768,), 2, WideConfig(96, 256, 4, share_rows=4, group=128)),
@@ -104,15 +104,22 @@ def test_sizes_compile(name):
     assert _kernels(B, shapes, matrices, config) == 1
 
 
+# The widest products of one wave, and of two blocks a multiprocessor: 8B's and 14B's.
+_PUBLISHED = {
+    "qkv": ([(4096, 4096), (1024, 4096), (1024, 4096)], 1, (32, 72, 192, 256)),
+    "gate_and_up": ([(12288, 4096)] * 2, 2, (32, 96, 192, 256)),
+    "down": ([(4096, 12288)], 1, (64, 128)),
+    "gate_and_up_of_14b": ([(17408, 5120)] * 2, 2, (64,)),
+    "qkv_of_32b": ([(8192, 5120), (1024, 5120), (1024, 5120)], 1, (128, 192, 256)),
+}
+
+
 @needs_plugin
-@pytest.mark.parametrize(("shapes", "matrices"), wide_table._MEASURED)
-def test_whatever_is_measured_compiles(shapes, matrices):
-    above = 24
-    for most, config in wide_table._MEASURED[shapes, matrices].items():
-        for rows in {above + 8, (above + most) // 16 * 8, most}:  # also those between the limits
-            assert wide_table.choose(rows, shapes, "bfloat16", matrices=matrices) == config
-            assert config is None or _kernels(rows, shapes, matrices) == 1
-        above = most
+@pytest.mark.parametrize("name", _PUBLISHED)
+def test_published_shapes_compile(name):
+    shapes, matrices, sizes = _PUBLISHED[name]
+    for B in sizes:
+        assert _kernels(B, shapes, matrices) == 1
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,8 @@ def test_whatever_is_measured_compiles(shapes, matrices):
         (64, 256, WideConfig(64, 64, 4, depth=4)),
         (60, 256, WideConfig(64, 64, 4)),
         (192, 256, WideConfig(64, 64, 4)),
+        (128, 256, WideConfig(40, 64, 4)),
+        (64, 256, WideConfig(64, 64, 4, share_rows=3)),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(B, output, config):
@@ -140,11 +149,11 @@ def test_a_configuration_that_does_not_fit_is_refused(B, output, config):
         (24, _QKV, "bfloat16"),
         (33, _QKV, "bfloat16"),
         (264, _QKV, "bfloat16"),
-        (64, _QKV[:2], "bfloat16"),
+        (64, (2048, 1000), "bfloat16"),
         (64, _QKV, "float16"),
     ],
 )
-def test_what_was_not_measured_is_refused(B, outputs, dtype):
+def test_what_the_rule_leaves_to_xla_is_refused(B, outputs, dtype):
     assert wide.choose(64, [(n, 1024) for n in _QKV], "bfloat16")
     assert wide.choose(B, [(n, 1024) for n in outputs], dtype) is None
     weights = [jnp.zeros((n, 1024), dtype) for n in outputs]

@@ -145,7 +145,7 @@ def test_in_long_prefills_a_kernel_multiplies_gate_and_up(monkeypatch):
     np.testing.assert_array_equal(inner, linear(hidden, gate) - linear(hidden, up))
 
 
-def test_measured_shapes_take_the_kernels_that_read_several_weights(monkeypatch):
+def test_some_rows_take_the_kernels_that_read_several_weights(monkeypatch):
     def repeated(x, weight):
         return jnp.tile(x, (1, len(weight) // x.shape[1]))
 
@@ -160,8 +160,8 @@ def test_measured_shapes_take_the_kernels_that_read_several_weights(monkeypatch)
     assert len(projected) == 3
     for got in (*projected, inner):
         np.testing.assert_array_equal(got[:, -1024:], hidden)
-    # Other shapes, and fewer or more rows, are XLA's: zeros here.
-    _, (other,) = projections.norm_project(Stream(x), norm, (q,), **ops)
+    # Few features by themselves, and fewer or more rows, are XLA's: zeros here.
+    _, (other,) = projections.norm_project(Stream(x), norm, (k,), **ops)
     _, few = projections.norm_gated(Stream(x[:24]), norm, up, up, **ops)
     assert not other.any()
     assert not few.any()

@@ -82,7 +82,7 @@ STEPS = {
     "prefill_8192_on_2": Step(PrefillShape(8192, 8, _WIDTH), 812, 112, _PREFILL, 2, _LAST_JOINED),
     # A cluster combines the splits of contexts as short as these.
     "decode_2_on_2": Step(DecodeShape(2, 64), 180, 0.1, _FEW_ROWS_ON_2, devices=2),
-    "decode_64_on_2": Step(DecodeShape(64, _WIDTH), 350, 4, _DECODE, devices=2),
+    "decode_64_on_2": Step(DecodeShape(64, _WIDTH), 295, 4, _SOME_ROWS, devices=2),
     "decode_64_on_4": Step(DecodeShape(64, _WIDTH), 411, 3.6, _DECODE, devices=4),
 }
 

@@ -12,7 +12,7 @@ each multiply them, as in FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608).
 rows form a cluster that reads each tile of weights once (multicast), and so do `share_rows` blocks
 of neighbouring features with each tile of rows. An output's last tile may reach beyond its end.
 
-Which shapes pay, and with which sizes, is in `wide_table.py`.
+Which products pay, and with which sizes, is in `wide_plan.py`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from jaxtyping import Array, Float
 
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps, swizzled
 from jaxinfer.kernels.mosaic.rows import store_anyhow
-from jaxinfer.kernels.mosaic.wide_table import WideConfig, choose
+from jaxinfer.kernels.mosaic.wide_plan import CHUNK, WIDEST, WideConfig, choose
 
-_CHUNK = 64  # of the contraction: 128 bytes, the swizzle's width
-_WIDEST = 256  # columns of one wgmma
 # Of a thread of a consumer and of the producer, where the registers that a block's threads start
 # with, the same for all, would not hold the sums; by consumers.
 _REGISTERS = {2: (232, 40), 3: (160, 32)}
@@ -51,7 +49,7 @@ def project(
     Args:
         x: activations, bfloat16.
         weights: `[O, I]` each, in x's dtype.
-        config: tuning; None takes the measured one.
+        config: tuning; None takes `choose`'s.
 
     Raises:
         ValueError: `choose` has no configuration for these shapes, or `config` does not fit them.
@@ -84,7 +82,7 @@ class _Problem:
     @property
     def steps(self) -> int:
         """How many times a stage is filled."""
-        return self.size // (_CHUNK * self.config.depth)
+        return self.size // (CHUNK * self.config.depth)
 
     @property
     def columns(self) -> int:
@@ -145,11 +143,11 @@ class _Problem:
         """Raises ValueError where the kernel cannot be built."""
         c = self.config
         sizes = c.features % 8 or c.group not in (64, 128) or c.rows % c.group or c.stages < 2
-        whole = self.B % 8 == 0 == self.size % (_CHUNK * c.depth)
+        whole = self.B % 8 == 0 == self.size % (CHUNK * c.depth)
         shapes = not whole or any(n % 64 for n in self.outputs)
-        # Each block of a cluster fetches as many 8-row pieces of a shared tile, or parts of one.
-        shares = c.features // 8 % self.row_blocks and 8 % self.row_blocks
-        if sizes or shapes or shares or self.columns > _WIDEST or self.dtype != jnp.bfloat16:
+        # Each block of a cluster fetches as many 8-row pieces of a shared tile.
+        shares = c.features // 8 % self.row_blocks or c.rows // 8 % c.share_rows
+        if sizes or shapes or shares or self.columns > WIDEST or self.dtype != jnp.bfloat16:
             raise ValueError(f"{c} does not fit {self.dtype}, B {self.B}, outputs {self.outputs}")
 
 
@@ -163,7 +161,7 @@ def _run(x, weights, matrices, config):
     p = _Problem(B, size, outputs, matrices, jnp.dtype(x.dtype), config)
     p.check()
     c = p.config
-    x_smem = plgpu.SMEM((c.stages * c.depth, c.rows, _CHUNK), p.dtype, transforms=SWIZZLED)
+    x_smem = plgpu.SMEM((c.stages * c.depth, c.rows, CHUNK), p.dtype, transforms=SWIZZLED)
     o_smem = plgpu.SMEM(
         (p.consumers, c.group, c.features), p.dtype, transforms=_staging(c.features)
     )
@@ -185,7 +183,7 @@ def _run(x, weights, matrices, config):
             # The results take the place of rows that have all been read.
             "xo_smem": plgpu.RefUnion(x_smem, o_smem),
             "w_smem": plgpu.SMEM(
-                (c.stages * c.depth, p.columns, _CHUNK), p.dtype, transforms=SWIZZLED
+                (c.stages * c.depth, p.columns, CHUNK), p.dtype, transforms=SWIZZLED
             ),
             "filled": plgpu.Barrier(num_arrivals=c.depth * (1 + matrices), num_barriers=c.stages),
             "free": free,
@@ -247,8 +245,8 @@ def _stream(p, free, copy):
         stage = lax.rem(step, jnp.int32(stages))
         pl.when(step >= stages)(lambda: plgpu.barrier_wait(free.at[stage]))
         for chunk in range(depth):
-            first = (step * depth + chunk) * _CHUNK
-            copy(stage, stage * depth + chunk, pl.ds(first, _CHUNK))
+            first = (step * depth + chunk) * CHUNK
+            copy(stage, stage * depth + chunk, pl.ds(first, CHUNK))
 
     lax.fori_loop(0, p.steps, one, None)
 
