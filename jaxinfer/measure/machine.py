@@ -1,13 +1,13 @@
 """What a figure was measured on: device, versions, commit. No figure is kept without it."""
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import jaxinfer
+from jaxinfer.cores import usable_cores
 
 _PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy")
 
@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, Any]:
         "num_devices": len(devices),
         "driver": gpu_driver(),
         "cpu": cpu_name(),
-        "cpu_cores": os.cpu_count(),
+        "cpu_cores": usable_cores(),
         "versions": package_versions(),
     }
 

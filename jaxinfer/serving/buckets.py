@@ -126,7 +126,7 @@ def choose_buckets(
         # Single steps are taken where somebody waits, which is when every slot is taken, and at
         # the end of the last answers.
         rows = _up_to(most_rows, [2, 8, *_powers(32)])
-        sizes = _up_to(most_rows, [2, 8, 32, 64, 96, 128, 192, 256, 384, *_powers(512)])
+        sizes = _up_to(most_rows, [2, 8, 16, 32, 64, 128, 192, 256, 384, *_powers(512)])
         bursts = [(size, _gpu_burst_steps(size, burst_length)) for size in sizes]
         # Up to some 128 tokens a step takes as long as reading the weights.
         few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(128))

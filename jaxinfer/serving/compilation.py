@@ -1,6 +1,5 @@
 """Compiled programs by key, all ahead in parallel or each at its first use; and their count."""
 
-import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +9,7 @@ import jax
 import jax.monitoring
 from tqdm import tqdm
 
+from jaxinfer.cores import usable_cores
 from jaxinfer.serving.compile_cache import persistent_cache
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -169,4 +169,4 @@ def _num_threads() -> int:
     Mosaic compiles one kernel at a time, and never while XLA runs LLVM for any program: the more
     programs compile at once, the longer each kernel waits, and all that need it.
     """
-    return max(4, 3 * (os.cpu_count() or 1) // 4)
+    return max(4, 3 * usable_cores() // 4)

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.cores import usable_cores
 from jaxinfer.serving.layout import PrefillShape
 from jaxinfer.serving.program_store import ProgramStore
 from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs
@@ -159,7 +160,7 @@ def _shares(groups: Sequence[list[ProgramKey]], count: int) -> list[list[Program
 
 def _most_workers() -> int:
     """Half of the cores: XLA needs the others."""
-    return min((os.cpu_count() or 1) // 2, _MOST_WORKERS)
+    return min(usable_cores() // 2, _MOST_WORKERS)
 
 
 def _start_process() -> "subprocess.Popen[str]":

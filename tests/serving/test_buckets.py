@@ -69,10 +69,10 @@ def test_mode_full_takes_few_of_the_decode_buckets():
 def test_a_gpu_makes_bursts_of_any_number_of_rows_and_shorter_ones_of_many():
     buckets = _choose(burst_length=8)
     assert [buckets.burst_steps(rows) for rows in (1, 64, 65, 256)] == [8, 8, 4, 4]
-    assert buckets.decode_shape(9, 256, num_steps=8).rows == 32
-    assert buckets.decode_shape(70, 256, num_steps=4).rows == 96
+    assert buckets.decode_shape(9, 256, num_steps=8).rows == 16
+    assert buckets.decode_shape(70, 256, num_steps=4).rows == 128
     # Rows that only wait for their last tokens run, and are not in the burst.
-    assert buckets.decode_shape(60, 256, num_steps=4).rows == 96
+    assert buckets.decode_shape(60, 256, num_steps=4).rows == 128
 
 
 @pytest.mark.parametrize(("most", "steps"), [(1, 1), (2, 2), (3, 2), (16, 8)])

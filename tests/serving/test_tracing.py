@@ -29,7 +29,7 @@ def workers_everywhere(monkeypatch):
         lowering, "_is_for_workers", lambda programs, key: not isinstance(key, SamplerKey)
     )
     monkeypatch.setattr(tracing, "_FEWEST_PROGRAMS", 1)
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(tracing, "usable_cores", lambda: 4)
 
 
 def _lower_all(lowering, programs, keys=_KEYS):
