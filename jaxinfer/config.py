@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
-AttentionBackend = Literal["auto", "mosaic", "triton", "xla"]
+AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
 _MAX_LENGTH = 1 << 24  # positions and slots are int32; page_index * block_size must fit as well
 _MAX_SEQS = 1 << 16

@@ -67,7 +67,7 @@ def attention_backends() -> dict[str, str]:
     }
     name, reason = choose_backend("auto", **where)
     report = {"auto": f"{name}: {reason}"}
-    for backend in ("mosaic", "triton", "xla"):
+    for backend in ("mosaic", "triton", "numba", "xla"):
         try:
             choose_backend(backend, **where)
             report[backend] = "available"

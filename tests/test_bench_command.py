@@ -18,7 +18,7 @@ def test_json_has_a_row_for_every_batch_size_and_compiled_nothing_while_measurin
     assert output.err == ""
     assert report["model"] == "bundled"
     assert report["dtype"] == "float32"
-    assert report["attention_backend"] == "xla"
+    assert report["attention_backend"] == "numba"
     assert report["machine"]["versions"]["jax"]
     assert [(row["rows"], row["prompt_tokens"]) for row in report["speeds"]] == [(1, 9), (3, 9)]
     for row in report["speeds"]:

@@ -133,7 +133,7 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--attention-backend",
         default=unset,
-        choices=("auto", "mosaic", "triton", "xla"),
+        choices=("auto", "mosaic", "triton", "numba", "xla"),
         help="auto takes the fastest one this device supports; `jaxinfer env` says which and why",
     )
     group.add_argument(

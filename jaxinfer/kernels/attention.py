@@ -47,10 +47,10 @@ def paged_attention(
         ``[T, H, D]`` in q's dtype; zeros for tokens that belong to no row.
 
     Raises:
-        ValueError: a kernel backend was asked for something only "xla" does.
+        ValueError: a GPU's kernel was asked for something only "xla" does.
     """
     decoding = max_query_len == 1
-    if backend == "xla":
+    if backend == "xla" or (backend == "numba" and not decoding):  # numba has no prefill kernel.
         if decoding:
             return reference.paged_decode_attention(
                 q, k_pages, v_pages, context_lens, block_tables, scale=scale, window=window
@@ -68,7 +68,13 @@ def paged_attention(
         )
     if not causal and not decoding:
         raise ValueError(f"attention backend {backend!r} is causal only; use 'xla'")
-    # The kernels import GPU-only packages, so they load when they are first chosen.
+    # The kernels import packages that only their devices need, so they load when first chosen.
+    if backend == "numba":
+        from jaxinfer.kernels.numba.decode import paged_decode_attention
+
+        return paged_decode_attention(
+            q, k_pages, v_pages, context_lens, block_tables, scale=scale, window=window
+        )
     if backend == "mosaic":
         from jaxinfer.kernels.mosaic.decode import paged_decode_attention
         from jaxinfer.kernels.mosaic.prefill import paged_prefill_attention

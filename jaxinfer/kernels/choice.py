@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Backend = Literal["mosaic", "triton", "xla"]
+Backend = Literal["mosaic", "triton", "numba", "xla"]
 
 _HEAD_DIMS = (64, 128)
 _DTYPES = ("bfloat16", "float16")
@@ -37,7 +37,7 @@ _UNMEASURED: tuple[Backend, ...] = ("mosaic", "triton", "xla")
 
 
 def choose_backend(
-    requested: Literal["auto", "mosaic", "triton", "xla"],
+    requested: Literal["auto", "mosaic", "triton", "numba", "xla"],
     *,
     head_dim: int,
     dtype: str,
@@ -68,6 +68,7 @@ def choose_backend(
     obstacles: dict[Backend, str | None] = {
         "mosaic": _mosaic_obstacle(platform, compute_capability) or model,
         "triton": _triton_obstacle(platform, compute_capability) or model,
+        "numba": _numba_obstacle(platform, dtype),
         "xla": None,
     }
     served = f"{dtype}, head_dim {head_dim}, block_size {block_size}"
@@ -90,9 +91,11 @@ def _fastest(
     platform: str,
     compute_capability: tuple[int, int] | None,
 ) -> tuple[Backend, str]:
-    """The first in the GPU's ranking that can run."""
+    """The first in the device's ranking that can run."""
     if platform == "cpu":
-        return "xla", "cpu"
+        if why := obstacles["numba"]:
+            return "xla", f"fastest that can run on a CPU for {served}; numba {why}"
+        return "numba", f"fastest measured on CPUs for {served}"
     ranking = RANKINGS.get(compute_capability) if compute_capability is not None else None
     order = _UNMEASURED if ranking is None else ranking.order
     best: Backend = next(name for name in order if obstacles[name] is None)
@@ -135,6 +138,16 @@ def _triton_obstacle(platform: str, compute_capability: tuple[int, int] | None) 
         return f"needs an NVIDIA GPU of compute capability 8.0 or higher, not {where}"
     if importlib.util.find_spec("jax_triton") is None:
         return "needs the package jax-triton (pip install 'jaxinfer[triton]')"
+    return None
+
+
+def _numba_obstacle(platform: str, dtype: str) -> str | None:
+    if platform != "cpu":
+        return f"needs a CPU, not {platform}"
+    if dtype != "float32":
+        return f"needs float32, not {dtype}"
+    if importlib.util.find_spec("numba") is None:
+        return "needs the package numba (pip install 'jaxinfer[cpu]')"
     return None
 
 

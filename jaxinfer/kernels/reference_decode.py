@@ -1,4 +1,4 @@
-"""Paged attention of one query a row in plain XLA: the oracle, and the path of CPUs.
+"""Paged attention of one query a row in plain XLA: the oracle, and what runs anywhere.
 
 Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867), split along the
 keys as in Flash-Decoding (Dao et al. 2023): the keys of all rows form one list of chunks, which is

@@ -30,7 +30,7 @@ _FAST = 1  # zlib level; a program shrinks to a fifth
 _DISTRIBUTIONS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "triton")
 
 # Their serialized form is of one version of JAX and Triton; so is an entry of the store.
-_KERNEL_CALLS = ("mosaic_gpu_v2", "triton_kernel_call")
+_KERNEL_CALLS = ("jaxinfer_paged_decode_attention", "mosaic_gpu_v2", "triton_kernel_call")
 
 # The only argument that is more than tuples and dictionaries of arrays.
 jax.export.register_namedtuple_serialization(

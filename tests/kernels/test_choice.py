@@ -15,12 +15,12 @@ _DEVICES = {(9, 0): ("H200", "H100")}
 
 
 @pytest.fixture
-def jax_triton(monkeypatch):
+def all_packages(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
 
 
 @pytest.fixture
-def no_jax_triton(monkeypatch):
+def no_packages(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
 
@@ -35,24 +35,37 @@ def _choose(requested, *, head_dim=128, dtype="bfloat16", block_size=16, group_s
     )
 
 
-def test_auto_takes_xla_on_a_cpu_and_says_why():
-    assert _choose("auto", **_CPU) == ("xla", "cpu")
+def test_auto_takes_numba_on_a_cpu_for_what_it_serves():
+    assert _choose("auto", dtype="float32", **_CPU) == (
+        "numba",
+        "fastest measured on CPUs for float32, head_dim 128, block_size 16",
+    )
 
 
-def test_auto_takes_the_fastest_measured_and_says_for_what(jax_triton):
+def test_auto_takes_xla_on_a_cpu_otherwise_and_says_why(no_packages):
+    name, reason = _choose("auto", **_CPU)
+    assert (name, reason.split("; ")[1]) == ("xla", "numba needs float32, not bfloat16")
+    name, reason = _choose("auto", dtype="float32", **_CPU)
+    assert (name, reason.split("; ")[1]) == (
+        "xla",
+        "numba needs the package numba (pip install 'jaxinfer[cpu]')",
+    )
+
+
+def test_auto_takes_the_fastest_measured_and_says_for_what(all_packages):
     assert _choose("auto", **_HOPPER) == (
         "mosaic",
         "fastest measured on compute capability 9.0 for bfloat16, head_dim 128, block_size 16",
     )
 
 
-def test_auto_says_what_it_passed_over_and_why(no_jax_triton):
+def test_auto_says_what_it_passed_over_and_why(no_packages):
     name, reason = _choose("auto", **_HOPPER)
     assert name == "mosaic"
     assert reason.endswith("; triton needs the package jax-triton (pip install 'jaxinfer[triton]')")
 
 
-def test_auto_says_where_nothing_was_measured(jax_triton):
+def test_auto_says_where_nothing_was_measured(all_packages):
     name, reason = _choose("auto", **_AMPERE)
     assert name == "triton"
     assert "nothing was measured on compute capability 8.0" in reason
@@ -62,14 +75,14 @@ def test_auto_says_where_nothing_was_measured(jax_triton):
 @pytest.mark.parametrize(
     "change", [{"head_dim": 96}, {"dtype": "float32"}, {"group_size": 32}, {"block_size": 24}]
 )
-def test_auto_falls_to_xla_where_no_kernel_serves_the_model(change, jax_triton):
+def test_auto_falls_to_xla_where_no_kernel_serves_the_model(change, all_packages):
     name, reason = _choose("auto", **_HOPPER, **change)
     assert name == "xla"
     assert reason.startswith("fastest that can run on compute capability 9.0")
     assert reason.count(f"not {next(iter(change.values()))}") == 2  # mosaic and triton
 
 
-def test_triton_needs_its_package(no_jax_triton):
+def test_triton_needs_its_package(no_packages):
     assert _choose("auto", **_AMPERE)[0] == "xla"
     with pytest.raises(ValueError, match="jax-triton"):
         _choose("triton", **_AMPERE)
@@ -85,12 +98,14 @@ def test_triton_needs_its_package(no_jax_triton):
         ("mosaic", _HOPPER, {"block_size": 4}, "block_size of 8, 16, .*, not 4"),
         ("mosaic", _HOPPER, {"group_size": 17}, "at most 16 query heads per KV head, not 17"),
         ("triton", _CPU, {}, "8.0 or higher, not cpu"),
+        ("numba", _HOPPER, {"dtype": "float32"}, "needs a CPU, not gpu"),
+        ("numba", _CPU, {}, "needs float32, not bfloat16"),
         ("triton", {"platform": "gpu", "compute_capability": (7, 5)}, {}, "not 7.5"),
         ("triton", _HOPPER, {"dtype": "float32"}, "bfloat16 or float16, not float32"),
     ],
 )
 def test_an_impossible_request_is_an_error_that_lists_what_is_supported(
-    requested, device, change, cause, jax_triton
+    requested, device, change, cause, all_packages
 ):
     with pytest.raises(ValueError, match=cause) as error:
         _choose(requested, **device, **change)

@@ -1,0 +1,1 @@
+"""Decode attention on CPUs, compiled by numba; prefills there are XLA's."""
