@@ -1,5 +1,6 @@
 """Decode attention compiled by numba: exact, and the same to the bit whatever surrounds a row."""
 
+import ctypes
 import functools
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels import attention
-from jaxinfer.kernels.numba import decode
+from jaxinfer.kernels.numba import call_frame, decode
 from tests.kernels import attention_cases
 from tests.kernels.attention_cases import Case
 
@@ -84,6 +85,7 @@ def test_calls_share_the_pairs_of_rows_and_heads(cores, calls, monkeypatch):
     expected = _run(problem)
     monkeypatch.setattr(decode, "usable_cores", lambda: cores)
     assert decode._num_calls(problem.q.shape[0] * 2) == calls
+    assert decode._num_calls(8) == 1
     np.testing.assert_array_equal(_run(problem), expected)
 
 
@@ -115,3 +117,21 @@ def test_programs_that_were_kept_run_in_a_new_process(tmp_path):
     )
     assert "Attention: numba" in second.stderr
     assert first.stdout == second.stdout
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_each_time(monkeypatch):
+    def refuse(signature, *, cache=False):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda handler: _Compiled
+
+    class _Compiled:
+        ctypes = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(lambda frame: 0)
+
+    monkeypatch.setattr(call_frame, "cfunc", refuse)
+    registered = []
+    monkeypatch.setattr(
+        jax.ffi, "register_ffi_target", lambda name, *_, platform: registered.append(name)
+    )
+    call_frame.register("somewhere_read_only", lambda frame: 0)
+    assert registered == ["somewhere_read_only"]

@@ -5,28 +5,27 @@ xla/ffi/api/c_api.h). Before the first call it asks which version of this interf
 speaks: 0.x, whose frames begin with the same words in every JAX that the project supports.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-HANDLER = types.int64(types.voidptr)
-"""Signature of a function that XLA can call: frame to error, of which 0 is none."""
-
+_HANDLER = types.int64(types.voidptr)  # a frame to an error, of which 0 is none
 # Words of a frame, of its list of arguments or results, and of a buffer.
 _QUERY, _API, _ARGUMENTS, _RESULTS = 1, 2, 9, 14
 _DATA, _SIZES = 3, 5
 _FRAME_WORDS, _BUFFER_WORDS = 15, 6
 # Words of a query and of its answer, and of the interface that asks.
 _ANSWER, _VERSION, _API_VERSION = 3, 3, 4
+_MAJOR = 0xFFFFFFFF  # bits of a version
 
 
 @intrinsic
 def _to_pointer(typing_context: Any, address: Any) -> Any:
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
@@ -51,7 +50,9 @@ def open_frame(frame_pointer: Any) -> Any:
     if frame[_QUERY] == 0:
         return frame
     answer = _words(_words(frame[_QUERY], _ANSWER + 1)[_ANSWER], _VERSION + 1)
-    answer[_VERSION] = _words(frame[_API], _API_VERSION + 1)[_API_VERSION]
+    version = _words(frame[_API], _API_VERSION + 1)[_API_VERSION]
+    if version & _MAJOR == 0:  # XLA refuses what does not answer.
+        answer[_VERSION] = version
     return frame[:0]
 
 
@@ -73,6 +74,14 @@ def _buffer(buffers, index, rank):
     return buffer[_DATA], _words(buffer[_SIZES], rank)
 
 
-def register(name: str, handler: Any) -> None:
-    """Make a `numba.cfunc` of signature `HANDLER` a target of `jax.ffi.ffi_call` on CPUs."""
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.ctypes), platform="cpu")
+def register(name: str, handler: Callable[[Any], Any]) -> None:
+    """Compile a function of a frame's pointer into a target of `jax.ffi.ffi_call` on CPUs.
+
+    What was compiled is kept beside the function's file, as long as that file does not change, or
+    in the user's cache directory.
+    """
+    try:
+        compiled = cfunc(_HANDLER, cache=True)(handler)
+    except RuntimeError:  # Neither can be written.
+        compiled = cfunc(_HANDLER)(handler)
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled.ctypes), platform="cpu")

@@ -14,17 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int32
-from numba import carray, cfunc, njit
+from numba import carray, njit
 
 from jaxinfer.cores import usable_cores
-from jaxinfer.kernels.numba.call_frame import (
-    HANDLER,
-    argument,
-    open_frame,
-    pointer,
-    register,
-    result,
-)
+from jaxinfer.kernels.numba.call_frame import argument, open_frame, pointer, register, result
 
 _TARGET = "jaxinfer_paged_decode_attention"
 _CHUNK = 32  # keys
@@ -80,7 +73,7 @@ def _num_calls(pairs: int) -> int:
     XLA gives some of the calls that are ready to another thread only where more than eight are.
     """
     cores = usable_cores()
-    return min(pairs, 8 + 4 * cores) if cores > 1 else 1
+    return min(pairs, 8 + 4 * cores) if cores > 1 and pairs > 8 else 1
 
 
 @njit(inline="always")
@@ -139,8 +132,8 @@ def _attend(q, k_pages, v_pages, head, context, first, table, scores, out):
             out[g, d] *= share
 
 
-@cfunc(HANDLER, cache=True)
 def _handler(frame_pointer):
+    """What XLA calls: opens the buffers and attends for as many pairs as the output holds."""
     frame = open_frame(frame_pointer)
     if len(frame) == 0:
         return 0
