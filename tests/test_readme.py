@@ -1,6 +1,7 @@
 """The README's commands are what CI runs, and what it names exists."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,24 @@ def test_ci_runs_exactly_the_second_command():
     assert ".[test]" in second
     assert "pytest" in second
     assert second in CI.splitlines()
+
+
+@pytest.mark.parametrize(
+    "failing", ["pip install -q -e .[test]", "python -m pytest", "ruff check ."]
+)
+def test_ci_ends_where_a_command_fails(tmp_path, failing):
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text(CI)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("pip", "python", "ruff", "basedpyright"):
+        program = programs / name
+        called = f'echo "{name} $*" >> "{tmp_path}/called"; [ "{name} $*" != "{failing}" ]'
+        program.write_text(f"#!/bin/sh\n{called}\n")
+        program.chmod(0o755)
+    done = subprocess.run(["bash", tmp_path / ".ci" / "run"], check=False, capture_output=True)
+    assert done.returncode != 0
+    assert (tmp_path / "called").read_text().splitlines()[-1] == failing
 
 
 def test_ci_lints_checks_the_format_and_the_types():
