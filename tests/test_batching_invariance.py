@@ -76,26 +76,40 @@ MATRIX = list(
 )
 
 
+def _generate(params, devices=1, **settings) -> list[list[int]]:
+    with LLM(
+        params=params,
+        config=CONFIG,
+        mesh=make_mesh(devices),
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        compile_ahead=False,
+        show_progress=False,
+        **settings,
+    ) as llm:
+        greedy = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUTS, ignore_eos=True)
+        outputs = llm.generate(ragged_prompts(), greedy, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
 @pytest.mark.parametrize(("block_size", "budget", "prefix_caching", "tight", "devices"), MATRIX)
 def test_greedy_tokens_equal_a_plain_loop_over_forward(
     params, expected, block_size, budget, prefix_caching, tight, devices
 ):
     # Room for one full-length sequence and a little more, or for all of them.
     blocks = 1 + (MAX_MODEL_LEN // block_size + 1 if tight else 14 * MAX_MODEL_LEN // block_size)
-    with LLM(
-        params=params,
-        config=CONFIG,
-        mesh=make_mesh(devices),
-        dtype="float32",
+    tokens = _generate(
+        params,
+        devices,
         block_size=block_size,
         num_kv_blocks=blocks,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=8,
         max_num_batched_tokens=budget,
         enable_prefix_caching=prefix_caching,
-        compile_ahead=False,
-        show_progress=False,
-    ) as llm:
-        greedy = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUTS, ignore_eos=True)
-        outputs = llm.generate(ragged_prompts(), greedy, use_tqdm=False)
-    assert [output.outputs[0].token_ids for output in outputs] == expected
+    )
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("backend", ["numba", "xla"])
+def test_greedy_tokens_do_not_depend_on_the_attention_backend(params, expected, backend):
+    assert _generate(params, attention_backend=backend, num_kv_blocks=113) == expected
