@@ -1,11 +1,14 @@
 """The paged-attention op: one signature for every implementation."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
 from jaxinfer.kernels import page_write, reference
 from jaxinfer.kernels.choice import Backend
+from jaxinfer.kernels.shared_prefix import SharedPrefixes
 
 
 def paged_attention(
@@ -20,6 +23,7 @@ def paged_attention(
     causal: bool = True,
     window: int | None = None,
     max_query_len: int | None = None,
+    shared: SharedPrefixes | None = None,
     backend: Backend = "xla",
 ) -> Float[Array, "T H D"]:
     """Attention of packed ragged queries over keys and values held in pages.
@@ -41,6 +45,8 @@ def paged_attention(
         window: a query sees only the last `window` positions up to its own; None sees all.
         max_query_len: static promise about the longest row; 1 means decoding: ``T == B`` and row
             ``b`` is query ``b`` (`cu_seqlens_q` is then ignored, rows of context 0 give zeros).
+        shared: which rows begin with the same pages, so that "mosaic" reads these once when it
+            decodes; the other implementations compute the same without.
         backend: the implementation, from `choose_backend`.
 
     Returns:
@@ -78,6 +84,8 @@ def paged_attention(
     if backend == "mosaic":
         from jaxinfer.kernels.mosaic.decode import paged_decode_attention
         from jaxinfer.kernels.mosaic.prefill import paged_prefill_attention
+
+        paged_decode_attention = functools.partial(paged_decode_attention, shared=shared)
     else:
         from jaxinfer.kernels.triton.decode import paged_decode_attention
         from jaxinfer.kernels.triton.prefill import paged_prefill_attention

@@ -9,7 +9,7 @@ from typing import Any
 
 # The first pattern that a kernel's name matches decides its kind.
 _KINDS = (
-    ("attention", r"paged_(decode|prefill)_attention|combine_splits|flash|attention"),
+    ("attention", r"paged_(decode|prefill)_attention|attend_shared|combine_splits|flash|attention"),
     ("norm, rope and page write", r"norm_rope_write"),
     ("matrix products", r"skinny_|wide_|gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
     ("addition, norm and SiLU", r"add_norm|silu_mul"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.shared_prefixes import most_units
 
 _SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that saves enough
 
@@ -12,6 +13,10 @@ _SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that
 # as many of them are enough to hide a launch, which takes the host 1.5 to 4 ms, by the machine and
 # the number of rows.
 _MOST_LONG_BURST_ROWS = 64
+
+# Steps that read shared keys once need a kernel more in each layer, so they are programs of their
+# own, of few sizes: what they save is worth some rows of padding.
+_SHARING_ROWS = (64, 256, 1024)
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
@@ -32,6 +37,9 @@ class Buckets:
             Empty if there are no bursts.
         widths: blocks of a block table, ascending; the last holds a full-length sequence.
         histories: lengths of the full sampler's token history, ascending from 0.
+        sharing: like `bursts`, of steps that read keys once which rows share; singly, too. Their
+            tables are always full width. Empty if kernels look at each row alone.
+        rows_in_unit: rows whose shared keys are read at once.
     """
 
     prefill: tuple[tuple[int, int], ...]
@@ -41,6 +49,8 @@ class Buckets:
     bursts: tuple[tuple[int, int], ...]
     widths: tuple[int, ...]
     histories: tuple[int, ...]
+    sharing: tuple[tuple[int, int], ...] = ()
+    rows_in_unit: int = 0
 
     def decode_shape(
         self, rows: int, width: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
@@ -50,6 +60,16 @@ class Buckets:
         if num_steps > 1:
             sizes = tuple(size for size, steps in self.bursts if steps == num_steps)
         return DecodeShape(_at_least(sizes, rows), _at_least(self.widths, width))
+
+    def sharing_shape(
+        self, rows: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+    ) -> DecodeShape | None:
+        """The smallest bucket for so many rows that share keys; None if there is none."""
+        for size, steps in self.sharing:
+            fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows(mode))
+            if fits and rows <= size:
+                return self._sharing_shape(size)
+        return None
 
     def prefill_shape(self, tokens: int, rows: int, *, all_tokens: bool = False) -> PrefillShape:
         """The smallest bucket for so many tokens and rows; tables are always full width."""
@@ -75,11 +95,22 @@ class Buckets:
 
     def decode_shapes(self) -> list[DecodeShape]:
         """Every decode bucket, the largest last."""
-        return [DecodeShape(rows, width) for width in self.widths for rows in self.rows]
+        shapes = [DecodeShape(rows, width) for width in self.widths for rows in self.rows]
+        return shapes + [self._sharing_shape(rows) for rows, _ in self.sharing]
 
     def burst_shapes(self) -> list[tuple[DecodeShape, int]]:
         """Every bucket of a burst and its decode steps."""
-        return [(DecodeShape(n, width), steps) for width in self.widths for n, steps in self.bursts]
+        shapes = [
+            (DecodeShape(rows, width), steps)
+            for width in self.widths
+            for rows, steps in self.bursts
+        ]
+        if not shapes:
+            return []
+        return shapes + [(self._sharing_shape(rows), steps) for rows, steps in self.sharing]
+
+    def _sharing_shape(self, rows: int) -> DecodeShape:
+        return DecodeShape(rows, self.widths[-1], most_units(rows))
 
     def sampler_rows(self, mode: SamplingMode) -> list[int]:
         """Every number of rows that a sampler in that mode meets."""
@@ -95,6 +126,7 @@ def choose_buckets(
     block_size: int,
     burst_length: int,
     platform: str,
+    rows_in_unit: int = 0,
 ) -> Buckets:
     """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
 
@@ -106,6 +138,7 @@ def choose_buckets(
         burst_length: most decode steps of a burst, the last of which may lie beyond max_model_len;
             1 for no bursts.
         platform: "cpu" or that of an accelerator.
+        rows_in_unit: rows whose shared keys the decode kernel reads at once; 0 if it can't.
     """
     most_rows = max(max_num_seqs, 2)
     most_tokens = max(max_num_batched_tokens, most_rows)
@@ -148,6 +181,12 @@ def choose_buckets(
         bursts=tuple(bursts) if burst_length > 1 else (),
         widths=tuple(widths),
         histories=(0, max_model_len),
+        sharing=tuple(
+            (size, _gpu_burst_steps(size, burst_length))
+            for size in _up_to(most_rows, list(_SHARING_ROWS))
+            if rows_in_unit and size >= _SHARING_ROWS[0]
+        ),
+        rows_in_unit=rows_in_unit,
     )
 
 

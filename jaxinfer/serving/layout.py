@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jaxinfer.kernels.shared_prefix import SharedPrefixes
+
 _ALIGNMENT = 64  # int32 words: 256 bytes
 
 
@@ -44,12 +46,14 @@ class DecodeFields(NamedTuple):
         num_tokens: ``[B]`` tokens of the step or burst that the host will keep of the row; from
             the burst's step of that number on, the row is as good as padding.
         block_tables: ``[B, W]``.
+        shared: which rows begin with the same blocks; None where nobody looks.
     """
 
     context_lens: Any
     slots: Any
     num_tokens: Any
     block_tables: Any
+    shared: SharedPrefixes | None
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,17 @@ class PrefillShape:
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """Bucket of a decode step: B rows, tables of W blocks."""
+    """Bucket of a decode step.
+
+    Attributes:
+        rows: B.
+        width: W, blocks of a block table.
+        units: U, most units of keys that rows share; 0 for kernels that look at each row alone.
+    """
 
     rows: int
     width: int
+    units: int = 0
 
     @property
     def size(self) -> int:
@@ -97,10 +108,14 @@ class DecodeShape:
 
     def split(self, packed: Any) -> DecodeFields:
         """The arrays inside a packed vector ``[size]`` (NumPy: writable views)."""
-        return DecodeFields(*_split(packed, self._shapes()))
+        context_lens, slots, num_tokens, block_tables, *shared = _split(packed, self._shapes())
+        prefixes = SharedPrefixes(*shared) if shared else None
+        return DecodeFields(context_lens, slots, num_tokens, block_tables, prefixes)
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        return [(self.rows,), (self.rows,), (self.rows,), (self.rows, self.width)]
+        B, U = self.rows, self.units
+        shapes: list[tuple[int, ...]] = [(B,), (B,), (B,), (B, self.width)]
+        return [*shapes, (1,), (U, 4), (B, 4)] if U else shapes
 
 
 def _split(packed: Any, shapes: list[tuple[int, ...]]) -> list[Any]:

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.choice import Backend, choose_backend
+from jaxinfer.kernels.shared_prefix import rows_in_unit
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.sharding import ShardingRules, num_page_heads, tensor_parallel_size
 from jaxinfer.serving import kv_cache, memory
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
@@ -154,6 +155,7 @@ def plan_engine(
         block_size=engine_config.block_size,
         burst_length=engine_config.burst_length(device.platform, weight_bytes),
         platform=device.platform,
+        rows_in_unit=_rows_in_unit(model_config, mesh, rules, backend),
     )
     context = StepContext(
         model_config,
@@ -220,6 +222,13 @@ def choose_attention(
         platform=device.platform,
         compute_capability=_compute_capability(device),
     )
+
+
+def _rows_in_unit(config: ModelConfig, mesh: Mesh, rules: ShardingRules, backend: Backend) -> int:
+    if backend != "mosaic":
+        return 0
+    heads = num_page_heads(config, tensor_parallel_size(mesh, rules))
+    return rows_in_unit(config.num_attention_heads // heads)
 
 
 def _count_blocks(

@@ -1,9 +1,11 @@
 """Which programs an engine consists of: what is compiled ahead, and what bounds its memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.kernels.attention import Backend
 from jaxinfer.kernels.projections import MERGED_BELOW_ROWS
+from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.buckets import Buckets
 from jaxinfer.serving.collectives import (
     OVERLAP_OPTIONS,
@@ -25,12 +27,10 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
         swaps: whether blocks move to host memory.
     """
     keys: list[ProgramKey] = [*buckets.prefill_shapes(), *buckets.decode_shapes()][::-1]
-    # Mode "full" needs each token on the host, so it never runs in bursts.
     keys += [
         BurstKey(shape, mode, steps)
         for shape, steps in buckets.burst_shapes()
-        for mode in MODES
-        if mode != "full"
+        for mode in burst_modes(shape)
     ]
     keys += [
         SamplerKey(rows, mode, history)
@@ -40,6 +40,14 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     ]
     keys += [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.scored})]
     return keys + (HostBlocks.keys() if swaps else [])
+
+
+def burst_modes(shape: DecodeShape) -> Sequence[SamplingMode]:
+    """Modes that bursts of this shape are compiled for; each also serves those before it.
+
+    Mode "full" needs each token on the host, so it never runs in bursts.
+    """
+    return MODES[int(shape.units > 0) : MODES.index("full")]
 
 
 def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:

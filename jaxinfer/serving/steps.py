@@ -152,7 +152,13 @@ def feed_last_tokens(
     token_ids = last_tokens.at[batch.slots].get(mode="clip")
     cu_seqlens = jnp.arange(batch.slots.shape[0] + 1, dtype=jnp.int32)
     tokens = TokenPart(
-        token_ids, positions, slot_mapping, cu_seqlens, batch.context_lens, batch.block_tables
+        token_ids,
+        positions,
+        slot_mapping,
+        cu_seqlens,
+        batch.context_lens,
+        batch.block_tables,
+        batch.shared,
     )
     axis = context.tensor_axis(peers)
     kv, x = _run_layers(params, kv, tokens, context, axis, max_query_len=1)
@@ -308,6 +314,7 @@ def _write_and_attend(
         part.block_tables,
         scale=context.config.head_dim**-0.5,
         max_query_len=max_query_len,
+        shared=part.shared,
         backend=context.backend,
     )
     return mixed, (k_pages, v_pages)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
+from jaxinfer.kernels.shared_prefix import SharedPrefixes
+
 # Half as many tokens fill an H200's multiprocessors with tiles of the narrowest product twice over;
 # below, products of halves lose in their last wave about what the hidden sums would save.
 _HALVED_TOKENS = 4096
@@ -27,6 +29,7 @@ class TokenPart(NamedTuple):
         cu_seqlens: offsets of the rows in these tokens; ignored when decoding.
         context_lens: keys of each row up to the last of these tokens; 0 for a row without any.
         block_tables: page ids of each row.
+        shared: which rows begin with the same pages, when decoding; None if nobody looked.
     """
 
     token_ids: Int32[Array, " T"]
@@ -35,6 +38,7 @@ class TokenPart(NamedTuple):
     cu_seqlens: Int32[Array, " B1"]
     context_lens: Int32[Array, " B"]
     block_tables: Int32[Array, "B W"]
+    shared: SharedPrefixes | None = None
 
 
 def part_sizes(num_tokens: int, num_devices: int) -> tuple[int, ...]:

@@ -31,6 +31,8 @@ class Case:
     pad_tokens: int = 0  # packed tokens that belong to no row
     spare_width: int = 0  # block-table columns beyond the longest row
     decode: bool = False
+    group: int = 1  # neighbouring rows that begin with the same pages
+    shared_keys: int = 0  # in those, whole pages
 
 
 def _edges(block_size: int) -> tuple[int, ...]:
@@ -74,6 +76,32 @@ def decode_cases() -> list[Case]:
         Case("decode_long", (1,) * 2, (2049, 5), block_size=64, decode=True),
     ]
     return cases
+
+
+def shared_cases() -> list[Case]:
+    """Decoding rows of which each few begin with the same pages."""
+    return [
+        Case(
+            f"decode_shared_gqa{g}_d{d}_block{s}_group{rows}",
+            (1,) * 70,
+            tuple(keys + 1 + (i * 53) % 211 for i in range(70)),
+            num_heads=g * k,
+            num_kv_heads=k,
+            head_dim=d,
+            block_size=s,
+            decode=True,
+            group=rows,
+            shared_keys=keys,
+        )
+        for g, k, d, s, rows, keys in (
+            (1, 4, 128, 16, 70, 320),
+            (2, 8, 128, 16, 16, 1008),
+            (2, 2, 64, 64, 33, 512),
+            (4, 2, 128, 256, 9, 512),
+            (5, 2, 128, 32, 7, 416),
+            (8, 1, 64, 8, 2, 136),
+        )
+    ]
 
 
 def prefill_cases() -> list[Case]:
@@ -151,6 +179,12 @@ class Problem:
     scale: float
     expected: np.ndarray
 
+    @property
+    def arguments(self) -> tuple[np.ndarray, ...]:
+        """The op's arrays, in order."""
+        pages = self.k_pages, self.v_pages
+        return self.q, *pages, self.cu_seqlens_q, self.context_lens, self.block_tables
+
 
 def build(case: Case, dtype: Any, seed: int) -> Problem:
     """Draw q, k and v for `case`, rounded to `dtype`; every slot no row reaches is NaN."""
@@ -162,7 +196,7 @@ def build(case: Case, dtype: Any, seed: int) -> Problem:
     T = sum(case.query_lens) + case.pad_tokens
 
     def draw(*shape: int) -> np.ndarray:
-        return np.asarray(jnp.asarray(rng.standard_normal(shape), dtype))
+        return np.array(jnp.asarray(rng.standard_normal(shape), dtype))
 
     q = draw(T, case.num_heads, D)
     k_pages = np.full((P, S, K, D), np.nan, q.dtype)
@@ -173,9 +207,13 @@ def build(case: Case, dtype: Any, seed: int) -> Problem:
     keys, values = [], []
     for row, length in enumerate(case.context_lens):
         k, v = draw(length, K, D), draw(length, K, D)
+        shared = case.shared_keys if row % case.group and length else 0
+        if shared:
+            tables[row, : shared // S] = tables[row - 1, : shared // S]
+            k[:shared], v[:shared] = keys[-1][:shared], values[-1][:shared]
         keys.append(k)
         values.append(v)
-        for j in range(counts[row]):
+        for j in range(shared // S, counts[row]):
             page = tables[row, j] = next(ids)
             part = slice(j * S, min((j + 1) * S, length))
             k_pages[page, : part.stop - part.start] = k[part]
@@ -219,12 +257,7 @@ def check(attention: Attention, case: Case, dtype: Any, *, seed: int = 0) -> Non
     """Run `attention` on `case` and compare with fp64; the shared body of every test."""
     problem = build(case, dtype, seed)
     out = attention(
-        jnp.asarray(problem.q),
-        jnp.asarray(problem.k_pages),
-        jnp.asarray(problem.v_pages),
-        jnp.asarray(problem.cu_seqlens_q),
-        jnp.asarray(problem.context_lens),
-        jnp.asarray(problem.block_tables),
+        *map(jnp.asarray, problem.arguments),
         scale=problem.scale,
         window=case.window,
         max_query_len=1 if case.decode else None,

@@ -5,6 +5,7 @@ import pytest
 
 from jaxinfer.kernels.mosaic.decode import DecodeConfig, choose_config, paged_decode_attention
 from jaxinfer.kernels.mosaic.pages import Tiling
+from jaxinfer.kernels.shared_prefix import SharedPrefixes
 
 
 def test_many_sequences_are_not_split_and_few_long_ones_are():
@@ -53,4 +54,22 @@ def test_unsupported_head_dim_is_refused_by_name():
     with pytest.raises(ValueError, match="head_dim must be 64 or 128, not 96"):
         paged_decode_attention(
             jnp.zeros((1, 1, 96), jnp.bfloat16), pages, pages, one, one[None], scale=1.0
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "window", "message"),
+    [
+        (64, 2, 5, "window or shared, not both"),
+        (16, 2, None, "16 rows"),
+        (64, 16, None, "16 heads"),
+    ],
+)
+def test_units_of_shared_keys_that_can_not_be_computed_are_refused(rows, heads, window, message):
+    q, pages = jnp.zeros((rows, heads, 64), jnp.bfloat16), jnp.zeros((3, 16, 1, 64), jnp.bfloat16)
+    ints = jnp.zeros((rows, 4), jnp.int32)
+    shared = SharedPrefixes(ints[0, :1], ints, ints)
+    with pytest.raises(ValueError, match=message):
+        paged_decode_attention(
+            q, pages, pages, ints[:, 0], ints, scale=1.0, window=window, shared=shared
         )

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels import attention, page_write
+from jaxinfer.kernels import attention, page_write, shared_prefix
 from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.kernels.shared_prefix import SharedPrefixes
+from jaxinfer.serving.shared_prefixes import find_groups, most_units, write_units
 from tests.kernels import attention_cases
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +38,42 @@ def _configured(q, k, v, cu, lens, tables, *, scale, window, max_query_len, conf
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
 def test_attention_matches_fp64(case):
     attention_cases.check(_OP, case, jnp.bfloat16)
+
+
+def _shared(q, k, lens, tables):
+    """Which rows begin with the same pages; some do."""
+    rows, H, _ = q.shape
+    S, K = k.shape[1:3]
+    size = shared_prefix.rows_in_unit(H // K)
+    groups = find_groups(
+        np.asarray(tables), np.asarray(lens), block_size=S, batch_rows=rows, rows_in_unit=size
+    )
+    units = np.zeros((most_units(rows), 4), np.int32)
+    shared = SharedPrefixes(np.zeros(1, np.int32), units, np.zeros((rows, 4), np.int32))
+    write_units(shared, groups)
+    assert shared.num_units[0]
+    return shared
+
+
+@pytest.mark.parametrize("case", attention_cases.shared_cases(), ids=lambda case: case.name)
+def test_keys_that_rows_share_can_be_read_once(case):
+    def attention(q, k, v, cu, lens, tables, **options):
+        shared = _shared(q, k, lens, tables)
+        return _OP(q, k, v, cu, lens, tables, shared=shared, **options)
+
+    attention_cases.check(attention, case, jnp.bfloat16)
+    attention_cases.check(_OP, case, jnp.bfloat16)
+
+
+def test_rows_that_have_ended_in_a_burst_give_zeros_whatever_they_shared():
+    problem = attention_cases.build(attention_cases.shared_cases()[1], jnp.bfloat16, seed=0)
+    q, k, v, cu, lens, tables = map(jnp.asarray, problem.arguments)
+    shared = _shared(q, k, lens, tables)
+    run = functools.partial(_OP, q, k, v, cu, scale=problem.scale, max_query_len=1, shared=shared)
+    before, after = run(lens, tables), run(lens.at[::3].set(0), tables)
+    assert not np.asarray(after[::3], np.float32).any()
+    for rest in (slice(1, None, 3), slice(2, None, 3)):
+        np.testing.assert_array_equal(np.asarray(after[rest]), np.asarray(before[rest]))
 
 
 @pytest.mark.parametrize("decode", [True, False])

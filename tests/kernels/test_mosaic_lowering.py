@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxinfer.kernels.mosaic
 from jaxinfer.kernels import attention
 from jaxinfer.kernels.mosaic import add_norm, all_reduce, silu_mul, skinny, wide
+from jaxinfer.kernels.shared_prefix import SharedPrefixes
 from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, h200_mesh, needs_plugin
 
@@ -32,6 +33,18 @@ def _attention(tokens, rows, width, **options):
     pages = _shape(P, S, K, D)
     tables = _int32(rows + 1), _int32(rows), _int32(rows, width)
     return compile_for_h200(op, _shape(tokens, H, D), pages, pages, *tables)
+
+
+def _decode_shared(rows, width):
+    def op(*arguments):
+        *arguments, shared = arguments
+        return attention.paged_attention(
+            *arguments, scale=D**-0.5, max_query_len=1, shared=shared, backend="mosaic"
+        )
+
+    pages, shared = _shape(P, S, K, D), SharedPrefixes(_int32(1), _int32(160, 4), _int32(rows, 4))
+    arguments = (_shape(rows, H, D), pages, pages, _int32(rows + 1), _int32(rows))
+    return compile_for_h200(op, *arguments, _int32(rows, width), shared)
 
 
 def _page_write(*heads):
@@ -111,6 +124,10 @@ _PROGRAMS = {
     "decode_one_short_row": (
         functools.partial(_attention, 1, 1, 1024 // 16, max_query_len=1),
         {"paged_decode_attention": 1},
+    ),
+    "decode_shared": (
+        functools.partial(_decode_shared, 256, 4 * W),
+        {"paged_decode_attention": 1, "attend_shared": 1},
     ),
     "decode_window": (
         functools.partial(_attention, 256, 256, 4 * W, max_query_len=1, window=100),

@@ -21,7 +21,9 @@ def _attention(*arrays, scale, window, max_query_len):
     return _op(window, max_query_len, scale)(*arrays)
 
 
-@pytest.mark.parametrize("case", cases.decode_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*cases.decode_cases(), *cases.shared_cases()], ids=lambda case: case.name
+)
 def test_decode_equals_fp64(case):
     cases.check(_attention, case, jnp.float32)
 

@@ -1,5 +1,6 @@
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -7,6 +8,8 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.batch import BatchBuilder
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_set import all_programs
+from jaxinfer.serving.programs import BurstKey
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.request_sampling import request_sampling
 from jaxinfer.serving.sampling.layout import Column
@@ -17,19 +20,23 @@ S, NOBODY = 8, 4
 
 
 def test_every_array_of_a_batch_begins_where_gpu_kernels_can_read_it():
-    for shape in (DecodeShape(3, 5), PrefillShape(100, 7, 3)):
+    for shape in (DecodeShape(3, 5), DecodeShape(66, 5, 35), PrefillShape(100, 7, 3)):
         packed = np.arange(shape.size, dtype=np.int32)
-        assert all(int(field.flat[0]) * 4 % 256 == 0 for field in shape.split(packed))
+        for field in jax.tree.leaves(shape.split(packed)):
+            assert int(field.flat[0]) * 4 % 256 == 0
 
 
-def _builder(max_num_seqs=NOBODY, max_model_len=64, block_size=S, num_decode_steps=1):
+def _builder(
+    max_num_seqs=NOBODY, max_model_len=64, block_size=S, num_decode_steps=1, rows_in_unit=0
+):
     buckets = choose_buckets(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=64,
         max_model_len=max_model_len,
         block_size=block_size,
         burst_length=num_decode_steps,
-        platform="cpu",
+        platform="gpu" if rows_in_unit else "cpu",
+        rows_in_unit=rows_in_unit,
     )
     prepare = functools.partial(request_sampling, vocab_size=100, eos_token_ids=[2], tokenizer=None)
     return BatchBuilder(
@@ -213,3 +220,61 @@ def test_building_a_decode_step_does_the_same_work_for_long_contexts():
 
     # Tables rebuilt from lists would call for each block.
     assert calls(4096) == calls(16)
+
+
+def _decoding(rows, shared_blocks, num_steps=1, **params):
+    """A step in which so many rows begin with the same blocks and have 3 each of their own."""
+    common = list(range(1, 1 + shared_blocks))
+    requests = []
+    for slot in range(rows):
+        own = 1 + shared_blocks + 3 * slot
+        blocks = [*common, own, own + 1, own + 2]
+        requests.append(_request(slot, (shared_blocks + 2) * S + 3, blocks, in_flight=1, **params))
+    scheduled = [(r, r.num_prompt_tokens, 1, True, num_steps) for r in requests]
+    return _schedule(*scheduled, is_decode=True, num_steps=num_steps)
+
+
+def _sharing_builder(max_num_seqs=256, num_decode_steps=1):
+    return _builder(
+        max_num_seqs, max_model_len=1024, num_decode_steps=num_decode_steps, rows_in_unit=32
+    )
+
+
+def test_keys_that_many_rows_share_are_read_once():
+    batch = _sharing_builder().build(_decoding(60, shared_blocks=33))
+    assert batch.shape.units
+    fields = batch.shape.split(batch.packed)
+    # Two windows of 32 rows, and whole tiles of 64 keys of the 264 that are shared.
+    assert fields.shared.rows[:60, 0].tolist() == [256] * 60
+    assert fields.shared.rows[:60, 3].tolist() == [*range(32), *range(28)]
+    assert not fields.shared.rows[60:].any()
+    assert fields.block_tables[59, :36].tolist() == [*range(1, 34), 211, 212, 213]
+
+
+@pytest.mark.parametrize(("rows", "shared_blocks"), [(60, 0), (60, 16), (4, 40)])
+def test_what_saves_little_takes_no_kernel_for_shared_keys(rows, shared_blocks):
+    batch = _sharing_builder().build(_decoding(rows, shared_blocks))
+    assert not batch.shape.units
+    assert batch.shape.split(batch.packed).shared is None
+
+
+def test_rows_that_share_too_little_for_a_larger_bucket_stay_in_theirs():
+    builder = _sharing_builder()
+    assert builder.build(_decoding(60, 24)).shape.units
+    assert not builder.build(_decoding(70, 24)).shape.units  # of 128 rows, not of 256
+    assert builder.build(_decoding(70, 90)).shape.rows == 256
+
+
+@pytest.mark.parametrize(("temperature", "mode"), [(0.0, "temperature"), (1.0, "temperature")])
+def test_bursts_that_share_keys_are_sampled_in_a_mode_they_are_compiled_for(temperature, mode):
+    builder = _sharing_builder(num_decode_steps=8)
+    batch = builder.build(_decoding(60, 33, num_steps=8, temperature=temperature))
+    assert batch.shape.units
+    assert batch.mode == mode
+    assert BurstKey(batch.shape, mode, 8) in all_programs(builder._buckets, swaps=False)
+
+
+def test_a_burst_finds_a_shared_bucket_of_its_own_length_only():
+    builder = _sharing_builder(num_decode_steps=8)
+    assert builder.build(_decoding(60, 33, num_steps=8)).shape.rows == 64
+    assert builder.build(_decoding(60, 100, num_steps=4)).shape.rows == 256

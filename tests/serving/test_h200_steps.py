@@ -62,6 +62,7 @@ _FEW_ROWS = {**_DECODE, "combine_splits": 1, **_SKINNY}
 _FEW_ROWS_ON_2 = {**_DECODE, "skinny_plain": 1, "skinny_gated": 1}
 _SOME_ROWS = {**_DECODE, "wide_project": 1, "wide_gated": 1}
 _MANY_ROWS = {**_SOME_ROWS, "add_norm": 2}
+_SHARING = {**_MANY_ROWS, "attend_shared": 1}
 _PREFILL = {"norm_rope_write": 1, "paged_prefill_attention": 1, "add_norm": 2, "silu_mul": 1}
 # The last layer of a prefill goes on with one token of each row, as if it were decoding.
 _LAST = {"add_norm": 1, **_DECODE, "combine_splits": 1}
@@ -75,6 +76,7 @@ STEPS = {
     "decode_2": Step(DecodeShape(2, _WIDTH), 207, 1.3, _FEW_ROWS),
     "decode_64": Step(DecodeShape(64, _WIDTH), 265, 6, _SOME_ROWS),
     "decode_256": Step(DecodeShape(256, _WIDTH), 240, 8.5, _MANY_ROWS),
+    "shared_256": Step(DecodeShape(256, _WIDTH, 160), 268, 25, _SHARING),
     "burst_2": Step(BurstKey(DecodeShape(2, _WIDTH), "greedy", 8), 222, 1.5, _FEW_ROWS),
     "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
     "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),

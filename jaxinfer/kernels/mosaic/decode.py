@@ -36,7 +36,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.mosaic import cluster_combine
+from jaxinfer.kernels.mosaic import cluster_combine, shared_prefix
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.combine import combine_splits
 from jaxinfer.kernels.mosaic.pages import (
@@ -48,6 +48,7 @@ from jaxinfer.kernels.mosaic.pages import (
     zero_rows_after,
 )
 from jaxinfer.kernels.mosaic.rows import store_anyhow
+from jaxinfer.kernels.shared_prefix import KEYS, SharedPrefixes, rows_in_unit
 
 _LOG2_E = math.log2(math.e)
 _MULTIPROCESSORS = 132
@@ -84,6 +85,7 @@ class _Problem:
     tiling: Tiling
     config: DecodeConfig
     window: int | None
+    shares: bool
     scale: float
     dtype: jnp.dtype
 
@@ -106,6 +108,7 @@ def paged_decode_attention(
     *,
     scale: float,
     window: int | None = None,
+    shared: SharedPrefixes | None = None,
     config: DecodeConfig | None = None,
 ) -> Float[Array, "B H D"]:
     """One query per sequence, at position `context_lens - 1`.
@@ -118,6 +121,8 @@ def paged_decode_attention(
         block_tables: page numbers of each sequence; entries past the context are not used.
         scale: what scores are multiplied by (positive).
         window: only the last `window` keys are visible; None shows all.
+        shared: which rows begin with the same pages, so that these are read once; None looks at
+            every row alone. Rows are not split then.
         config: tuning; None takes `choose_config`'s.
 
     Returns:
@@ -132,14 +137,27 @@ def paged_decode_attention(
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
     N = _columns(H // K)
+    if shared is not None:
+        if window is not None:
+            raise ValueError("rows with a window share no keys: give window or shared, not both")
+        if not 0 < rows_in_unit(H // K) <= B:
+            raise ValueError(f"units of shared keys can't hold {B} rows of {H // K} heads each")
+        config = config or DecodeConfig(KEYS)
     config = config or choose_config(B, K, W * S, head_bytes=4 * D * N)
     tiling = Tiling(config.block_kv, S, W)
-    problem = _Problem(H, K, D, N, tiling, config, window, scale, jnp.dtype(q.dtype))
+    shares = shared is not None
+    problem = _Problem(H, K, D, N, tiling, config, window, shares, scale, jnp.dtype(q.dtype))
     rows = q.reshape(B * H, D)
     padding = -rows.shape[0] % 8
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
         rows = jnp.pad(rows, ((0, padding), (0, 0)))
     args = (rows, k_pages, v_pages, context_lens, block_tables)
+    if shared is not None:
+        of_units = shared_prefix.attend_shared(
+            q, k_pages, v_pages, block_tables, shared, scale=scale
+        )
+        alone = shared_prefix.seen_alone(context_lens, block_tables, shared, S)
+        args = (rows, k_pages, v_pages, *alone, shared.rows, *of_units)
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
     # Built for just these: but an engine's programs share it, and lowering it takes long.
     out = call_built_for(
@@ -225,6 +243,7 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "k_free": free,
             "v_free": free,
             "combine": cluster_combine.scratch(config.num_splits, D, N) if cluster else {},
+            "own_log_sums": plgpu.SMEM((N,), jnp.float32) if p.shares else (),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_decode_attention",
@@ -256,8 +275,10 @@ def _span(p: _Problem, lengths: Ref) -> _Span:
     return _Span(row, kv_head, length, first_visible, begin, end)
 
 
-def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_smem, p_smem,
-           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine):  # fmt: skip
+def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_smem, p_smem,
+           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine,
+           own_log_sums):  # fmt: skip
+    sharing, outputs = refs[: 3 * p.shares], refs[3 * p.shares :]
     span = _span(p, lengths)
     first_row = (span.row * p.K + span.kv_head) * p.group
     aligned_row = first_row // 8 * 8
@@ -297,8 +318,39 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_
             store_anyhow(log_sums.at[at], log_sum)
         elif p.config.in_cluster:
             cluster_combine.combine_in_cluster(out, log_sum, write, **combine)
+        elif p.shares:
+            # A row of a burst that has ended is empty, whatever it shared.
+            joins = (span.length > 0) & (sharing[0][span.row, 0] > 0)
+            pl.when(~joins)(lambda: write(out))
+            pl.when(joins)(
+                lambda: _join_shared(
+                    p, span, out, log_sum, sharing, outputs[0], o_smem, own_log_sums
+                )
+            )
         else:
             write(out)
+
+
+def _join_shared(p, span, out, log_sum, sharing, written, values, log_sums):
+    """Writes the row's group: what it saw alone joined with what units saw for it."""
+    rows, partial, unit_log_sums = sharing
+    units, place = (rows[span.row, 1], rows[span.row, 2]), rows[span.row, 3]
+    first_row = (span.row * p.K + span.kv_head) * p.group
+    column = first_row - first_row // 8 * 8
+    store_anyhow(values.transpose((1, 0)), out.astype(p.dtype))
+    store_anyhow(log_sums, log_sum)
+    plgpu.commit_smem()
+    for g in range(p.group):
+        whole = shared_prefix.join(
+            values.at[column + g],
+            log_sums[column + g],
+            partial,
+            unit_log_sums,
+            span.kv_head,
+            g * rows_in_unit(p.group) + place,
+            units,
+        )
+        store_anyhow(written.at[first_row + g], whole.astype(p.dtype))
 
 
 def _stream(p, span, tables, pages, smem, filled, free):

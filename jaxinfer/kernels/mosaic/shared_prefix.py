@@ -1,0 +1,318 @@
+"""Decode attention over pages that rows share: each is read once for all of them.
+
+A unit (`kernels/shared_prefix.py`) is to this kernel what a tile of queries is to the prefill
+kernel: 64 queries, here of several rows and all heads of a GQA group, meet a stretch of keys that
+all of them see, so that nothing is masked. Each leaves a normalised partial output and the base-2
+logarithm of its sum, which `decode.py` joins with what each row sees alone.
+
+Blocks stay on their multiprocessor, two on each, and take every so-manieth unit and kv head. One
+warpgroup starts TMA copies up to `_STAGES` tiles ahead, across units, the other computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.kernels.mosaic.built_for import call_built_for
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, Tiling, on_warps
+from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
+from jaxinfer.kernels.shared_prefix import (
+    KEYS,
+    MOST_UNITS_OF_A_ROW,
+    QUERIES,
+    SharedPrefixes,
+    rows_in_unit,
+)
+
+_LOG2_E = math.log2(math.e)
+_WGMMA = plgpu.Layout.WGMMA
+_STAGES = 3
+_BLOCKS = 264  # two on each of an H200's multiprocessors
+_MOST = (4096, 2**20, 2**20, 4096, 4096, 1)
+"""First dimensions that one kernel serves: rows, pages twice, tables, units, their number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """Everything static about one launch."""
+
+    H: int
+    K: int
+    D: int
+    tiling: Tiling
+    scale: float
+    dtype: jnp.dtype
+
+    @property
+    def group(self) -> int:
+        return self.H // self.K
+
+
+def attend_shared(
+    q: Float[Array, "B H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    block_tables: Int32[Array, "B W"],
+    shared: SharedPrefixes,
+    *,
+    scale: float,
+) -> tuple[Float[Array, "U K 64 D"], Float[Array, "U K 64"]]:
+    """Partial outputs of every unit.
+
+    Args:
+        q: normalised and rotated queries, bfloat16 or float16, of at least `rows_in_unit` rows.
+        k_pages: key pages in q's dtype.
+        v_pages: value pages, likewise.
+        block_tables: page numbers of each row.
+        shared: the units.
+        scale: what scores are multiplied by (positive).
+
+    Returns:
+        Normalised outputs in q's dtype and base-2 logarithms of their sums. Query head g of a kv
+        head's group and the row at place r are number ``g * rows_in_unit + r``. Units that do not
+        exist are not written.
+    """
+    _, H, D = q.shape
+    S, K = k_pages.shape[1:3]
+    tiling = Tiling(KEYS, S, block_tables.shape[1])
+    p = _Problem(H, K, D, tiling, scale, jnp.dtype(q.dtype))
+    args = (q, k_pages, v_pages, block_tables, shared.units, shared.num_units)
+    most = tuple(
+        jax.ShapeDtypeStruct((first, *arg.shape[1:]), arg.dtype)
+        for first, arg in zip(_MOST, args, strict=True)
+    )
+    out = _out_type(p, shared.units.shape[0])
+    return call_built_for(_launch, p, most, args, out, name="attend_shared")
+
+
+def _out_type(p: _Problem, units: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return (
+        jax.ShapeDtypeStruct((units, p.K, QUERIES, p.D), p.dtype),
+        jax.ShapeDtypeStruct((units, p.K, QUERIES), jnp.float32),
+    )
+
+
+def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
+    keys = plgpu.SMEM((_STAGES, KEYS, p.D), p.dtype, transforms=SWIZZLED)
+    filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=_STAGES)
+    free = plgpu.Barrier(num_barriers=_STAGES)
+    return plgpu.kernel(
+        functools.partial(_block, p),
+        out_type=_out_type(p, shapes[4].shape[0]),
+        grid=(_BLOCKS,),
+        grid_names=("block",),
+        num_threads=2,
+        thread_name="warpgroup",
+        scratch_types={
+            "q_smem": plgpu.SMEM((QUERIES, p.D), p.dtype, transforms=SWIZZLED),
+            "k_smem": keys,
+            "v_smem": keys,
+            "q_filled": plgpu.Barrier(num_arrivals=p.group),
+            "q_free": plgpu.Barrier(),
+            "k_filled": filled,
+            "v_filled": filled,
+            "k_free": free,
+            "v_free": free,
+        },
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="attend_shared",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """One unit and kv head."""
+
+    unit: Scalar
+    kv_head: Scalar
+    first_row: Scalar
+    table_row: Scalar
+    first_tile: Scalar
+    last_tile: Scalar  # exclusive
+
+
+def _item(p, units, round_) -> _Item:
+    index = lax.axis_index("block") + round_ * _BLOCKS
+    unit = index // p.K
+    first_eighth, row, begin, end = (units[unit, i] for i in range(4))
+    # The compiler must see the factor 8.
+    return _Item(unit, index % p.K, first_eighth * 8, row, begin // KEYS, end // KEYS)
+
+
+def _block(p, q, k_pages, v_pages, tables, units, count, partial, log_sums, *, q_smem, k_smem,
+           v_smem, q_filled, q_free, k_filled, v_filled, k_free, v_free):  # fmt: skip
+    rounds = (count[0] * p.K - lax.axis_index("block") + _BLOCKS - 1) // _BLOCKS
+    items = functools.partial(_item, p, units)
+    warpgroup = lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup == 0)
+    def _produce():
+        plgpu.set_max_registers(40, action="decrease")
+        on_warps(
+            lambda: _stream(p, rounds, items, tables, k_pages, k_smem, k_filled, k_free),
+            lambda: _stream(p, rounds, items, tables, v_pages, v_smem, v_filled, v_free),
+            lambda: _load_queries(p, rounds, items, q, q_smem, q_filled, q_free),
+        )
+
+    @pl.when(warpgroup == 1)
+    def _consume():
+        plgpu.set_max_registers(216, action="increase")
+
+        def one(round_, done):
+            item = items(round_)
+            plgpu.barrier_wait(q_filled)
+            acc, m, sums = _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled,
+                                   k_free, v_free)  # fmt: skip
+            out = acc * lax.broadcast_in_dim(1.0 / sums, acc.shape, [0])
+            q_smem[...] = out.astype(p.dtype)  # Nobody reads the queries any more.
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(q_smem, partial.at[item.unit, item.kv_head])
+            store_anyhow(log_sums.at[item.unit, item.kv_head], m + jnp.log(sums) * _LOG2_E)
+            plgpu.wait_smem_to_gmem(0)
+            plgpu.barrier_arrive(q_free)
+            return done + item.last_tile - item.first_tile
+
+        lax.fori_loop(0, rounds, one, jnp.int32(0))
+
+
+def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
+    """Producer warp: loads a unit's queries as soon as the last one's output has left."""
+    rows = rows_in_unit(p.group)
+
+    def one(round_, _):
+        item = items(round_)
+        pl.when(round_ > 0)(lambda: plgpu.barrier_wait(q_free))
+        for g in range(p.group):
+            source = q.at[pl.ds(item.first_row, rows), item.kv_head * p.group + g]
+            plgpu.copy_gmem_to_smem(source, q_smem.at[pl.ds(g * rows, rows)], q_filled)
+
+    lax.fori_loop(0, rounds, one, None)
+
+
+def _stream(p, rounds, items, tables, pages, smem, filled, free):
+    """Producer warp: streams one pool's tiles of every item, `_STAGES` ahead of the consumer."""
+
+    def one(round_, done):
+        item = items(round_)
+
+        def page_ids(tile):
+            return p.tiling.page_ids(tables, item.table_row, tile)
+
+        def copy(tile, carry):
+            done, ids = carry
+            slot = lax.rem(done, jnp.int32(_STAGES))
+            following = page_ids(tile + 1)
+            pl.when(done >= _STAGES)(lambda: plgpu.barrier_wait(free.at[slot]))
+            end = item.last_tile * KEYS
+            p.tiling.copy_tile(pages, ids, item.kv_head, tile, end, smem.at[slot], filled.at[slot])
+            return done + 1, following
+
+        first = item.first_tile
+        return lax.fori_loop(first, item.last_tile, copy, (done, page_ids(first)))[0]
+
+    lax.fori_loop(0, rounds, one, jnp.int32(0))
+
+
+def _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v_free):
+    """All keys of one item: unnormalised output `[64, D]`, maxima (base 2) and sums `[64]`."""
+    scale = p.scale * _LOG2_E
+
+    def step(tile, carry):
+        acc, m, sums = carry
+        slot = lax.rem(done + tile - item.first_tile, jnp.int32(_STAGES))
+        plgpu.barrier_wait(k_filled.at[slot])
+
+        def scores(s):
+            plgpu.wgmma(s, q_smem, k_smem.at[slot].transpose((1, 0)))
+            return s[...]
+
+        s = pl.run_scoped(scores, plgpu.ACC((QUERIES, KEYS), jnp.float32))
+        plgpu.barrier_arrive(k_free.at[slot])
+        m_new = jnp.maximum(m, s.max(axis=1) * scale)
+        rescale = jnp.exp2(m - m_new)
+        weights = jnp.exp2(s * scale - lax.broadcast_in_dim(m_new, s.shape, [0]))
+        acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
+        sums = sums * rescale + weights.sum(axis=1)
+        weights = weights.astype(p.dtype)
+        plgpu.barrier_wait(v_filled.at[slot])
+
+        def values(acc):
+            plgpu.wgmma(acc, weights, v_smem.at[slot])
+
+        acc = pl.run_state(values)(plgpu.ACC.init(acc))
+        plgpu.barrier_arrive(v_free.at[slot])
+        return acc, m_new, sums
+
+    carry = (
+        plgpu.layout_cast(jnp.zeros((QUERIES, p.D), jnp.float32), _WGMMA),
+        plgpu.layout_cast(jnp.full((QUERIES,), -jnp.inf, jnp.float32), _WGMMA.reduce(1)),
+        plgpu.layout_cast(jnp.zeros((QUERIES,), jnp.float32), _WGMMA.reduce(1)),
+    )
+    return lax.fori_loop(item.first_tile, item.last_tile, step, carry)
+
+
+def seen_alone(
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    shared: SharedPrefixes,
+    page_size: int,
+) -> tuple[Int32[Array, " B"], Int32[Array, "B W"]]:
+    """Contexts and block tables without what units see: attention minds no positions.
+
+    A kernel that was to skip keys itself would know which pages to load only after it has loaded
+    how many to skip: 5% of a step in which nothing is shared.
+    """
+    keys = shared.rows[:, 0]
+    W = block_tables.shape[1]
+    ordinals = jnp.arange(W, dtype=jnp.int32) + (keys // page_size)[:, None]
+    tables = jnp.take_along_axis(block_tables, jnp.minimum(ordinals, W - 1), axis=1)
+    return jnp.maximum(context_lens - keys, 0), tables
+
+
+def join(own, own_log_sum, partial, log_sums, kv_head, query, units):
+    """A row's output over all of its keys, for one query head.
+
+    Args:
+        own: `[D]` in shared memory, normalised, float32: of the keys that it sees alone.
+        own_log_sum: the base-2 logarithm of its sum.
+        partial: of all units, from `attend_shared`; so are log_sums.
+        log_sums: likewise.
+        kv_head: of the query head.
+        query: its number in a unit.
+        units: the first of the row's units, and their number.
+
+    Returns:
+        `[D]` in registers, float32.
+    """
+    first, count = units
+    D = own.shape[0]
+    layout = row_layout(1, D).reduce(0)
+
+    def spread(scalar):
+        return plgpu.layout_cast(lax.broadcast_in_dim(scalar, (D,), ()), layout)
+
+    parts = []
+    for i in range(MOST_UNITS_OF_A_ROW):
+        at = (jnp.minimum(first + i, partial.shape[0] - 1), kv_head, query)
+        log_sum = jnp.where(i < count, log_sums[at], -jnp.inf)
+        parts.append((load_global(partial.at[at], layout).astype(jnp.float32), log_sum))
+    largest = own_log_sum
+    for _, log_sum in parts:
+        largest = jnp.maximum(largest, log_sum)
+    total = jnp.exp2(spread(own_log_sum - largest))
+    mixed = plgpu.load(own, layout=layout, optimized=False).astype(jnp.float32) * total
+    for values, log_sum in parts:
+        weight = jnp.exp2(spread(log_sum - largest))
+        total = total + weight
+        # What no unit wrote may be NaN.
+        mixed = mixed + jnp.where(weight > 0, values * weight, 0.0)
+    return mixed / total
