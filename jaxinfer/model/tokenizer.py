@@ -59,6 +59,7 @@ class Tokenizer:
         self._backend = backend
         self._alphabet = _byte_alphabet()
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._origin = origin
@@ -131,6 +132,14 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id) if token_id >= 0 else None
         self._bytes[token_id] = data = self._to_bytes(token or "")
         return data
+
+    def token_text(self, token_id: int) -> str:
+        """What `token_bytes` are as text of their own; those that are not UTF-8 become U+FFFD."""
+        known = self._texts.get(token_id)
+        if known is None:
+            known = self.token_bytes(token_id).decode("utf-8", errors="replace")
+            self._texts[token_id] = known
+        return known
 
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` leaves this token out of the text."""

@@ -52,10 +52,9 @@ class Completion:
         """
         self.token_ids += token_ids
         if self._num_logprobs is not None:
-            self._logprobs += [
-                logprobs_at(scores, (row, i), self._num_logprobs, self._tokenizer)
-                for i in range(len(token_ids))
-            ]
+            self._logprobs += _logprobs_of_row(
+                scores, row, token_ids, self._num_logprobs, self._tokenizer
+            )
         self.finish_reason = self.request.finish_reason
         self.stop_reason = self.request.stop_reason
         if self._watches_stops:
@@ -112,6 +111,25 @@ class Completion:
             self._text.finish()
 
 
+def _logprobs_of_row(
+    scores: TokenScores,
+    row: int,
+    token_ids: Sequence[int],
+    count: int,
+    tokenizer: Tokenizer | None,
+) -> list[LogprobsAtPosition]:
+    """As `logprobs_at` of each token that a row gained."""
+    if count or scores.ranks is not None or scores.logprobs is None:
+        places = range(len(token_ids))
+        return [logprobs_at(scores, (row, i), count, tokenizer) for i in places]
+    # Nothing but the chosen token's, as rollouts want them: much of the host's work in a step.
+    values = scores.logprobs[row, : len(token_ids)].tolist()
+    return [
+        {token_id: _logprob(token_id, value, None, tokenizer)}
+        for token_id, value in zip(token_ids, values, strict=True)
+    ]
+
+
 def logprobs_at(
     scores: TokenScores, place: tuple[int, ...], count: int, tokenizer: Tokenizer | None
 ) -> LogprobsAtPosition:
@@ -144,4 +162,4 @@ def logprobs_at(
 def _logprob(token_id: int, value: float, rank: int | None, tokenizer: Tokenizer | None) -> Logprob:
     if tokenizer is None:
         return Logprob(value, rank)
-    return Logprob(value, rank, tokenizer.token_bytes(token_id).decode("utf-8", errors="replace"))
+    return Logprob(value, rank, tokenizer.token_text(token_id))
