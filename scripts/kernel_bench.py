@@ -17,8 +17,8 @@ from pathlib import Path
 
 from jaxinfer.cli.parser import positive_integer
 from jaxinfer.kernels.choice import RANKINGS
-from jaxinfer.kernels.mosaic.decode import DecodeConfig
-from jaxinfer.kernels.mosaic.prefill import PrefillConfig
+from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig
+from jaxinfer.kernels.mosaic.attention.prefill import PrefillConfig
 from jaxinfer.measure.kernel_cases import COMPARED_CASES, Case
 from jaxinfer.measure.kernel_runs import Variant, kernel_line, measure_kernels, own_choice
 from scripts.figures.results import RESULTS, save_result

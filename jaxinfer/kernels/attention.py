@@ -82,8 +82,8 @@ def paged_attention(
             q, k_pages, v_pages, context_lens, block_tables, scale=scale, window=window
         )
     if backend == "mosaic":
-        from jaxinfer.kernels.mosaic.decode import paged_decode_attention
-        from jaxinfer.kernels.mosaic.prefill import paged_prefill_attention
+        from jaxinfer.kernels.mosaic.attention.decode import paged_decode_attention
+        from jaxinfer.kernels.mosaic.attention.prefill import paged_prefill_attention
 
         paged_decode_attention = functools.partial(paged_decode_attention, shared=shared)
     else:

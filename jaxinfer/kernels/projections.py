@@ -55,7 +55,7 @@ class Stream(NamedTuple):
             return rounded_add(self.x, rounded_add(self.delta, self.other))
         if self.peers is None:
             return rounded_add(self.x, self.delta)
-        from jaxinfer.kernels.mosaic import all_reduce
+        from jaxinfer.kernels.mosaic.sums import all_reduce
 
         return all_reduce.all_reduce(self.delta, self.peers, onto=self.x)
 
@@ -164,7 +164,7 @@ def project_sum_add(
 ) -> Stream:
     """`stream` + the sum of all devices' `x @ weight.T`, each of them rounded."""
     if axis.peers is not None and backend == "mosaic" and x.ndim == 2:
-        from jaxinfer.kernels.mosaic import skinny
+        from jaxinfer.kernels.mosaic.products import skinny
 
         if skinny.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
             return Stream(skinny.project_sum_add(x, weight, stream.settled(), axis.peers))
@@ -196,7 +196,7 @@ def _add_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """The settled stream and its norm."""
     if stream.peers is not None and stream.delta is not None:
-        from jaxinfer.kernels.mosaic import all_reduce
+        from jaxinfer.kernels.mosaic.sums import all_reduce
 
         return all_reduce.all_reduce_norm(stream.delta, stream.peers, stream.x, norm, eps=eps)
     if stream.delta is not None and _leaves_additions(stream.x, backend):
@@ -210,7 +210,7 @@ def _add_norm(
 def _has_few_rows(x: jax.Array, backend: Backend) -> bool:
     if backend != "mosaic" or x.ndim != 2:
         return False
-    from jaxinfer.kernels.mosaic import skinny_plan
+    from jaxinfer.kernels.mosaic.products import skinny_plan
 
     return x.shape[0] <= skinny_plan.MOST_ROWS
 
@@ -218,7 +218,7 @@ def _has_few_rows(x: jax.Array, backend: Backend) -> bool:
 def _leaves_sums(x: jax.Array, axis: TensorAxis, backend: Backend) -> bool:
     if backend != "mosaic" or axis.peers is None:
         return False
-    from jaxinfer.kernels.mosaic import all_reduce
+    from jaxinfer.kernels.mosaic.sums import all_reduce
 
     return all_reduce.supports_norm(x.shape, x.dtype, axis.size)
 
@@ -235,7 +235,7 @@ def _project(
     hidden: jax.Array, weights: Sequence[jax.Array], backend: Backend
 ) -> tuple[jax.Array, ...]:
     if backend == "mosaic" and hidden.ndim == 2:
-        from jaxinfer.kernels.mosaic import wide
+        from jaxinfer.kernels.mosaic.products import wide
 
         if wide.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
             return wide.project(hidden, weights)
@@ -252,7 +252,8 @@ def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
 
 def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:
     if backend == "mosaic" and hidden.ndim == 2:
-        from jaxinfer.kernels.mosaic import silu_mul, wide
+        from jaxinfer.kernels.mosaic import silu_mul
+        from jaxinfer.kernels.mosaic.products import wide
 
         rows, shapes = hidden.shape[0], [gate.shape, up.shape]
         if wide.choose(rows, shapes, hidden.dtype, matrices=2):
@@ -269,7 +270,7 @@ def _kernels(backend: Backend, x: jax.Array, weights: Sequence[jax.Array]) -> Mo
     if backend != "mosaic" or x.ndim != 2:
         return None
     # They import GPU-only packages, so they load when they are first chosen.
-    from jaxinfer.kernels.mosaic import skinny
+    from jaxinfer.kernels.mosaic.products import skinny
 
     shapes = [weight.shape for weight in weights]
     return skinny if skinny.supports(x.shape[0], shapes, x.dtype) else None

@@ -39,7 +39,7 @@ class TensorAxis:
         """The sum of all devices' `x`; rounded, then added to `onto` if that is given."""
         if self.peers is not None:
             # It imports GPU-only packages, so it loads when it is first chosen.
-            from jaxinfer.kernels.mosaic import all_reduce
+            from jaxinfer.kernels.mosaic.sums import all_reduce
 
             if all_reduce.supports(x.size, x.dtype, self.size):
                 return all_reduce.all_reduce(x, self.peers, onto=onto)

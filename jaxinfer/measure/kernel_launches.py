@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.kernels.attention import Backend, paged_attention
-from jaxinfer.kernels.mosaic import wide
 from jaxinfer.kernels.mosaic.add_norm import add_norm
-from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.mosaic.attention.prefill import PrefillConfig, paged_prefill_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
-from jaxinfer.kernels.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.kernels.mosaic.products import wide
 from jaxinfer.kernels.mosaic.silu_mul import silu_mul
 from jaxinfer.measure.kernel_cases import Case
 

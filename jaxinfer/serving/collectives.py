@@ -1,9 +1,10 @@
 """How the all-reduces of a step run on several GPUs.
 
 A decode step reduces a few KB twice a layer, so what counts is the launch. "mailboxes" is our own
-kernel (`kernels/mosaic/all_reduce.py`), the fastest, for two or four GPUs of one process. "kernel"
-is XLA's one- or two-shot kernel, its default; it reads the other GPUs' memory, but stays out of
-CUDA graphs (seen on jax 0.11.2), so a step falls apart into a graph between each two reductions.
+kernel (`kernels/mosaic/sums/all_reduce.py`), the fastest, for two or four GPUs of one process.
+"kernel" is XLA's one- or two-shot kernel, its default; it reads the other GPUs' memory, but stays
+out of CUDA graphs (seen on jax 0.11.2), so a step falls apart into a graph between each two
+reductions.
 "nccl" lets NCCL reduce, inside one graph for the whole program; the graph is recorded anew at each
 call, which costs the host more than the graph saves unless the program holds several steps.
 `scripts/all_reduce_bench.py` measures all three.

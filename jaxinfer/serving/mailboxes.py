@@ -70,7 +70,7 @@ def describe_peers(mesh: Mesh, axis: str) -> jax.ShapeDtypeStruct:
 
 def allocate(peers: jax.ShapeDtypeStruct) -> Mailboxes:
     """Empty mailboxes, and for each device the addresses by distance."""
-    from jaxinfer.kernels.mosaic import all_reduce
+    from jaxinfer.kernels.mosaic.sums import all_reduce
 
     count, sharding = peers.shape[0], peers.sharding
     words = all_reduce.mailbox_bytes(count) // 4

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.kernels.mosaic import skinny
+from jaxinfer.kernels.mosaic.products import skinny
 
 
 def check(B, size, outputs, config):

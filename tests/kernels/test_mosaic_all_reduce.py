@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.linear import rms_norm
-from jaxinfer.kernels.mosaic import skinny
-from jaxinfer.kernels.mosaic.all_reduce import (
+from jaxinfer.kernels.mosaic.products import skinny
+from jaxinfer.kernels.mosaic.sums.all_reduce import (
     all_reduce,
     all_reduce_norm,
     supports,

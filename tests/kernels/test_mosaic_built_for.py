@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.kernels.mosaic import decode
+from jaxinfer.kernels.mosaic.attention import decode
+from jaxinfer.kernels.mosaic.attention.prefill import paged_prefill_attention
 from jaxinfer.kernels.mosaic.built_for import call_built_for
-from jaxinfer.kernels.mosaic.prefill import paged_prefill_attention
 from tests.kernels.h200_target import lower_for_h200
 
 

@@ -3,7 +3,11 @@
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.kernels.mosaic.decode import DecodeConfig, choose_config, paged_decode_attention
+from jaxinfer.kernels.mosaic.attention.decode import (
+    DecodeConfig,
+    choose_config,
+    paged_decode_attention,
+)
 from jaxinfer.kernels.mosaic.pages import Tiling
 from jaxinfer.kernels.shared_prefix import SharedPrefixes
 
@@ -58,18 +62,19 @@ def test_unsupported_head_dim_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("rows", "heads", "window", "message"),
+    ("rows", "heads", "options", "message"),
     [
-        (64, 2, 5, "window or shared, not both"),
-        (16, 2, None, "16 rows"),
-        (64, 16, None, "16 heads"),
+        (64, 2, {"window": 5}, "window or shared, not both"),
+        (64, 2, {"config": DecodeConfig(64, 3, 2)}, "can't be split in 2"),
+        (16, 2, {}, "16 rows"),
+        (64, 16, {}, "16 heads"),
     ],
 )
-def test_units_of_shared_keys_that_can_not_be_computed_are_refused(rows, heads, window, message):
+def test_units_of_shared_keys_that_can_not_be_computed_are_refused(rows, heads, options, message):
     q, pages = jnp.zeros((rows, heads, 64), jnp.bfloat16), jnp.zeros((3, 16, 1, 64), jnp.bfloat16)
     ints = jnp.zeros((rows, 4), jnp.int32)
     shared = SharedPrefixes(ints[0, :1], ints, ints)
     with pytest.raises(ValueError, match=message):
         paged_decode_attention(
-            q, pages, pages, ints[:, 0], ints, scale=1.0, window=window, shared=shared
+            q, pages, pages, ints[:, 0], ints, scale=1.0, shared=shared, **options
         )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels import attention, page_write, shared_prefix
-from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
-from jaxinfer.kernels.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.mosaic.attention.prefill import PrefillConfig, paged_prefill_attention
 from jaxinfer.kernels.shared_prefix import SharedPrefixes
 from jaxinfer.serving.shared_prefixes import find_groups, most_units, write_units
 from tests.kernels import attention_cases

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.mosaic import decode
-from jaxinfer.kernels.mosaic.combine import combine_splits
-from jaxinfer.kernels.mosaic.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.mosaic.attention import decode
+from jaxinfer.kernels.mosaic.attention.combine import combine_splits
+from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
 from tests.kernels import attention_cases
 

@@ -11,7 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxinfer.kernels.mosaic
 from jaxinfer.kernels import attention
-from jaxinfer.kernels.mosaic import add_norm, all_reduce, silu_mul, skinny, wide
+from jaxinfer.kernels.mosaic import add_norm, silu_mul
+from jaxinfer.kernels.mosaic.products import skinny, wide
+from jaxinfer.kernels.mosaic.sums import all_reduce
 from jaxinfer.kernels.shared_prefix import SharedPrefixes
 from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, h200_mesh, needs_plugin
@@ -172,7 +174,7 @@ def test_page_write_aliases_the_donated_pools(heads):
 
 def test_no_kernel_is_left_out_above():
     launched = {kernel for _, kernels in _PROGRAMS.values() for kernel in kernels}
-    for path in _SOURCES.glob("*.py"):
+    for path in _SOURCES.rglob("*.py"):
         source = path.read_text()
         # An f-string's name is known up to its first brace, a conditional one by its first value.
         names = re.findall(r'kernel_name=f?"(\w+)', source)

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.kernels.mosaic.mailbox import Mailbox
+from jaxinfer.kernels.mosaic.sums.mailbox import Mailbox
 
 
 @settings(max_examples=30, deadline=None)

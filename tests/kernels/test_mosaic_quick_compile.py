@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.kernels.mosaic import quick_compile, wide
+from jaxinfer.kernels.mosaic import quick_compile
+from jaxinfer.kernels.mosaic.products import wide
 from tests.kernels.h200_target import lower_for_h200
 
 

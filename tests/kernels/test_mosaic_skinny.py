@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.mosaic import skinny, skinny_plan
-from jaxinfer.kernels.mosaic.skinny_plan import SkinnyConfig
+from jaxinfer.kernels.mosaic.products import skinny, skinny_plan
+from jaxinfer.kernels.mosaic.products.skinny_plan import SkinnyConfig
 from tests.kernels.skinny_products import check, check_added
 
 

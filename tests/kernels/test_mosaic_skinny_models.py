@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.kernels.mosaic import skinny
+from jaxinfer.kernels.mosaic.products import skinny
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 from tests.kernels.skinny_products import check, check_added
 

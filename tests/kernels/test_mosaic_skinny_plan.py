@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.kernels.mosaic.skinny_plan import TILE, choose_config, make_plan, supports
+from jaxinfer.kernels.mosaic.products.skinny_plan import TILE, choose_config, make_plan, supports
 
 _SHARED_BYTES = 227 * 1024  # that a block of threads may have on Hopper
 # E, query features, key features, F of Qwen3 models.

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels.mosaic import wide
-from jaxinfer.kernels.mosaic.wide_plan import WideConfig
+from jaxinfer.kernels.mosaic.products import wide
+from jaxinfer.kernels.mosaic.products.wide_plan import WideConfig
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 _QKV, _MLP = (2048, 1024, 1024), (3072, 3072)

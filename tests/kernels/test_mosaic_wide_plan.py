@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.kernels.mosaic import wide
-from jaxinfer.kernels.mosaic.wide_plan import WideConfig, choose
+from jaxinfer.kernels.mosaic.products import wide
+from jaxinfer.kernels.mosaic.products.wide_plan import WideConfig, choose
 from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
 
 

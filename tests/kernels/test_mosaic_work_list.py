@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels.mosaic.work_list import Field, work_list
+from jaxinfer.kernels.mosaic.attention.work_list import Field, work_list
 
 
 def _lines(T, queries, contexts, tile, window=None):

@@ -7,8 +7,9 @@ import pytest
 
 from jaxinfer.kernels import projections
 from jaxinfer.kernels.linear import linear, rms_norm
-from jaxinfer.kernels.mosaic import add_norm, silu_mul, skinny, wide
-from jaxinfer.kernels.mosaic.skinny_plan import MOST_ROWS
+from jaxinfer.kernels.mosaic import add_norm, silu_mul
+from jaxinfer.kernels.mosaic.products import skinny, wide
+from jaxinfer.kernels.mosaic.products.skinny_plan import MOST_ROWS
 from jaxinfer.kernels.projections import Stream
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.kernels.tensor_axis import TensorAxis

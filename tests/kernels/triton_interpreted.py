@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jaxinfer.kernels.mosaic.work_list import work_list
+from jaxinfer.kernels.mosaic.attention.work_list import work_list
 from jaxinfer.kernels.triton.kernels import decode_kernel, prefill_kernel
 from tests.kernels import attention_cases
 

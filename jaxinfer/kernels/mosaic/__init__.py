@@ -1,4 +1,4 @@
-"""Attention kernels for Hopper GPUs, written in Pallas Mosaic GPU."""
+"""Kernels for Hopper GPUs, written in Pallas Mosaic GPU."""
 
 from jaxinfer.kernels.mosaic.quick_compile import compile_quickly
 

@@ -27,8 +27,8 @@ def paged_decode_attention(
 ) -> Float[Array, "B H D"]:
     """One query per sequence, at position `context_lens - 1`; rows of length 0 give zeros.
 
-    Arguments as in `jaxinfer.kernels.mosaic.decode.paged_decode_attention`, but for `num_splits`,
-    the programs that share one sequence's keys (None: enough to fill the chip).
+    Arguments as in `jaxinfer.kernels.mosaic.attention.decode.paged_decode_attention`, but for
+    `num_splits`, the programs that share one sequence's keys (None: enough to fill the chip).
     """
     B, H, D = q.shape
     S, K = k_pages.shape[1:3]

@@ -101,7 +101,8 @@ def prefill_kernel(
 ):
     """One program per (query head, line of the work list); `out[T, H, D]`.
 
-    Columns of a line are `jaxinfer.kernels.mosaic.work_list.Field`'s. WINDOW 0 means none.
+    Columns of a line are those of `jaxinfer.kernels.mosaic.attention.work_list.Field`. WINDOW 0
+    means none.
     """
     head, item = tl.program_id(0), tl.program_id(1)
     if item >= tl.load(count):

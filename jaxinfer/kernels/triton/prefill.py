@@ -6,7 +6,7 @@ import jax
 import jax_triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.mosaic.work_list import work_list
+from jaxinfer.kernels.mosaic.attention.work_list import work_list
 from jaxinfer.kernels.triton.kernels import prefill_kernel
 
 _LOG2_E = math.log2(math.e)
@@ -27,7 +27,7 @@ def paged_prefill_attention(
 ) -> Float[Array, "T H D"]:
     """Causal attention of packed queries over pages; zeros for tokens past the last sequence.
 
-    Arguments as in `jaxinfer.kernels.mosaic.prefill.paged_prefill_attention`.
+    Arguments as in `jaxinfer.kernels.mosaic.attention.prefill.paged_prefill_attention`.
     """
     T, H, D = q.shape
     S, K = k_pages.shape[1:3]

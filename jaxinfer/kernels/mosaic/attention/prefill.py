@@ -32,6 +32,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.mosaic.attention.prefill_items import (
+    CONSUMERS,
+    MULTIPROCESSORS,
+    ROWS,
+    PrefillConfig,
+    Problem,
+    item_of,
+    num_rounds,
+)
+from jaxinfer.kernels.mosaic.attention.work_list import Field, work_list
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.pages import (
     SWIZZLED,
@@ -41,16 +51,6 @@ from jaxinfer.kernels.mosaic.pages import (
     on_warps,
     zero_rows_after,
 )
-from jaxinfer.kernels.mosaic.prefill_items import (
-    CONSUMERS,
-    MULTIPROCESSORS,
-    ROWS,
-    PrefillConfig,
-    Problem,
-    item_of,
-    num_rounds,
-)
-from jaxinfer.kernels.mosaic.work_list import Field, work_list
 
 _MOST = (65_536, 2**20, 2**20, 4096, 8192, 1)
 """First dimensions that a kernel serves: tokens, pages twice, rows, lines of work, their count."""

@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout, Scalar
+from jaxinfer.kernels.mosaic.products.skinny_plan import Plan
 from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
-from jaxinfer.kernels.mosaic.skinny_plan import Plan
 
 type Asked = tuple[list[jax.Array], list[jax.Array]]
 """A piece in registers: of the norm's weight, if there is a norm, and of each row."""

@@ -28,7 +28,9 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.mosaic.mailbox import (
+from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout
+from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
+from jaxinfer.kernels.mosaic.sums.mailbox import (
     MOST_BLOCKS,
     MOST_LETTER_LINES,
     MOST_LINES,
@@ -37,8 +39,6 @@ from jaxinfer.kernels.mosaic.mailbox import (
     shared_mailbox,
     trade,
 )
-from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout
-from jaxinfer.kernels.mosaic.rows import load_global, store_anyhow
 
 _THREADS = 128
 _VECTOR = 8  # elements of 16 bytes

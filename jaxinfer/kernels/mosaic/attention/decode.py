@@ -18,6 +18,9 @@ How, and where each idea comes from:
   group to 64 rows, keys are the rows: `S^T[keys, N] = K Q^T` and `O^T[D, N] = V^T P^T` with the
   group as the 8 to 24 columns. Tensor-core work and registers shrink by 64 / N, so that two or
   three blocks fit on a multiprocessor and hide each other's latency.
+* **Shared keys** (Hydragen, Juravsky et al. 2024, arXiv:2402.05099): what several sequences begin
+  with, `shared_prefix.py` reads once for all of them; this kernel is then given what is left, and
+  at its end joins both (`join.py`).
 
 One block works on one (sequence, kv head, split). Keys outside [first visible, length) are never
 copied page-wise; inside the last page they are masked in the scores and zeroed in the values.
@@ -36,9 +39,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.mosaic import cluster_combine, shared_prefix
+from jaxinfer.kernels.mosaic.attention import cluster_combine
+from jaxinfer.kernels.mosaic.attention.combine import combine_splits
+from jaxinfer.kernels.mosaic.attention.join import OfUnits, seen_alone, write_joined
+from jaxinfer.kernels.mosaic.attention.shared_prefix import attend_shared
 from jaxinfer.kernels.mosaic.built_for import call_built_for
-from jaxinfer.kernels.mosaic.combine import combine_splits
 from jaxinfer.kernels.mosaic.pages import (
     SWIZZLED,
     Ref,
@@ -53,6 +58,7 @@ from jaxinfer.kernels.shared_prefix import KEYS, SharedPrefixes, rows_in_unit
 _LOG2_E = math.log2(math.e)
 _MULTIPROCESSORS = 132
 _CLUSTERED_BLOCKS, _FEWEST_CLUSTERED = 64, 4
+_OF_UNITS = len(dataclasses.fields(OfUnits))
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
 """Layout of one value per column (query) of a wgmma accumulator."""
 
@@ -129,7 +135,8 @@ def paged_decode_attention(
         `[B, H, D]` in q's dtype.
 
     Raises:
-        ValueError: a shape the kernel cannot load; `choose_backend` never lets one through.
+        ValueError: a shape the kernel cannot load, which `choose_backend` never lets through; or
+            `shared` with a window, splits, or fewer rows than a unit holds.
     """
     B, H, D = q.shape
     S, K = k_pages.shape[1:3]
@@ -137,15 +144,11 @@ def paged_decode_attention(
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
     N = _columns(H // K)
-    if shared is not None:
-        if window is not None:
-            raise ValueError("rows with a window share no keys: give window or shared, not both")
-        if not 0 < rows_in_unit(H // K) <= B:
-            raise ValueError(f"units of shared keys can't hold {B} rows of {H // K} heads each")
-        config = config or DecodeConfig(KEYS)
+    shares = shared is not None
+    if shares:
+        config = _sharing_config(B, H // K, window, config)
     config = config or choose_config(B, K, W * S, head_bytes=4 * D * N)
     tiling = Tiling(config.block_kv, S, W)
-    shares = shared is not None
     problem = _Problem(H, K, D, N, tiling, config, window, shares, scale, jnp.dtype(q.dtype))
     rows = q.reshape(B * H, D)
     padding = -rows.shape[0] % 8
@@ -153,10 +156,8 @@ def paged_decode_attention(
         rows = jnp.pad(rows, ((0, padding), (0, 0)))
     args = (rows, k_pages, v_pages, context_lens, block_tables)
     if shared is not None:
-        of_units = shared_prefix.attend_shared(
-            q, k_pages, v_pages, block_tables, shared, scale=scale
-        )
-        alone = shared_prefix.seen_alone(context_lens, block_tables, shared, S)
+        of_units = attend_shared(q, k_pages, v_pages, block_tables, shared, scale=scale)
+        alone = seen_alone(context_lens, block_tables, shared, S)
         args = (rows, k_pages, v_pages, *alone, shared.rows, *of_units)
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
     # Built for just these: but an engine's programs share it, and lowering it takes long.
@@ -167,6 +168,20 @@ def paged_decode_attention(
         return out[0][: B * H].reshape(B, H, D)
     partial, log_sums = out
     return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
+
+
+def _sharing_config(
+    rows: int, group: int, window: int | None, config: DecodeConfig | None
+) -> DecodeConfig:
+    """As given, or what was fastest of three when rows have a few hundred keys of their own."""
+    config = config or DecodeConfig(KEYS)
+    if window is not None:
+        raise ValueError("rows with a window share no keys: give window or shared, not both")
+    if config.num_splits > 1:
+        raise ValueError(f"rows that share keys can't be split in {config.num_splits}")
+    if not 0 < rows_in_unit(group) <= rows:
+        raise ValueError(f"units of shared keys can't hold {rows} rows of {group} heads each")
+    return config
 
 
 def _columns(group: int) -> int:
@@ -278,7 +293,7 @@ def _span(p: _Problem, lengths: Ref) -> _Span:
 def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_smem, p_smem,
            o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine,
            own_log_sums):  # fmt: skip
-    sharing, outputs = refs[: 3 * p.shares], refs[3 * p.shares :]
+    outputs = refs[_OF_UNITS:] if p.shares else refs
     span = _span(p, lengths)
     first_row = (span.row * p.K + span.kv_head) * p.group
     aligned_row = first_row // 8 * 8
@@ -319,38 +334,25 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_sme
         elif p.config.in_cluster:
             cluster_combine.combine_in_cluster(out, log_sum, write, **combine)
         elif p.shares:
+            of_units = OfUnits(*refs[:_OF_UNITS])
             # A row of a burst that has ended is empty, whatever it shared.
-            joins = (span.length > 0) & (sharing[0][span.row, 0] > 0)
+            joins = (span.length > 0) & of_units.saw_for(span.row)
             pl.when(~joins)(lambda: write(out))
             pl.when(joins)(
-                lambda: _join_shared(
-                    p, span, out, log_sum, sharing, outputs[0], o_smem, own_log_sums
+                lambda: write_joined(
+                    out,
+                    log_sum,
+                    of_units,
+                    outputs[0],
+                    span.row,
+                    span.kv_head,
+                    group=p.group,
+                    values=o_smem,
+                    log_sums=own_log_sums,
                 )
             )
         else:
             write(out)
-
-
-def _join_shared(p, span, out, log_sum, sharing, written, values, log_sums):
-    """Writes the row's group: what it saw alone joined with what units saw for it."""
-    rows, partial, unit_log_sums = sharing
-    units, place = (rows[span.row, 1], rows[span.row, 2]), rows[span.row, 3]
-    first_row = (span.row * p.K + span.kv_head) * p.group
-    column = first_row - first_row // 8 * 8
-    store_anyhow(values.transpose((1, 0)), out.astype(p.dtype))
-    store_anyhow(log_sums, log_sum)
-    plgpu.commit_smem()
-    for g in range(p.group):
-        whole = shared_prefix.join(
-            values.at[column + g],
-            log_sums[column + g],
-            partial,
-            unit_log_sums,
-            span.kv_head,
-            g * rows_in_unit(p.group) + place,
-            units,
-        )
-        store_anyhow(written.at[first_row + g], whole.astype(p.dtype))
 
 
 def _stream(p, span, tables, pages, smem, filled, free):

@@ -29,8 +29,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, on_warps, swizzled
+from jaxinfer.kernels.mosaic.products.wide_plan import CHUNK, WIDEST, WideConfig, choose
 from jaxinfer.kernels.mosaic.rows import store_anyhow
-from jaxinfer.kernels.mosaic.wide_plan import CHUNK, WIDEST, WideConfig, choose
 
 # Of a thread of a consumer and of the producer, where the registers that a block's threads start
 # with, the same for all, would not hold the sums; by consumers.

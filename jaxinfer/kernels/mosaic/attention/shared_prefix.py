@@ -3,7 +3,7 @@
 A unit (`kernels/shared_prefix.py`) is to this kernel what a tile of queries is to the prefill
 kernel: 64 queries, here of several rows and all heads of a GQA group, meet a stretch of keys that
 all of them see, so that nothing is masked. Each leaves a normalised partial output and the base-2
-logarithm of its sum, which `decode.py` joins with what each row sees alone.
+logarithm of its sum, which `join.py` joins with what each row sees alone.
 
 Blocks stay on their multiprocessor, two on each, and take every so-manieth unit and kv head. One
 warpgroup starts TMA copies up to `_STAGES` tiles ahead, across units, the other computes.
@@ -24,10 +24,9 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, Tiling, on_warps
-from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
+from jaxinfer.kernels.mosaic.rows import store_anyhow
 from jaxinfer.kernels.shared_prefix import (
     KEYS,
-    MOST_UNITS_OF_A_ROW,
     QUERIES,
     SharedPrefixes,
     rows_in_unit,
@@ -258,61 +257,3 @@ def _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v
         plgpu.layout_cast(jnp.zeros((QUERIES,), jnp.float32), _WGMMA.reduce(1)),
     )
     return lax.fori_loop(item.first_tile, item.last_tile, step, carry)
-
-
-def seen_alone(
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
-    shared: SharedPrefixes,
-    page_size: int,
-) -> tuple[Int32[Array, " B"], Int32[Array, "B W"]]:
-    """Contexts and block tables without what units see: attention minds no positions.
-
-    A kernel that was to skip keys itself would know which pages to load only after it has loaded
-    how many to skip: 5% of a step in which nothing is shared.
-    """
-    keys = shared.rows[:, 0]
-    W = block_tables.shape[1]
-    ordinals = jnp.arange(W, dtype=jnp.int32) + (keys // page_size)[:, None]
-    tables = jnp.take_along_axis(block_tables, jnp.minimum(ordinals, W - 1), axis=1)
-    return jnp.maximum(context_lens - keys, 0), tables
-
-
-def join(own, own_log_sum, partial, log_sums, kv_head, query, units):
-    """A row's output over all of its keys, for one query head.
-
-    Args:
-        own: `[D]` in shared memory, normalised, float32: of the keys that it sees alone.
-        own_log_sum: the base-2 logarithm of its sum.
-        partial: of all units, from `attend_shared`; so are log_sums.
-        log_sums: likewise.
-        kv_head: of the query head.
-        query: its number in a unit.
-        units: the first of the row's units, and their number.
-
-    Returns:
-        `[D]` in registers, float32.
-    """
-    first, count = units
-    D = own.shape[0]
-    layout = row_layout(1, D).reduce(0)
-
-    def spread(scalar):
-        return plgpu.layout_cast(lax.broadcast_in_dim(scalar, (D,), ()), layout)
-
-    parts = []
-    for i in range(MOST_UNITS_OF_A_ROW):
-        at = (jnp.minimum(first + i, partial.shape[0] - 1), kv_head, query)
-        log_sum = jnp.where(i < count, log_sums[at], -jnp.inf)
-        parts.append((load_global(partial.at[at], layout).astype(jnp.float32), log_sum))
-    largest = own_log_sum
-    for _, log_sum in parts:
-        largest = jnp.maximum(largest, log_sum)
-    total = jnp.exp2(spread(own_log_sum - largest))
-    mixed = plgpu.load(own, layout=layout, optimized=False).astype(jnp.float32) * total
-    for values, log_sum in parts:
-        weight = jnp.exp2(spread(log_sum - largest))
-        total = total + weight
-        # What no unit wrote may be NaN.
-        mixed = mixed + jnp.where(weight > 0, values * weight, 0.0)
-    return mixed / total

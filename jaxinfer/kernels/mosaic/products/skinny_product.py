@@ -24,9 +24,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, on_warps
+from jaxinfer.kernels.mosaic.products.skinny_activations import Asked, ask_for_piece, prepare_piece
+from jaxinfer.kernels.mosaic.products.skinny_plan import TILE, Plan
 from jaxinfer.kernels.mosaic.rows import row_layout, store_anyhow
-from jaxinfer.kernels.mosaic.skinny_activations import Asked, ask_for_piece, prepare_piece
-from jaxinfer.kernels.mosaic.skinny_plan import TILE, Plan
 
 # The sums, the squares and what was asked for so far.
 type _Carry = tuple[tuple[jax.Array, ...], jax.Array, Asked]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxinfer.kernels.mosaic.attention.work_list import Field
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, Tiling
-from jaxinfer.kernels.mosaic.work_list import Field
 
 ROWS = 64
 """Query rows of one consumer warpgroup: wgmma's M."""

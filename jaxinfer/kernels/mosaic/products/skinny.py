@@ -27,18 +27,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.mosaic.all_reduce import add_shares, supports_devices
-from jaxinfer.kernels.mosaic.mailbox import MOST_BLOCKS, open_exchange, shared_mailbox, trade
 from jaxinfer.kernels.mosaic.pages import SWIZZLED
-from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
-from jaxinfer.kernels.mosaic.skinny_plan import TILE, Plan, SkinnyConfig, make_plan, supports
-from jaxinfer.kernels.mosaic.skinny_product import (
+from jaxinfer.kernels.mosaic.products.skinny_plan import (
+    TILE,
+    Plan,
+    SkinnyConfig,
+    make_plan,
+    supports,
+)
+from jaxinfer.kernels.mosaic.products.skinny_product import (
     PRODUCER,
     by_output,
     multiply,
     request_weights,
     sum_over_cluster,
 )
+from jaxinfer.kernels.mosaic.rows import load_global, row_layout, store_anyhow
+from jaxinfer.kernels.mosaic.sums.all_reduce import add_shares, supports_devices
+from jaxinfer.kernels.mosaic.sums.mailbox import MOST_BLOCKS, open_exchange, shared_mailbox, trade
 
 _VECTOR = 8  # elements of 16 bytes
 _SHARE_ROWS = 16  # of which a warpgroup holds one vector a thread

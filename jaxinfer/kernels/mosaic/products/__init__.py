@@ -1,0 +1,1 @@
+"""Products with weights: few rows at the memory's speed, up to 256 with what surrounds them."""

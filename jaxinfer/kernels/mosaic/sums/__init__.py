@@ -1,0 +1,1 @@
+"""Sums over GPUs that write into memory of each other."""
