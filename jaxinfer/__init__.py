@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxinfer.config import EngineConfig
     from jaxinfer.errors import CapacityError, JaxinferError, ModelLoadError, StepError
+    from jaxinfer.logprobs import ChosenLogprobs, Logprob
     from jaxinfer.model.config import ModelConfig
     from jaxinfer.model.modules import abstract_params, init_params
     from jaxinfer.model.qwen3 import forward
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from jaxinfer.model.weights import load_params, save_params
     from jaxinfer.outputs import (
         CompletionOutput,
-        Logprob,
         RequestMetrics,
         RequestOutput,
         ScoreOutput,
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CapacityError",
+    "ChosenLogprobs",
     "CompletionOutput",
     "EngineConfig",
     "JaxinferError",
@@ -55,11 +56,12 @@ __all__ = [
 
 _HOMES = {
     "CapacityError": "errors",
+    "ChosenLogprobs": "logprobs",
     "CompletionOutput": "outputs",
     "EngineConfig": "config",
     "JaxinferError": "errors",
     "LLM": "serving.llm",
-    "Logprob": "outputs",
+    "Logprob": "logprobs",
     "ModelConfig": "model.config",
     "ModelLoadError": "errors",
     "RequestMetrics": "outputs",

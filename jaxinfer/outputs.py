@@ -3,26 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.serving.request import FinishReason
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Logprob:
-    """One token's log-probability at one position.
-
-    Attributes:
-        logprob: natural logarithm, from the distribution that was sampled.
-        rank: 1 for the likeliest token; None where the rank was not computed.
-        decoded_token: the token's own text; None without a tokenizer.
-    """
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-LogprobsAtPosition = dict[int, Logprob]
-"""Token id to log-probability: the chosen (or given) token first, then the likeliest ones."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,7 +17,8 @@ class CompletionOutput:
         token_ids: the tokens, the stop token included.
         cumulative_logprob: sum of the log-probabilities of the tokens; None unless `logprobs`
             was asked for.
-        logprobs: for each token the log-probabilities that were asked for; None if none were.
+        logprobs: for each token the log-probabilities that were asked for; None if none were. With
+            ``logprobs=0`` a `ChosenLogprobs`, whose `values` are the plain numbers.
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
     """
@@ -44,7 +27,7 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]
     cumulative_logprob: float | None = None
-    logprobs: list[LogprobsAtPosition] | None = None
+    logprobs: Sequence[LogprobsAtPosition] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

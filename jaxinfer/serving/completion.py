@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from jaxinfer.model.tokenizer import Tokenizer
-from jaxinfer.outputs import CompletionOutput, Logprob, LogprobsAtPosition
+from jaxinfer.outputs import CompletionOutput
+from jaxinfer.serving.completion_logprobs import start_recording
 from jaxinfer.serving.detokenizer import Detokenizer
 from jaxinfer.serving.request import FinishReason, Request
 from jaxinfer.serving.result import TokenScores
@@ -27,9 +28,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self._tokenizer = tokenizer
-        self._num_logprobs = request.params.logprobs
-        self._logprobs: list[LogprobsAtPosition] = []
+        self._logprobs = start_recording(request.params.logprobs, tokenizer)
         self._watches_stops = bool(request.params.stop)
         self._num_in_text = 0
         self._num_taken = 0
@@ -51,10 +50,8 @@ class Completion:
         that the scheduler can't know of.
         """
         self.token_ids += token_ids
-        if self._num_logprobs is not None:
-            self._logprobs += _logprobs_of_row(
-                scores, row, token_ids, self._num_logprobs, self._tokenizer
-            )
+        if self._logprobs is not None:
+            self._logprobs.extend(scores, row, token_ids)
         self.finish_reason = self.request.finish_reason
         self.stop_reason = self.request.stop_reason
         if self._watches_stops:
@@ -77,12 +74,9 @@ class Completion:
         if self._text is not None:
             text = self._text.take() if delta else self._text.text
         logprobs, total = None, None
-        if self._num_logprobs is not None:
-            logprobs = self._logprobs[start:]
-            total = sum(
-                entry[token_id].logprob
-                for entry, token_id in zip(self._logprobs, self.token_ids, strict=True)
-            )
+        if self._logprobs is not None:
+            logprobs = self._logprobs.since(start, self.token_ids)
+            total = self._logprobs.total(self.token_ids)
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -102,64 +96,12 @@ class Completion:
         stopped_after = self._text.append(new[:-1] if ends_by_token else new)
         if stopped_after is not None:
             keep = self._num_in_text + stopped_after
-            del self.token_ids[keep:], self._logprobs[keep:]
+            del self.token_ids[keep:]
+            if self._logprobs is not None:
+                self._logprobs.cut(keep)
             self.finish_reason, self.stop_reason = "stop", self._text.stop_string
         elif ends_by_token:
             self._text.append_stop_token(new[-1])
         self._num_in_text = len(self.token_ids)
         if self.finish_reason is not None:
             self._text.finish()
-
-
-def _logprobs_of_row(
-    scores: TokenScores,
-    row: int,
-    token_ids: Sequence[int],
-    count: int,
-    tokenizer: Tokenizer | None,
-) -> list[LogprobsAtPosition]:
-    """As `logprobs_at` of each token that a row gained."""
-    if count or scores.ranks is not None or scores.logprobs is None:
-        places = range(len(token_ids))
-        return [logprobs_at(scores, (row, i), count, tokenizer) for i in places]
-    # Nothing but the chosen token's, as rollouts want them: much of the host's work in a step.
-    values = scores.logprobs[row, : len(token_ids)].tolist()
-    return [
-        {token_id: _logprob(token_id, value, None, tokenizer)}
-        for token_id, value in zip(token_ids, values, strict=True)
-    ]
-
-
-def logprobs_at(
-    scores: TokenScores, place: tuple[int, ...], count: int, tokenizer: Tokenizer | None
-) -> LogprobsAtPosition:
-    """The chosen token's log-probability and those of the `count` likeliest tokens.
-
-    Args:
-        scores: as read from a step; must have `logprobs`, and `top_ids` if `count` > 0.
-        place: index of the position in the leading dimensions of `scores`.
-        count: how many likeliest tokens are wanted.
-        tokenizer: gives the tokens' text, if there is one.
-
-    Raises:
-        RuntimeError: the step did not compute what was asked for.
-    """
-    if scores.logprobs is None:
-        raise RuntimeError("log-probabilities were asked for, but the step computed none")
-    rank = None if scores.ranks is None else int(scores.ranks[place])
-    token_id = int(scores.tokens[place])
-    entries = {token_id: _logprob(token_id, float(scores.logprobs[place]), rank, tokenizer)}
-    if count == 0:
-        return entries
-    if scores.top_ids is None or scores.top_logprobs is None:
-        raise RuntimeError("likeliest tokens were asked for, but the step reported none")
-    top_ids, values = scores.top_ids[place].tolist(), scores.top_logprobs[place].tolist()
-    for i, (top_id, value) in enumerate(zip(top_ids[:count], values[:count], strict=True)):
-        entries.setdefault(top_id, _logprob(top_id, value, i + 1, tokenizer))
-    return entries
-
-
-def _logprob(token_id: int, value: float, rank: int | None, tokenizer: Tokenizer | None) -> Logprob:
-    if tokenizer is None:
-        return Logprob(value, rank)
-    return Logprob(value, rank, tokenizer.token_text(token_id))

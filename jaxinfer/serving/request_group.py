@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
+from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.tokenizer import Tokenizer
-from jaxinfer.outputs import LogprobsAtPosition, RequestMetrics, RequestOutput
+from jaxinfer.outputs import RequestMetrics, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.completion import Completion, logprobs_at
+from jaxinfer.serving.completion import Completion
+from jaxinfer.serving.completion_logprobs import logprobs_at
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.request import Request, pack_ids
 from jaxinfer.serving.result import TokenScores

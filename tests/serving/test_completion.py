@@ -1,11 +1,16 @@
 """One completion's tokens, text and log-probabilities, however they arrive."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
+from jaxinfer.logprobs import Logprob
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.completion import Completion, logprobs_at
+from jaxinfer.serving.completion import Completion
+from jaxinfer.serving.completion_logprobs import logprobs_at
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.result import TokenScores
 from tests.model.small_tokenizer import build_backend
@@ -92,9 +97,53 @@ def test_a_chosen_token_among_the_likeliest_appears_once():
     assert len(logprobs_at(found, (0,), 3, TOKENIZER)) == 3
 
 
+def test_chosen_log_probabilities_are_numbers_and_look_like_dictionaries():
+    made = completion(logprobs=0)
+    a, b, c = letters("abc")
+    made.extend([a, b], scores([a, b, 7]), 0)
+    ranked = TokenScores(
+        np.array([[c]]), np.ones((1, 1), bool), np.array([[-0.5]]), np.array([[4]])
+    )
+    made.extend([c], ranked, 0)
+    found = made.output(delta=False).logprobs
+    assert found.values == [-a, -b, -0.5]
+    expected = [
+        {a: Logprob(-float(a), None, "a")},
+        {b: Logprob(-float(b), None, "b")},
+        {c: Logprob(-0.5, 4, "c")},
+    ]
+    assert found == expected == list(found)
+    assert found[-1] == expected[-1]
+    assert found[1:] == expected[1:]
+    assert found != expected[1:]
+    assert repr(found) == repr(expected)
+    with pytest.raises(IndexError):
+        found[3]
+
+
+def test_chosen_log_probabilities_are_a_list_where_they_are_pickled_or_copied():
+    made = completion(logprobs=0)
+    made.extend(letters("ab"), scores(letters("ab")), 0)
+    output = made.output(delta=False)
+    for other in (pickle.loads(pickle.dumps(output)), copy.deepcopy(output)):
+        assert type(other.logprobs) is list
+        assert other == output
+
+
+def test_deltas_hold_the_log_probabilities_that_are_new():
+    made = completion(logprobs=0)
+    made.extend(letters("ab"), scores(letters("ab")), 0)
+    first = made.output(delta=True).logprobs
+    made.extend(letters("c"), scores(letters("c")), 0)
+    assert [*first, *made.output(delta=True).logprobs] == made.output(delta=False).logprobs
+    assert len(first) == 2
+
+
 def test_scores_that_a_step_did_not_compute_are_an_error_not_a_guess():
     tokens, ok = np.array([3]), np.array([True])
     with pytest.raises(RuntimeError, match="computed none"):
         logprobs_at(TokenScores(tokens, ok), (0,), 0, None)
+    with pytest.raises(RuntimeError, match="computed none"):
+        completion(logprobs=0).extend([3], TokenScores(tokens[None], ok[None]), 0)
     with pytest.raises(RuntimeError, match="reported none"):
         logprobs_at(TokenScores(tokens, ok, np.array([-1.0], np.float32)), (0,), 1, None)

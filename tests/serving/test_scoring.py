@@ -3,8 +3,9 @@
 import pytest
 
 from jaxinfer.errors import StepError
+from jaxinfer.logprobs import Logprob
 from jaxinfer.model.tokenizer import Tokenizer
-from jaxinfer.outputs import Logprob, RequestOutput
+from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.inputs import PromptReader
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from tests.model.small_tokenizer import build_backend

@@ -1,0 +1,88 @@
+"""Log-probabilities of a completion's tokens, under vLLM's names."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability at one position.
+
+    Attributes:
+        logprob: natural logarithm, from the distribution that was sampled.
+        rank: 1 for the likeliest token; None where the rank was not computed.
+        decoded_token: the token's own text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+LogprobsAtPosition = dict[int, Logprob]
+"""Token id to log-probability: the chosen (or given) token first, then the likeliest ones."""
+
+
+class ChosenLogprobs(Sequence[LogprobsAtPosition]):
+    """What ``logprobs=0`` asks for: each token's own log-probability.
+
+    A sequence like the list of dictionaries that more log-probabilities come in, but each is made
+    when it is looked at: the hundred thousands of objects of a few rollouts would keep Python's
+    garbage collector busier than the rest of the engine (vLLM's ``FlatLogprobs`` are for that,
+    too). It equals such a list, and becomes one when it is pickled or copied.
+
+    Args:
+        token_ids: the tokens.
+        values: their log-probabilities, as many.
+        ranks: their ranks, as many; None where not computed.
+        text_of: a token's text; None for no text.
+
+    Attributes:
+        values: one natural logarithm a token, for instance for an array.
+    """
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        values: Sequence[float],
+        ranks: Sequence[int | None],
+        text_of: Callable[[int], str] | None,
+    ) -> None:
+        self.values = values
+        self._token_ids = token_ids
+        self._ranks = ranks
+        self._text_of = text_of
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> LogprobsAtPosition: ...
+    @overload
+    def __getitem__(self, index: slice) -> "ChosenLogprobs": ...
+    def __getitem__(self, index: int | slice) -> "LogprobsAtPosition | ChosenLogprobs":
+        token_ids, values, ranks = self._token_ids[index], self.values[index], self._ranks[index]
+        if isinstance(index, slice):
+            return ChosenLogprobs(token_ids, values, ranks, self._text_of)  # pyright: ignore[reportArgumentType]
+        return self._entry(token_ids, values, ranks)
+
+    def __iter__(self) -> Iterator[LogprobsAtPosition]:
+        return map(self._entry, self._token_ids, self.values, self._ranks)
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, (ChosenLogprobs, list)):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[type[list], tuple[list[LogprobsAtPosition]]]:
+        return list, (list(self),)
+
+    def _entry(self, token_id: Any, value: Any, rank: Any) -> LogprobsAtPosition:
+        text = None if self._text_of is None else self._text_of(token_id)
+        return {token_id: Logprob(value, rank, text)}
