@@ -41,6 +41,7 @@ from jaxinfer.kernels.mosaic.attention.prefill_items import (
     item_of,
     num_rounds,
 )
+from jaxinfer.kernels.mosaic.attention.stream import stream_tiles
 from jaxinfer.kernels.mosaic.attention.work_list import Field, work_list
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.pages import (
@@ -166,11 +167,16 @@ def _block(p, q, k_pages, v_pages, tables, lines, count, out, *, q_smem, k_smem,
     def _produce():
         plgpu.set_max_registers(40, action="decrease")
 
+        def place(item):
+            kv_head = p.head_and_offset(item.head_tile, 0)[0] // p.group
+            return item[Field.ROW], kv_head, item[Field.LENGTH]
+
+        stream = functools.partial(stream_tiles, p.tiling, rounds, items, place, tables)
         # Three warps, so that none waits for another: queries of the next item wait until the
         # slower consumer is done with the last one, and it finishes only if keys keep coming.
         on_warps(
-            lambda: _stream(p, rounds, items, tables, k_pages, k_smem, k_filled, k_free),
-            lambda: _stream(p, rounds, items, tables, v_pages, v_smem, v_filled, v_free),
+            lambda: stream(k_pages, k_smem, k_filled, k_free),
+            lambda: stream(v_pages, v_smem, v_filled, v_free),
             lambda: _load_queries(p, rounds, items, q, q_smem, q_filled, q_free),
         )
 
@@ -217,34 +223,6 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
                 plgpu.copy_gmem_to_smem(source, q_smem.at[consumer], q_filled.at[consumer])
 
     lax.fori_loop(0, rounds, one, None)
-
-
-def _stream(p, rounds, items, tables, pages, smem, filled, free):
-    """Producer warp: streams one pool's tiles of every item, `stages` ahead of the consumers."""
-    stages = p.config.stages
-
-    def one(round_, done):
-        item = items(round_)
-        kv_head = p.head_and_offset(item.head_tile, 0)[0] // p.group
-
-        def page_ids(tile):
-            return p.tiling.page_ids(tables, item[Field.ROW], tile)
-
-        first_ids = page_ids(item.first_tile)
-
-        def copy(tile, carry):
-            done, ids = carry
-            slot = lax.rem(done, jnp.int32(stages))
-            following = page_ids(tile + 1)
-            pl.when(done >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-            p.tiling.copy_tile(
-                pages, ids, kv_head, tile, item[Field.LENGTH], smem.at[slot], filled.at[slot]
-            )
-            return done + 1, following
-
-        return lax.fori_loop(item.first_tile, item.last_tile, copy, (done, first_ids))[0]
-
-    lax.fori_loop(0, rounds, one, jnp.int32(0))
 
 
 @dataclasses.dataclass(frozen=True)

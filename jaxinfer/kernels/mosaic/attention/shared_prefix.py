@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.mosaic.attention.stream import stream_tiles
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, Tiling, on_warps
 from jaxinfer.kernels.mosaic.rows import store_anyhow
@@ -156,9 +157,14 @@ def _block(p, q, k_pages, v_pages, tables, units, count, partial, log_sums, *, q
     @pl.when(warpgroup == 0)
     def _produce():
         plgpu.set_max_registers(40, action="decrease")
+
+        def place(item):
+            return item.table_row, item.kv_head, item.last_tile * KEYS
+
+        stream = functools.partial(stream_tiles, p.tiling, rounds, items, place, tables)
         on_warps(
-            lambda: _stream(p, rounds, items, tables, k_pages, k_smem, k_filled, k_free),
-            lambda: _stream(p, rounds, items, tables, v_pages, v_smem, v_filled, v_free),
+            lambda: stream(k_pages, k_smem, k_filled, k_free),
+            lambda: stream(v_pages, v_smem, v_filled, v_free),
             lambda: _load_queries(p, rounds, items, q, q_smem, q_filled, q_free),
         )
 
@@ -195,30 +201,6 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
             plgpu.copy_gmem_to_smem(source, q_smem.at[pl.ds(g * rows, rows)], q_filled)
 
     lax.fori_loop(0, rounds, one, None)
-
-
-def _stream(p, rounds, items, tables, pages, smem, filled, free):
-    """Producer warp: streams one pool's tiles of every item, `_STAGES` ahead of the consumer."""
-
-    def one(round_, done):
-        item = items(round_)
-
-        def page_ids(tile):
-            return p.tiling.page_ids(tables, item.table_row, tile)
-
-        def copy(tile, carry):
-            done, ids = carry
-            slot = lax.rem(done, jnp.int32(_STAGES))
-            following = page_ids(tile + 1)
-            pl.when(done >= _STAGES)(lambda: plgpu.barrier_wait(free.at[slot]))
-            end = item.last_tile * KEYS
-            p.tiling.copy_tile(pages, ids, item.kv_head, tile, end, smem.at[slot], filled.at[slot])
-            return done + 1, following
-
-        first = item.first_tile
-        return lax.fori_loop(first, item.last_tile, copy, (done, page_ids(first)))[0]
-
-    lax.fori_loop(0, rounds, one, jnp.int32(0))
 
 
 def _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v_free):
