@@ -17,6 +17,7 @@ from jaxinfer.serving.mailboxes import have_mailboxes
 from jaxinfer.serving.program_set import options_of
 from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs, SamplerKey
 from jaxinfer.serving.shared_forward import SharedForward
+from jaxinfer.serving.shared_prefixes import most_units
 from jaxinfer.serving.steps import StepContext
 from jaxinfer.serving.token_parts import part_sizes
 from tests import hlo
@@ -76,7 +77,7 @@ STEPS = {
     "decode_2": Step(DecodeShape(2, _WIDTH), 207, 1.3, _FEW_ROWS),
     "decode_64": Step(DecodeShape(64, _WIDTH), 265, 6, _SOME_ROWS),
     "decode_256": Step(DecodeShape(256, _WIDTH), 240, 8.5, _MANY_ROWS),
-    "shared_256": Step(DecodeShape(256, _WIDTH, 160), 268, 25, _SHARING),
+    "shared_256": Step(DecodeShape(256, _WIDTH, most_units(256)), 268, 17, _SHARING),
     "burst_2": Step(BurstKey(DecodeShape(2, _WIDTH), "greedy", 8), 222, 1.5, _FEW_ROWS),
     "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
     "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),

@@ -126,15 +126,23 @@ def test_blocks_that_a_row_has_not_filled_are_not_shared(context):
 
 
 def test_units_beyond_their_number_leave_rows_alone():
-    tables, contexts = _tables([0, 32] * 20, 40, 16, [100] * 40)
+    tables, contexts = _tables([0, 32, 32, 32] * 10, 40, 16, [100] * 40)
     contexts[:] = 600
     units = np.zeros((5, 4), np.int32)
     into = SharedPrefixes(np.zeros(1, np.int32), units, np.zeros((40, 4), np.int32))
     groups = find_groups(tables, contexts, block_size=16, batch_rows=40, rows_in_unit=16)
-    assert len(groups) == 20
+    assert len(groups) == 10
     write_units(into, groups)
     assert into.num_units[0] <= 5
-    assert (into.rows[:, 0] > 0).sum() == 2 * (into.num_units[0] // 2)
+    assert (into.rows[:, 0] > 0).sum() == 4 * (into.num_units[0] // 2)
+
+
+@pytest.mark.parametrize(("rows", "grouped"), [(2, False), (3, False), (4, True)])
+def test_few_rows_are_left_to_the_cache_of_the_chip(rows, grouped):
+    tables, contexts = _tables(([0] + [60] * (rows - 1)) * 8, 64, 16, [20] * 8 * rows)
+    contexts[:] = 1000
+    _, groups = _plan(tables, contexts, 16, 32, 32)
+    assert bool(groups) == grouped
 
 
 @pytest.mark.parametrize(
