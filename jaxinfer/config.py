@@ -99,6 +99,9 @@ class EngineConfig:
             host less than its steps cost the device; on a GPU half as many (at least 2) while more
             than 64 sequences run. None is 8 on a GPU, on a CPU for a model of up to 64 MiB, whose
             steps take milliseconds, and else 1.
+        device_timeout: seconds that a device may take for one step; one that does not answer by
+            then is named, and the process ends, for such a wait can't be interrupted. 0 waits for
+            ever; None is 300 on a GPU, and 0 on a CPU, whose steps may be that long.
 
     Raises:
         TypeError: a field has the wrong type; names the field.
@@ -127,6 +130,7 @@ class EngineConfig:
     compile_ahead: bool | None = None
     show_progress: bool = True
     num_decode_steps: int | None = None
+    device_timeout: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "revision", "compilation_cache_dir"):
@@ -167,6 +171,8 @@ class EngineConfig:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
             )
+        if self.device_timeout is not None:
+            _check_real("device_timeout", self.device_timeout, 0.0, 1e6)
         for name in ("enable_prefix_caching", "show_progress"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -207,6 +213,12 @@ class EngineConfig:
             return self.num_decode_steps
         # Eight steps of a large model on a CPU would let a stream stutter.
         return 8 if platform != "cpu" or weight_bytes <= _SHORT_STEP_WEIGHT_BYTES else 1
+
+    def step_time_limit(self, platform: str) -> float:
+        """Most seconds for a step on `platform`; 0 for any time."""
+        if self.device_timeout is not None:
+            return self.device_timeout
+        return 0.0 if platform == "cpu" else 300.0
 
     def compiles_ahead(self, platform: str) -> bool:
         """Whether every shape is compiled at start-up on `platform`."""

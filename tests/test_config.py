@@ -45,6 +45,19 @@ def test_swap_space_is_an_amount(value):
         EngineConfig(swap_space=value)
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 2**63, True, "1", []])
+def test_device_timeout_is_a_time(value):
+    with pytest.raises((TypeError, ValueError), match=r"^device_timeout must be"):
+        EngineConfig(device_timeout=value)
+
+
+def test_only_accelerators_are_timed_unless_that_is_asked_for():
+    assert EngineConfig().step_time_limit("gpu") == 300
+    assert EngineConfig().step_time_limit("cpu") == 0
+    assert EngineConfig(device_timeout=5).step_time_limit("cpu") == 5
+    assert EngineConfig(device_timeout=0).step_time_limit("gpu") == 0
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256])
 def test_block_sizes_are_powers_of_two(block_size):
     assert EngineConfig(block_size=block_size).block_size == block_size

@@ -38,6 +38,7 @@ from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.swap import HostBlocks
 from jaxinfer.serving.upload import upload
 from jaxinfer.serving.warm_up import warm_up
+from jaxinfer.serving.watchdog import Watchdog
 
 
 class InFlightStep(NamedTuple):
@@ -155,6 +156,10 @@ class Runner:
         # Collectives that wait for each other on few cores can deadlock, so emulated devices get
         # one program at a time.
         self._is_cpu = plan.platform == "cpu"
+        device = mesh.local_devices[0]
+        self._watchdog = Watchdog(
+            engine_config.step_time_limit(plan.platform), f"{device} ({device.device_kind})"
+        )
         self._await_each = self._is_cpu and mesh.devices.size > 1
         self._kv: Any = None
         self._last_tokens: Any = None
@@ -259,7 +264,8 @@ class Runner:
         Raises:
             Exception: whatever the device raised in the step. The pages may then be gone.
         """
-        sampled = np.asarray(step.sampled)
+        with self._watchdog.watching("a step"):
+            sampled = np.asarray(step.sampled)
         by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
         scores = unpack_scores(by_row[: step.num_rows])
         if step.prompt is None:
@@ -278,7 +284,8 @@ class Runner:
         kv_cache.free(self._kv, self._last_tokens, self._mailboxes)
         self._kv, self._last_tokens = kv_cache.allocate(self._programs)
         self._mailboxes = [mailboxes.allocate(peers) for peers in self._programs.peers]
-        jax.block_until_ready(self._kv)
+        with self._watchdog.watching("to allocate its KV cache"):
+            jax.block_until_ready(self._kv)
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
 
@@ -300,6 +307,7 @@ class Runner:
         self._compiled.close()
         self._lowering.close()
         self._counter.close()
+        self._watchdog.close()
 
     @property
     def _peers(self) -> list[jax.Array]:
