@@ -257,8 +257,8 @@ class Scheduler:
         kept = None if requests is None else {request.request_id for request in requests}
         before, self._kept = self._kept, kept
         # All that run must be among them, and older than all that wait.
-        grows = kept is None or (before is not None and not kept <= before)
-        if grows or not kept.issuperset(self._queues.running):
+        grows = kept is not None and before is not None and not kept <= before
+        if kept is None or grows or not kept.issuperset(self._queues.running):
             self.preempt()
         self._queues.park_all_but(kept)
 
