@@ -31,12 +31,12 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
         "silu_mul": "jaxinfer.kernels.mosaic.silu_mul",
         "all_reduce": "jaxinfer.kernels.mosaic.sums.all_reduce",
     },
-    "triton": _XLA
-    | {
+    "triton": {
+        **_XLA,
         "decode": "jaxinfer.kernels.triton.decode",
         "prefill": "jaxinfer.kernels.triton.prefill",
     },
-    "numba": _XLA | {"decode": "jaxinfer.kernels.numba.decode"},
+    "numba": {**_XLA, "decode": "jaxinfer.kernels.numba.decode"},
     "xla": _XLA,
 }
 """Every backend does attention and the page write; what else it lacks, `linear.py` does."""
