@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import jax
 import jax.monitoring
-from tqdm import tqdm
 
 from jaxinfer.cores import usable_cores
 from jaxinfer.serving.compile_cache import persistent_cache
+from jaxinfer.serving.progress import ProgressBar
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -127,7 +127,7 @@ class CompiledPrograms[Key: Hashable]:
         missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
         if not missing:
             return
-        bar = tqdm(total=len(missing), desc="Compiling", unit="program", disable=not show_progress)
+        bar = ProgressBar(len(missing), "Compiling", enabled=show_progress, unit="program")
         with bar, persistent_cache(self._cache_directory):
             try:
                 for key in in_order(missing):
