@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
-from tqdm import tqdm
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError, ModelLoadError
@@ -48,6 +47,7 @@ from jaxinfer.serving.engine_start import (
 )
 from jaxinfer.serving.inputs import PromptReader
 from jaxinfer.serving.plan import StartupReport, choose_attention
+from jaxinfer.serving.progress import ProgressBar
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
 from jaxinfer.serving.replicas.start import group_replicas, start_replicas
 from jaxinfer.serving.request_engine import RequestEngine
@@ -376,8 +376,9 @@ def _load_weights(
 ) -> dict[str, Any]:
     dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
     choose_attention(model_config, config, mesh, dtype)  # an impossible one must not wait for them
-    with _byte_bar("Loading weights", show=config.show_progress) as advance:
-        return load_params(directory, model_config, dtype, mesh, rules, advance)
+    shown = config.show_progress
+    with ProgressBar(None, "Loading weights", enabled=shown, unit="B", unit_scale=True) as bar:
+        return load_params(directory, model_config, dtype, mesh, rules, bar.advance_to)
 
 
 @contextlib.contextmanager
@@ -394,18 +395,6 @@ def _memory_errors_explained() -> Iterator[None]:
             "gpu_memory_utilization or num_kv_blocks, raise tensor_parallel_size, or end other "
             f"programs that use it ({first})"
         ) from None
-
-
-@contextlib.contextmanager
-def _byte_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar that is told (bytes done, bytes in all)."""
-    with tqdm(desc=title, unit="B", unit_scale=True, disable=not show) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield advance
 
 
 def _check_dtype(params: Any, dtype: str) -> None:

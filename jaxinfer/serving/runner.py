@@ -170,7 +170,11 @@ class Runner:
 
     @property
     def num_compilations(self) -> int:
-        """Programs that XLA has built in this process since this runner was made."""
+        """Programs that XLA has built in this process since this runner was made.
+
+        Raises:
+            RuntimeError: as `CompilationCounter.count`.
+        """
         return self._counter.count
 
     @property
