@@ -142,7 +142,7 @@ class OpenRequests:
         offset = 0
         for row in schedule.rows:
             member = self._members.get(row.request.request_id)
-            if member is not None:
+            if member is not None and row.request.params.prompt_logprobs is not None:
                 self._score_prompt(member, scores, offset, row)
             offset += row.num_scheduled_tokens
 

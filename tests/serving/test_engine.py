@@ -264,6 +264,20 @@ def test_prompt_logprobs_cover_every_prompt_token_but_the_first(budget):
     assert outputs["before"].prompt_logprobs is None
 
 
+@pytest.mark.parametrize("budget", [8, 32, 128])
+@pytest.mark.parametrize("n", [2, 5])
+def test_samples_of_a_prompt_leave_its_scores_alone(budget, n):
+    setup = Setup(max_num_batched_tokens=budget)
+    prompt = list(range(3, 30))
+    setup.add("a", prompt, n=n, prompt_logprobs=0, temperature=1.0)
+    setup.add("b", [1, 2, 3], prompt_logprobs=0)
+    outputs = {output.request_id: output for output in setup.run()}
+    scored = outputs["a"].prompt_logprobs
+    assert scored[0] is None
+    assert [list(entry) for entry in scored[1:]] == [[token] for token in prompt[1:]]
+    assert [list(entry) for entry in outputs["b"].prompt_logprobs[1:]] == [[2], [3]]
+
+
 def test_n_completions_share_the_prompt_and_differ_in_seed():
     setup = Setup()
     prompt = list(range(40))
