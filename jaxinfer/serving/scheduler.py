@@ -164,10 +164,13 @@ class Scheduler:
     ) -> None:
         """End a request now and free all it holds; tokens still in flight for it are dropped.
 
-        Does nothing to a request that has ended.
+        With the reason "error" its blocks, wherever they are, are never found by others: see
+        `BlockPool.distrust`. Does nothing to a request that has ended.
         """
         if request.is_finished:
             return
+        if reason == "error":
+            self.pool.distrust(request)
         # Safe while a step that writes to these blocks is in flight: see the class.
         self._queues.remove(request)
         request.forget_tokens_in_flight()

@@ -113,13 +113,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.update(schedule, tokens, num_ok)
         if schedule.rows[bad].samples and not stale and not was_finished:
             assert bad_request.is_finished or self.scheduler.num_waiting
+        if bad_request.finish_reason == "error" and not was_finished:
+            self.nothing_of_it_is_found(bad_request)
+
+    def nothing_of_it_is_found(self, failed):
+        """Who comes with the tokens of a request that failed finds none of its blocks."""
+        if failed.weight_version == self.scheduler.pool.weight_version:
+            tokens = failed.prompt_token_ids + failed.output_token_ids
+            again = Request("again", tokens, SamplingParams(), cache_salt=failed.cache_salt)
+            assert self.scheduler.pool.find_prefix(again) == []
 
     @precondition(lambda self: self.scheduler.has_unfinished)
-    @rule(data=st.data(), reason=st.sampled_from(["abort", "stop"]))
+    @rule(data=st.data(), reason=st.sampled_from(["abort", "stop", "error"]))
     def end_from_outside(self, data, reason):
         request = data.draw(st.sampled_from(self.scheduler.unfinished()))
         if reason == "abort":
             assert self.scheduler.abort(request.request_id) is request
+        elif reason == "error":
+            self.scheduler.finish(request, "error")
+            self.nothing_of_it_is_found(request)
         else:
             self.scheduler.finish(request, "stop", "a stop string")
         assert request.is_finished
