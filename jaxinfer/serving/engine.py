@@ -211,6 +211,10 @@ class Engine:
         self._runner.update_params(params)
         self._scheduler.invalidate_prefix_cache()
 
+    def reset_prefix_cache(self) -> None:
+        """Stop finding what was computed so far; running requests keep their blocks."""
+        self._scheduler.invalidate_prefix_cache()
+
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""
         for request_id in self._requests.ids:

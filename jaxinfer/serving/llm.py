@@ -379,6 +379,19 @@ class LLM:
         """
         self._open_driver.call(lambda: self._engine.update_params(params))
 
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache, so that no later request finds what was computed before.
+
+        Running requests go on with their blocks, which nobody else will share.
+
+        Returns:
+            True, as vLLM does when the cache was emptied.
+        """
+        self._check_open()
+        with self._lock:
+            self._engine.reset_prefix_cache()
+        return True
+
     def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
         """Do this process's part of what process 0 is asked for, until it closes its LLM.
 

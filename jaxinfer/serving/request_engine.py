@@ -44,5 +44,8 @@ class RequestEngine(Protocol):
     def update_params(self, params: Mapping[str, Any]) -> None:
         """Swap the weights between two steps."""
 
+    def reset_prefix_cache(self) -> None:
+        """Stop finding what was computed so far."""
+
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""

@@ -288,7 +288,7 @@ class Scheduler:
         return requeued
 
     def invalidate_prefix_cache(self) -> None:
-        """Stop finding what was cached so far, because the weights have changed.
+        """Stop finding what was cached so far: the weights have changed, or the caller wants it.
 
         Running requests go on with the blocks they have, which nobody else will share.
         """

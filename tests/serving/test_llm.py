@@ -284,3 +284,18 @@ def test_async_streams_of_one_loop_add_up_to_the_answers(llm):
         assert tokens == greedy_reference(prompt, 6)
     with pytest.raises(ValueError, match="prompt is empty"):
         llm.astream("", GREEDY)
+
+
+def test_resetting_the_prefix_cache_ends_hits_and_leaves_running_requests_alone(llm):
+    prompt = [*range(100, 140)]
+    llm.add_request("running", prompt, GREEDY)
+    llm.step()
+    assert llm.reset_prefix_cache() is True
+    answers = [llm.generate([prompt], GREEDY, use_tqdm=False)[0] for _ in range(2)]
+    assert [answer.num_cached_tokens for answer in answers] == [0, 32]
+    outputs = []
+    while llm.has_unfinished_requests():
+        outputs += llm.step()
+    assert ids([outputs[-1], *answers]) == [greedy_reference(prompt, 6)] * 3
+    llm.reset_prefix_cache()
+    assert llm._loaded.replicas[0].scheduler.pool.num_cached_blocks == 0

@@ -1,8 +1,8 @@
 """Engines in step: whatever process 0's engine is asked to do, the others do in the same order.
 
 A step is deterministic given the calls before it, so calls are all that travels: requests with
-their seeds, aborts, steps and swaps of weights. What depends on time or on threads happens on
-process 0, between its steps.
+their seeds, aborts, steps, resets of the prefix cache and swaps of weights. What depends on time or
+on threads happens on process 0, between its steps.
 """
 
 import random
@@ -101,6 +101,12 @@ class LeadingEngine(Engine):
         super().update_params(params)
         self._group.send({"kind": "update_params"})
 
+    def reset_prefix_cache(self) -> None:
+        """As `Engine.reset_prefix_cache`, on all processes before their next step."""
+        self._group.check()
+        super().reset_prefix_cache()
+        self._group.send({"kind": "reset_prefix_cache"})
+
     def close(self) -> None:
         """As `Engine.close`; the others stop following."""
         self._group.close()
@@ -167,6 +173,8 @@ class FollowingEngine(Engine):
                 self.add(**request_from_json(message), kind="final", sink=_ignore)
             case "abort":
                 self.abort(message["id"])
+            case "reset_prefix_cache":
+                self.reset_prefix_cache()
             case "update_params" if new_params is not None:
                 self.update_params(new_params())
             case _:

@@ -164,6 +164,12 @@ class EngineGroup:
                 member.replica.failure = error
         self._leave_out_the_dead()
 
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache of every replica; running requests keep their blocks."""
+        self._check_alive()
+        for member in self._alive():
+            member.replica.call(member.replica.engine.reset_prefix_cache)
+
     def close(self) -> None:
         """Abort everything, end the threads and free the device memory; safe to call again."""
         if self._is_closed:

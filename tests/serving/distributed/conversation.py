@@ -121,8 +121,20 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
     found["aborted early"] = len(streamed.get("r1", [])) < 6
     found["interrupted"] = interrupted(llm)
     found["after all that"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    found["cached"] = cached_tokens(llm, list(range(60, 84)))
     llm.update_params(others)
     found["other weights"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    return found
+
+
+def cached_tokens(llm: LLM, prompt: list[int]) -> list[Any]:
+    """A prompt's cached tokens when it is new, known, and after a reset, each with its answer."""
+    found: list[Any] = []
+    for is_reset in (False, False, True):
+        if is_reset:
+            llm.reset_prefix_cache()
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+        found.append([output.num_cached_tokens, list(output.outputs[0].token_ids)])
     return found
 
 

@@ -60,7 +60,10 @@ def together(model):
 
 @pytest.mark.parametrize(
     "call",
-    ["greedy", "sampled", "seeded", "crowded", "stepped", "after all that", "other weights"],
+    [
+        *("greedy", "sampled", "seeded", "crowded", "stepped", "after all that", "cached"),
+        "other weights",
+    ],
 )
 def test_tokens_are_those_of_one_device(call, alone, together):
     assert together[0][call] == alone[call]
@@ -72,6 +75,11 @@ def test_requests_were_swapped_to_host_memory_meanwhile(together):
 
 def test_an_abort_between_steps_leaves_the_others_running(together):
     assert together[0]["aborted early"]
+
+
+def test_a_reset_empties_the_prefix_cache_of_every_process(together):
+    # A process that kept its cache would run steps of other shapes, which end in an error.
+    assert [cached for cached, _ in together[0]["cached"]] == [0, 16, 0]
 
 
 def test_a_bad_request_is_refused_by_process_0_alone(together):

@@ -170,6 +170,29 @@ def test_a_request_goes_where_its_prefix_is_cached(threads):
         assert outputs["b"].outputs[0].token_ids == continuation([*prefix, 7], 5, VOCAB)
 
 
+def test_a_reset_reaches_every_replica_while_requests_run_and_after_one_has_failed(threads):
+    prompts = [[i] * 20 for i in range(3)]
+    with Group(threads=threads) as group:
+        for i, prompt in enumerate(prompts):
+            group.add(str(i), prompt, GREEDY.clone(max_tokens=50))
+        group.engine.step()
+        group.engine.reset_prefix_cache()
+        outputs = group.run()
+        for i, prompt in enumerate(prompts):
+            assert outputs[str(i)].outputs[0].token_ids == continuation(prompt, 50, VOCAB)
+        for setup in group.setups:
+            cached = [setup.engine.num_cached_tokens(Prompt([*p, 1]), GREEDY) for p in prompts]
+            assert cached == [0, 0, 0]
+        group.setups[1].runner.fail_launches = {group.setups[1].runner.num_launches}
+        group.setups[1].runner.fail_reset = True
+        for i in range(3):
+            group.add(f"again {i}", [40 + i] * 20)
+        group.run()
+        group.engine.reset_prefix_cache()
+        alive = [group.setups[0], group.setups[2]]
+        assert [setup.scheduler.pool.num_cached_blocks for setup in alive] == [0, 0]
+
+
 def test_aborts_end_requests_wherever_they_are(threads):
     ends = {}
     with Group(threads=threads) as group:

@@ -99,6 +99,14 @@ def test_a_prompt_finds_its_prefix_in_the_replica_that_has_it(llm):
         assert output.num_cached_tokens == (32 if i else 0)
 
 
+def test_a_reset_empties_the_prefix_cache_of_every_replica(llm):
+    answers(llm, GREEDY)
+    pools = [replica.scheduler.pool for replica in llm._loaded.replicas]
+    assert min(pool.num_cached_blocks for pool in pools) > 0
+    assert llm.reset_prefix_cache()
+    assert max(pool.num_cached_blocks for pool in pools) == 0
+
+
 def test_streams_of_both_kinds_and_the_step_loop_go_on_side_by_side(llm):
     (expected,) = llm.generate([PROMPTS[0]], SAMPLED.clone(seed=3), use_tqdm=False)
 
