@@ -14,7 +14,12 @@ _Item = RequestOutput | BaseException
 
 
 async def stream_request_async(
-    driver: EngineDriver, prompt: Prompt, params: SamplingParams, label: str | None = None
+    driver: EngineDriver,
+    prompt: Prompt,
+    params: SamplingParams,
+    label: str | None = None,
+    *,
+    keeps: object = None,
 ) -> AsyncGenerator[RequestOutput]:
     """Run a request; yields what is new after each step that brought something.
 
@@ -26,6 +31,7 @@ async def stream_request_async(
         prompt: what is completed.
         params: how.
         label: the caller's name for it; None makes one.
+        keeps: what must live as long as the stream, because its end would close the engine.
 
     Raises:
         ValueError: the engine refuses the request.

@@ -59,11 +59,17 @@ def run_requests(
 
 
 def stream_request(
-    driver: EngineDriver, prompt: Prompt, params: SamplingParams
+    driver: EngineDriver, prompt: Prompt, params: SamplingParams, *, keeps: object = None
 ) -> Iterator[RequestOutput]:
     """Run one request and yield what is new after each step that brought something.
 
     Closing the iterator, or dropping it, aborts the request.
+
+    Args:
+        driver: runs it.
+        prompt: what is completed.
+        params: how.
+        keeps: what must live as long as the stream, because its end would close the engine.
     """
     box: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
     key = driver.new_key()

@@ -1,6 +1,5 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
-import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -276,7 +275,7 @@ class LLM:
         """
         driver = self._open_driver
         checked, params = self._one(prompt, sampling_params)
-        return self._keeping_open(stream_request(driver, checked, params))
+        return stream_request(driver, checked, params, keeps=self)
 
     def astream(
         self,
@@ -299,8 +298,7 @@ class LLM:
         """
         driver = self._open_driver
         checked, params = self._one(prompt, sampling_params)
-        stream = stream_request_async(driver, checked, params, request_id)
-        return self._keeping_open_async(stream)
+        return stream_request_async(driver, checked, params, request_id, keeps=self)
 
     def score(self, inputs: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
         """Log-probabilities of given tokens, at temperature 1.
@@ -380,16 +378,8 @@ class LLM:
         self._open_driver.call(lambda: self._engine.update_params(params))
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache, so that no later request finds what was computed before.
-
-        Running requests go on with their blocks, which nobody else will share.
-
-        Returns:
-            True, as vLLM does when the cache was emptied.
-        """
-        self._check_open()
-        with self._lock:
-            self._engine.reset_prefix_cache()
+        """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
+        self._open_driver.call(self._engine.reset_prefix_cache)
         return True
 
     def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
@@ -437,17 +427,6 @@ class LLM:
             )
         matched = match_params(params, count, self._loaded.default_params)
         return [self._reader.check_params(entry) for entry in matched]
-
-    def _keeping_open(self, outputs: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
-        """The same; holds on to this object, whose end would close the engine."""
-        yield from outputs
-
-    async def _keeping_open_async(
-        self, outputs: AsyncGenerator[RequestOutput]
-    ) -> AsyncGenerator[RequestOutput]:
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                yield output
 
     @property
     def _open_driver(self) -> EngineDriver:
