@@ -129,6 +129,11 @@ class Runner:
                 lowering=lowering,
                 devices=devices,
             )
+            undo.callback(plan.lowering.close)
+            undo.callback(plan.compiled.close)
+            swaps = engine_config.preemption_mode == "swap"
+            swap_space = engine_config.swap_space if swaps else 0.0
+            self._host_blocks = HostBlocks(plan.programs, swap_space)
             undo.pop_all()
         self._plan_s = time.perf_counter() - start
         self._compile_s = self._allocate_s = 0.0
@@ -138,8 +143,6 @@ class Runner:
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
-        swaps = engine_config.preemption_mode == "swap"
-        self._host_blocks = HostBlocks(plan.programs, engine_config.swap_space if swaps else 0.0)
         self.num_host_blocks = self._host_blocks.num_blocks
         self._builder = BatchBuilder(
             plan.buckets,
