@@ -78,7 +78,10 @@ class ClockWatch:
             self._printed = file.read()
 
     def summary(self) -> dict[str, Any] | None:
-        """Medians over GPUs and moments, and their number; None where nothing could be read."""
+        """Medians over GPUs and moments, the least clock, and the number of readings.
+
+        None where nothing could be read.
+        """
         readings = [
             reading
             for line in self._printed.decode(errors="replace").splitlines()
@@ -87,7 +90,11 @@ class ClockWatch:
         if not readings:
             return None
         medians = map(statistics.median, zip(*readings, strict=True))
-        return {**dict(zip(_FIELDS, medians, strict=True)), "readings": len(readings)}
+        return {
+            **dict(zip(_FIELDS, medians, strict=True)),
+            "least_sm_mhz": min(reading[0] for reading in readings),
+            "readings": len(readings),
+        }
 
 
 def _reading(line: str) -> list[float] | None:

@@ -52,7 +52,8 @@ def run_workload(llm: "LLM", workload: Workload) -> Timing:
     """Run a workload to its end.
 
     Raises:
-        RuntimeError: the engine did not write exactly the tokens that were asked for.
+        RuntimeError: the engine did not write exactly the tokens that were asked for, or found
+            other prompt tokens in its prefix cache than the workload provides for.
     """
     from jaxinfer import SamplingParams
 
@@ -70,15 +71,30 @@ def run_workload(llm: "LLM", workload: Workload) -> Timing:
     written = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     if written != workload.num_output_tokens:
         raise RuntimeError(f"{workload.num_output_tokens} tokens were asked for, {written} written")
+    cached = sum(output.num_cached_tokens for output in outputs)
+    _check_cached(llm, workload, cached)
     return Timing(
         seconds=seconds,
         ttft_s=statistics.median(_known(outputs, "ttft")),
         tpot_s=statistics.median(_known(outputs, "tpot") or [0.0]) or None,
         num_prompt_tokens=workload.num_prompt_tokens,
-        num_cached_tokens=sum(output.num_cached_tokens for output in outputs),
+        num_cached_tokens=cached,
         num_output_tokens=written,
         num_compilations=llm.num_compilations - compiled,
     )
+
+
+def _check_cached(llm: "LLM", workload: Workload, found: int) -> None:
+    config = llm.engine_config
+    sound = workload.cached_tokens(
+        num_replicas=config.data_parallel_size, prefix_caching=config.enable_prefix_caching
+    )
+    if found not in sound:
+        bounds = f"{sound[0]:,}" if len(sound) == 1 else f"{sound[0]:,} to {sound[-1]:,}"
+        raise RuntimeError(
+            f"{workload.name}: {found:,} of {workload.num_prompt_tokens:,} prompt tokens came from "
+            f"the prefix cache, which should be {bounds}; call reset_prefix_cache() before each run"
+        )
 
 
 def _known(outputs: "Sequence[RequestOutput]", name: str) -> list[float]:

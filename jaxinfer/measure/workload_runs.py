@@ -35,12 +35,15 @@ def measure_workloads(
         model_shape: random weights of this shape, or None for the model of `engine_arguments`.
         engine_arguments: what the user set; the rest fits the largest of the workloads.
         repeats: counted runs of each; one that is not counted goes first, and on a GPU one more
-            under the profiler goes last.
+            under the profiler goes last. Each begins with an empty prefix cache.
 
     Yields:
         JSON-like values: engine and machine, start-up, every repeat, medians, floor, memory and
         the GPUs' clocks. Nothing on processes that follow process 0.
         "num_compilations" counts what the repeats compiled: figures stand only when it is 0.
+
+    Raises:
+        RuntimeError: a run is not the workload: see `run_workload`.
     """
     # Only lengths are needed before the model's vocabulary is known.
     lengths = [make_workload(name, _WARM_UP, vocab_size=2) for name in names]
@@ -95,12 +98,13 @@ def _profile(llm: "LLM", name: str, repeat: int) -> dict[str, Any] | None:
     workload = dataclasses.replace(
         workload, max_tokens=[min(count, most) for count in workload.max_tokens]
     )
+    llm.reset_prefix_cache()
     profile = device_time(lambda: run_workload(llm, workload))
     return profile and {"output_tokens_per_sequence": most, **profile}
 
 
 def _run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]:
-    """Every repeat's timing; with a shared prefix each is run cold and then warm."""
+    """Every repeat's timing from an empty prefix cache; with shared tokens a warm run follows."""
     runs: dict[str, list[Timing]] = {}
     for repeat in range(_WARM_UP, repeats):
         for warm in (False, True):
@@ -109,6 +113,8 @@ def _run_repeats(llm: "LLM", name: str, repeats: int) -> dict[str, list[Timing]]
             )
             if warm and not workload.shared_tokens:
                 continue
+            if not warm:
+                llm.reset_prefix_cache()
             timing = run_workload(llm, workload)
             if repeat != _WARM_UP:
                 runs.setdefault("warm" if warm else "cold", []).append(timing)

@@ -1,7 +1,7 @@
 """The named workloads, so that every engine and every run is measured on the same lengths.
 
-Token ids are drawn anew for each repeat (a repeat must not find the last one's prefixes cached),
-lengths never change.
+Token ids are drawn anew for each workload and repeat, lengths never change. How many prompt tokens
+the prefix cache may hold is part of a workload: a run that finds another number is an error.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ class Workload:
         temperature: of every request.
         num_samples: answers per prompt (vLLM's `n`).
         shared_tokens: leading tokens that all prompts have in common.
+        starts_warm: the shared tokens are in the prefix cache when the run begins.
         returns_logprobs: log-probabilities of the sampled tokens are asked for.
     """
 
@@ -35,6 +36,7 @@ class Workload:
     temperature: float = 0.0
     num_samples: int = 1
     shared_tokens: int = 0
+    starts_warm: bool = False
     returns_logprobs: bool = False
 
     @property
@@ -58,6 +60,27 @@ class Workload:
         lengths = zip(self.prompts, self.max_tokens, strict=True)
         return max(len(prompt) + output for prompt, output in lengths)
 
+    def cached_tokens(self, *, num_replicas: int = 1, prefix_caching: bool = True) -> range:
+        """How many prompt tokens a sound run finds in the prefix cache.
+
+        A prompt counts once, by its first sample: siblings always find it. Prompts are admitted
+        in order and whole before the next one, so that on one engine exactly the first prompt of a
+        cold run computes what all share. Each of several replicas may compute it once; a warm run
+        finds it in at least one of them.
+
+        Args:
+            num_replicas: engines behind the queue, each with a prefix cache of its own.
+            prefix_caching: whether the engine looks for prefixes at all.
+
+        Returns:
+            Multiples of `shared_tokens` from the least to the most, or zero alone.
+        """
+        if not (self.shared_tokens and prefix_caching):
+            return range(1)
+        most = len(self.prompts) - (not self.starts_warm)
+        least = most - (min(num_replicas, len(self.prompts)) - 1)
+        return range(least * self.shared_tokens, most * self.shared_tokens + 1, self.shared_tokens)
+
 
 def make_workload(name: str, repeat: int, *, vocab_size: int, warm: bool = False) -> Workload:
     """Draw a workload.
@@ -66,8 +89,8 @@ def make_workload(name: str, repeat: int, *, vocab_size: int, warm: bool = False
         name: one of `WORKLOAD_NAMES`.
         repeat: which draw of token ids; the same number draws the same ids.
         vocab_size: V; ids stay below min(V, 10,000).
-        warm: of W4, redraw only what the prompts do not share, so that the shared tokens are found
-            in the prefix cache after a run with the same `repeat`.
+        warm: the run that follows a cold one of the same `repeat` on a filled prefix cache: only
+            what the prompts do not share is redrawn.
 
     Raises:
         ValueError: there is no such workload.
@@ -75,15 +98,16 @@ def make_workload(name: str, repeat: int, *, vocab_size: int, warm: bool = False
     if name not in _MAKERS:
         raise ValueError(f"no workload {name!r}; there are {', '.join(WORKLOAD_NAMES)}")
     limit = min(vocab_size, _FIRST_TOKEN_IDS)
-    return _MAKERS[name](_IdSource(repeat, limit, warm))
+    workload = _MAKERS[name](_IdSource(name, repeat, limit, warm))
+    return dataclasses.replace(workload, starts_warm=warm)
 
 
 class _IdSource:
-    """Draws token ids: the shared ones by `repeat`, the others also by `warm`."""
+    """Draws token ids: the shared ones by workload and repeat, the others also by `warm`."""
 
-    def __init__(self, repeat: int, limit: int, warm: bool) -> None:
-        self._shared = random.Random(f"shared {repeat}")
-        self._own = random.Random(f"own {repeat} {warm}")
+    def __init__(self, name: str, repeat: int, limit: int, warm: bool) -> None:
+        self._shared = random.Random(f"{name} shared {repeat}")
+        self._own = random.Random(f"{name} own {repeat} {warm}")
         self._limit = limit
 
     def own(self, length: int) -> list[int]:

@@ -33,6 +33,7 @@ def test_medians_are_of_whole_lines_only_and_the_process_ends(tmp_path):
         "power_w": 698.0,
         "power_limit_w": 700,
         "temperature_c": 60,
+        "least_sm_mhz": 1410,
         "readings": 3,
     }
     with pytest.raises(ProcessLookupError):

@@ -1,5 +1,6 @@
 """A workload is warmed up once, repeated on new tokens, and reported with what it compiled."""
 
+import dataclasses
 import types
 
 import jax
@@ -16,9 +17,12 @@ from jaxinfer.serving.start_up import StartUpTimes
 
 
 class FakeEngine:
-    """Writes what is asked for at once and remembers it; compiles whenever `compiles` says so."""
+    """Writes what is asked for at once and remembers it; compiles whenever `compiles` says so.
 
-    def __init__(self, compiles: bool = False, missing: int = 0, **arguments):
+    Its prefix cache knows blocks of 16 tokens, and forgets them unless `is_sticky`.
+    """
+
+    def __init__(self, compiles=False, missing=0, is_sticky=False, **arguments):
         self.engine_config = EngineConfig(**arguments)
         self.model_config = shape_config("0.6b")
         self.report = types.SimpleNamespace(
@@ -28,6 +32,7 @@ class FakeEngine:
         self.num_compilations, self.num_kv_blocks, self.kv_bytes = 0, 2, 10
         self.compiles, self.missing, self.follows = compiles, missing, False
         self.batches: list[tuple[list[list[int]], list]] = []
+        self.is_sticky, self.cached_prefixes, self.resets = is_sticky, set(), []
 
     def __enter__(self):
         return self
@@ -40,11 +45,28 @@ class FakeEngine:
         self.num_compilations += self.compiles
         return [self._output(prompt, entry) for prompt, entry in zip(prompts, params, strict=True)]
 
+    def reset_prefix_cache(self):
+        self.resets.append(len(self.batches))
+        if not self.is_sticky:
+            self.cached_prefixes.clear()
+
+    def _find(self, prompt) -> int:
+        """Leading tokens that are cached; all full blocks are from now on."""
+        prefixes = [tuple(prompt[:end]) for end in range(16, len(prompt), 16)]
+        found = sum(prefix in self.cached_prefixes for prefix in prefixes)
+        self.cached_prefixes.update(prefixes)
+        return 16 * found
+
     def _output(self, prompt, params) -> RequestOutput:
         tokens = [1] * (params.max_tokens - self.missing)
         answers = [CompletionOutput(i, "", tokens) for i in range(params.n)]
         metrics = RequestMetrics(0.0, 1.0, 3.0, 3.0, num_generated_tokens=len(tokens))
-        return RequestOutput("0", None, prompt, answers, finished=True, metrics=metrics)
+        return RequestOutput(
+            *("0", None, prompt, answers),
+            finished=True,
+            num_cached_tokens=self._find(prompt),
+            metrics=metrics,
+        )
 
 
 @pytest.fixture
@@ -63,6 +85,51 @@ def test_the_warm_up_is_not_counted_and_no_prompt_comes_twice(engine):
     prompts = {tuple(prompts[0]) for prompts, _ in engine.batches}
     assert len(prompts) == 4
     assert report["runs"]["cold"]["median"]["tpot_s"] == pytest.approx(2 / 511)
+
+
+def test_every_repeat_begins_with_an_empty_prefix_cache_but_for_what_a_warm_one_shares(engine):
+    reports = workload_runs.measure_workloads(
+        ["W4", "W5"], model_shape="0.6b", engine_arguments={}, repeats=2
+    )
+    w4, w5 = (report["runs"] for report in reports)
+    found = {
+        "W4 cold": [run["num_cached_tokens"] for run in w4["cold"]["repeats"]],
+        "W4 warm": [run["num_cached_tokens"] for run in w4["warm"]["repeats"]],
+        "W5": [run["num_cached_tokens"] for run in w5["cold"]["repeats"]],
+    }
+    assert engine.resets == [0, 2, 4, 6, 7, 8]  # W4's odd batches are warm
+    assert found == {"W4 cold": [63 * 2048] * 2, "W4 warm": [64 * 2048] * 2, "W5": [0, 0]}
+
+
+def test_an_engine_that_keeps_its_cache_is_not_measured(monkeypatch):
+    made = FakeEngine(is_sticky=True)
+    monkeypatch.setattr(workload_runs, "build_engine", lambda shape, arguments: made)
+    monkeypatch.setattr(
+        workload_runs,
+        "make_workload",
+        lambda name, repeat, **options: make_workload(name, 0, **options),
+    )
+    measured = workload_runs.measure_workloads(
+        ["W2"], model_shape="0.6b", engine_arguments={}, repeats=1
+    )
+    with pytest.raises(RuntimeError, match=r"W2: 496 of 512 prompt tokens .* should be 0; call"):
+        list(measured)
+
+
+def test_a_cold_run_that_finds_its_shared_tokens_is_not_measured():
+    engine = FakeEngine()
+    run_workload(engine, make_workload("W4", 0, vocab_size=100))
+    warm = make_workload("W4", 0, vocab_size=100, warm=True)
+    assert run_workload(engine, warm).num_cached_tokens == 64 * 2048
+    as_cold = dataclasses.replace(warm, starts_warm=False)
+    with pytest.raises(RuntimeError, match=r"of 135,168 prompt tokens .* should be 129,024"):
+        run_workload(engine, as_cold)
+
+
+def test_a_warm_run_that_finds_nothing_is_not_measured():
+    engine = FakeEngine()
+    with pytest.raises(RuntimeError, match=r"W4: 129,024 of .* should be 131,072"):
+        run_workload(engine, make_workload("W4", 0, vocab_size=100, warm=True))
 
 
 def test_a_shared_prefix_is_run_cold_and_then_warm(engine):

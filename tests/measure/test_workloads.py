@@ -21,6 +21,34 @@ def test_repeats_redraw_the_ids_and_keep_the_lengths(name):
     assert max(max(prompt) for prompt in first.prompts) < 500
 
 
+def test_no_two_workloads_begin_alike():
+    starts = [
+        tuple(prompt[:16])
+        for name in WORKLOAD_NAMES
+        for repeat in (0, 1)
+        for prompt in make_workload(name, repeat, vocab_size=10_000).prompts
+        if name != "W4"
+    ]
+    assert len(set(starts)) == len(starts)
+    shared = {tuple(make_workload("W4", i, vocab_size=10_000).prompts[0][:16]) for i in (0, 1)}
+    assert len(shared - set(starts)) == 2
+
+
+@pytest.mark.parametrize("name", WORKLOAD_NAMES)
+def test_only_what_a_workload_shares_may_come_from_the_cache(name):
+    cold, warm = (make_workload(name, 0, vocab_size=99, warm=warm) for warm in (False, True))
+    one, all_ = (63 * 2048, 64 * 2048) if name == "W4" else (0, 0)
+    assert [*cold.cached_tokens()] == [one]
+    assert [*warm.cached_tokens()] == [all_]
+    assert [*cold.cached_tokens(prefix_caching=False)] == [0]
+
+
+def test_each_replica_may_compute_the_shared_tokens_once():
+    cold, warm = (make_workload("W4", 0, vocab_size=99, warm=warm) for warm in (False, True))
+    assert [*cold.cached_tokens(num_replicas=3)] == [61 * 2048, 62 * 2048, 63 * 2048]
+    assert [*warm.cached_tokens(num_replicas=2)] == [63 * 2048, 64 * 2048]
+
+
 def test_warm_w4_keeps_the_shared_tokens_and_redraws_each_prompts_own():
     cold = make_workload("W4", 3, vocab_size=10_000)
     warm = make_workload("W4", 3, vocab_size=10_000, warm=True)
