@@ -177,14 +177,14 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         engine_class=_engine_class(group),
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
     )
-    with _memory_errors_explained():
-        params = source.params or {}
-        if directory is not None:
-            params = _load_weights(directory, model_config, config, mesh, source.rules)
-    load_s = time.perf_counter() - start
-    # One block for all that compiles: some programs go on doing so from one step to the next.
+    # One block for all that compiles: what checks the weights does, too, and some programs go on
+    # doing so from one step to the next.
     with persistent_cache(config.compilation_cache_dir):
         with _memory_errors_explained():
+            params = source.params or {}
+            if directory is not None:
+                params = _load_weights(directory, model_config, config, mesh, source.rules)
+            load_s = time.perf_counter() - start
             if len(meshes) == 1:
                 started = [start_engine(setup, params, mesh)]
             else:

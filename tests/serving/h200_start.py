@@ -8,6 +8,7 @@ The device does not exist, so nothing runs, and XLA's cache, which only a device
 """
 
 import dataclasses
+import faulthandler
 import functools
 import json
 import sys
@@ -35,6 +36,7 @@ from tests import hlo
 from tests.kernels.h200_target import h200_mesh
 
 _LAYERS = 2
+_LIMIT_S = 300  # after which it says where every thread stands
 _CONFIG = EngineConfig()
 _BURST_STEPS = 2  # which are compiled one by one
 _BLOCKS = 2_056_192  # the bundled model's on an H200
@@ -68,6 +70,7 @@ def _programs(config: ModelConfig) -> Programs:
 
 def main(shape: str, directory: str, cores: str) -> None:
     """Compile; print how many programs were traced here and read, and what each launches."""
+    faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
     tracing.usable_cores = lambda: int(cores)
     jax.export.default_export_platform = lambda: "cuda"  # as on a machine with the GPU
     config = (

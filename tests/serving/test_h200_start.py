@@ -20,7 +20,7 @@ _ATTENTION = {"norm_rope_write", "paged_decode_attention"}
 def _start(shape, directory, *, cores):
     command = [sys.executable, "-W", "error", "-m", "tests.serving.h200_start"]
     command += [shape, str(directory), str(cores)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     traced, read, kernels = json.loads(done.stdout)
     return traced, read, {name: set(launched) for name, launched in kernels.items()}
