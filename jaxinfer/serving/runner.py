@@ -288,9 +288,11 @@ class Runner:
         if self._kv is not None and not self._whole.is_fully_addressable:
             raise RuntimeError("several processes can't go back to the same step")
         start = time.perf_counter()
+        # First, because that waits until no GPU runs a step that would write to the old ones.
+        fresh = [mailboxes.allocate(peers) for peers in self._programs.peers]
         kv_cache.free(self._kv, self._last_tokens, self._mailboxes)
         self._kv, self._last_tokens = kv_cache.allocate(self._programs)
-        self._mailboxes = [mailboxes.allocate(peers) for peers in self._programs.peers]
+        self._mailboxes = fresh
         with self._watchdog.watching("to allocate its KV cache"):
             jax.block_until_ready(self._kv)
         self._allocate_s = time.perf_counter() - start
