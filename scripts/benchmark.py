@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--start-up",
         action="store_true",
-        help="process start to first token; of a --model-shape, to an engine that is ready",
+        help="LLM(...) to ready; of the bundled model also the command to its first token",
     )
     parser.add_argument("--repeats", type=positive_integer, default=3)
     parser.add_argument(
@@ -65,21 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     """Measure one thing after another; each is kept before the next begins."""
     status = OK
-    if arguments.start_up and arguments.model_shape:
-        from scripts.figures.engine_start import engine_start_lines, engine_start_report
-
-        report = engine_start_report(
-            arguments.model_shape, engine_arguments(arguments), arguments.repeats
-        )
-        kind = f"engine-start-{arguments.model_shape}"
-        _keep(kind, report, engine_start_lines(report), arguments)
-    elif arguments.start_up:
-        from scripts.figures.startup import start_up_lines, start_up_report
-
-        # Before JAX starts here: on a GPU it would hold the memory that those processes need.
-        report = start_up_report(arguments.repeats)
-        start_platform(process_arguments(arguments))
-        _keep("start-up", report, start_up_lines(report), arguments)
+    if arguments.start_up:
+        _starts(arguments)
     start_platform(process_arguments(arguments))
     if arguments.host_cost:
         from scripts.figures.host_cost import host_cost_lines, host_cost_report
@@ -97,6 +84,22 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.batch_sizes:
         status = max(status, _batches(arguments))
     return status
+
+
+def _starts(arguments: argparse.Namespace) -> None:
+    """Starts of an engine and, of the bundled model, of the command."""
+    from scripts.figures.engine_start import engine_start_lines, engine_start_report
+    from scripts.figures.startup import start_up_lines, start_up_report
+
+    # Before JAX starts here: on a GPU it would hold the memory that those processes need.
+    shape, repeats = arguments.model_shape, arguments.repeats
+    engine = engine_start_report(shape, engine_arguments(arguments), repeats)
+    command = None if shape else start_up_report(repeats)
+    start_platform(process_arguments(arguments))
+    kind = f"engine-start-{shape or 'bundled'}"
+    _keep(kind, engine, engine_start_lines(engine), arguments)
+    if command is not None:
+        _keep("start-up", command, start_up_lines(command), arguments)
 
 
 def _batches(arguments: argparse.Namespace) -> int:

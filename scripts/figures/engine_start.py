@@ -14,16 +14,20 @@ _COLD_LIMIT_S, _WARM_LIMIT_S = 40.0, 12.0
 
 
 def engine_start_report(
-    model_shape: str, engine_arguments: dict[str, Any], repeats: int = 3
+    model_shape: str | None, engine_arguments: dict[str, Any], repeats: int = 3
 ) -> dict[str, Any]:
-    """Start an engine of random weights in fresh processes, with empty and with filled caches.
+    """Start an engine in fresh processes, with empty and with filled caches.
 
     Each repeat has a cache directory of its own: its first process is cold, its second warm.
 
     Args:
-        model_shape: see `jaxinfer.measure.model_shapes`.
+        model_shape: of random weights, see `jaxinfer.measure.model_shapes`; None is the model that
+            the arguments name, by default the bundled one.
         engine_arguments: as `LLM` takes them.
         repeats: of both.
+
+    Raises:
+        RuntimeError: an engine did not start, a cold one found programs, or a warm one did not.
     """
     cold, warm = [], []
     for _ in range(repeats):
@@ -31,8 +35,9 @@ def engine_start_report(
             arguments = engine_arguments | {"compilation_cache_dir": cache}
             cold.append(_start(model_shape, arguments))
             warm.append(_start(model_shape, arguments))
+        _check_caches(cold[-1], warm[-1])
     return {
-        "model": f"Qwen3-{model_shape} shape",
+        "model": f"Qwen3-{model_shape} shape" if model_shape else "bundled",
         "engine": engine_arguments,
         "cold": cold,
         "warm": warm,
@@ -41,6 +46,20 @@ def engine_start_report(
         "cold_limit_s": _COLD_LIMIT_S,
         "warm_limit_s": _WARM_LIMIT_S,
     }
+
+
+def _check_caches(cold: dict[str, Any], warm: dict[str, Any]) -> None:
+    """Raise RuntimeError unless the cold start compiled everything and the warm one found it."""
+    if cold["found_in_cache"]:
+        raise RuntimeError(
+            f"{cold['found_in_cache']} programs of a cold start were in a cache; unset what "
+            "configures JAX's own"
+        )
+    if warm["start_up"]["num_traced"]:
+        raise RuntimeError(
+            f"a warm start traced {warm['start_up']['num_traced']} programs again; is the disk of "
+            "temporary files full?"
+        )
 
 
 def engine_start_lines(report: dict[str, Any]) -> list[str]:
@@ -59,7 +78,7 @@ def engine_start_lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _start(model_shape: str, engine_arguments: dict[str, Any]) -> dict[str, Any]:
+def _start(model_shape: str | None, engine_arguments: dict[str, Any]) -> dict[str, Any]:
     """One start in a process of its own.
 
     Raises:
@@ -82,7 +101,7 @@ def _start(model_shape: str, engine_arguments: dict[str, Any]) -> dict[str, Any]
     return {"process_s": seconds, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def _measure(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _measure(model_shape: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
     from jaxinfer.cli.platform import start_platform
 
     begin = time.perf_counter()
@@ -90,14 +109,18 @@ def _measure(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
     import jax
 
     from jaxinfer import LLM
+    from jaxinfer.measure.cache_hits import CacheHits
     from jaxinfer.measure.engines import random_weights
 
-    weights = random_weights(model_shape, arguments)
-    jax.block_until_ready(weights["params"])
+    weights = {} if model_shape is None else random_weights(model_shape, arguments)
+    jax.block_until_ready(weights.get("params"))
     ready_weights = time.perf_counter()
-    with LLM(**weights, **arguments) as llm:
+    with CacheHits() as hits:
+        llm = LLM(**weights, **arguments)
         ready = time.perf_counter()
+    with llm:
         return {
+            "found_in_cache": hits.count,
             "engine_s": ready - ready_weights,
             "weights_s": ready_weights - begin,
             "num_programs": llm.num_compilations,

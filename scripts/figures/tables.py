@@ -53,14 +53,41 @@ def workload_table(records: list[Record]) -> list[str]:
                     _share(floor and floor["total_s"] / median["seconds"]),
                     _share(floor and floor["total_shared_s"] / median["seconds"]),
                     f"{run['spread']:.3f}",
+                    _cached(run),
                     f"{clocks['sm_mhz']:,.0f}" if clocks else "-",
                     str(record["num_compilations"]),
                     _commit(record),
                 )
             )
     header = "workload | model | device | attention | s | output tok/s | prompt tok/s | TTFT ms"
-    header += " | TPOT ms | of floor | of shared floor | spread | MHz | compiled | commit"
+    header += " | TPOT ms | of floor | of shared floor | spread | cached | MHz | compiled | commit"
     return _table(header, rows)
+
+
+def _cached(run: Record) -> str:
+    """The share of prompt tokens that came from the prefix cache, the largest of all repeats."""
+    return f"{max(r['num_cached_tokens'] / r['num_prompt_tokens'] for r in run['repeats']):.0%}"
+
+
+def gpu_check_table(records: list[Record]) -> list[str]:
+    """What the last quick GPU check looked at, below what it ran on."""
+    checks = [record for record in records if record["kind"] == "gpu-check"][-1:]
+    if not checks:
+        return ["Not measured yet."]
+    (check,) = checks
+    machine = check["machine"]
+    ran = f"{machine['num_devices']} x {machine['device']}, driver {machine['driver']}"
+    lines = [
+        f"Source tree `{check['tree'][:12]}` of `jaxinfer/`, {ran}, {check['time'][:10]}, "
+        f"{check['seconds']:.0f} s.",
+        "",
+    ]
+    rows = [(row["name"].strip(), row["what"], _verdict(row)) for row in check["rows"]]
+    return lines + _table("check | seen | verdict", rows)
+
+
+def _verdict(row: Record) -> str:
+    return "good" if row["good"] else "BAD"
 
 
 def start_table(records: list[Record]) -> list[str]:
@@ -83,6 +110,27 @@ def start_table(records: list[Record]) -> list[str]:
     ]
     header = "workload | model | device | start to ready s | programs | found in cache | KV GB"
     return _table(header + " | KV share | peak GB | unplanned GB | commit", rows)
+
+
+def engine_start_table(records: list[Record]) -> list[str]:
+    """`LLM(...)` to ready, measured alone, of the latest record of each model."""
+    rows = []
+    for record in latest(records, "engine-start"):
+        given = ", ".join(f"{name} {value}" for name, value in record["engine"].items())
+        rows.append(
+            (
+                record["model"],
+                record["machine"]["device"],
+                str(record["machine"]["cpu_cores"]),
+                given or "default",
+                str(record["cold"][0]["num_programs"]),
+                f"{record['cold_median_s']:.1f}",
+                f"{record['warm_median_s']:.1f}",
+                _commit(record),
+            )
+        )
+    header = "model | device | cores | arguments | programs | caches empty s | caches filled s"
+    return _table(header + " | commit", rows)
 
 
 def transformers_table(records: list[Record]) -> list[str]:
@@ -224,7 +272,9 @@ TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
     "targets": target_table,
     "workloads": workload_table,
     "batches": batch_table,
+    "engine-starts": engine_start_table,
     "starts": start_table,
+    "gpu-check": gpu_check_table,
     "device-time": device_time_table,
     "kernels": kernel_table,
     "backends": backend_table,

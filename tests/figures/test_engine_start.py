@@ -12,7 +12,8 @@ def _record(seconds):
         "process_s": seconds + 5,
         "engine_s": seconds,
         "num_programs": 70,
-        "start_up": {**times, "num_traced": 2, "num_read": 68},
+        "found_in_cache": 0,
+        "start_up": {**times, "num_traced": 0, "num_read": 68},
     }
 
 
@@ -36,6 +37,19 @@ def test_each_repeat_starts_cold_and_then_warm(monkeypatch):
     json.dumps(report)
 
 
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"found_in_cache": 3}, "3 programs of a cold start were in a cache"),
+        ({"start_up": {"num_traced": 2}}, "a warm start traced 2 programs again"),
+    ],
+)
+def test_a_start_that_is_not_what_it_claims_is_an_error(monkeypatch, change, error):
+    monkeypatch.setattr(engine_start, "_start", lambda shape, arguments: _record(9.0) | change)
+    with pytest.raises(RuntimeError, match=error):
+        engine_start.engine_start_report(None, {}, repeats=1)
+
+
 def test_a_start_is_measured_with_its_parts(monkeypatch, tmp_path):
     weights = {"params": small_params(), "config": CONFIG}
     monkeypatch.setattr("jaxinfer.measure.engines.random_weights", lambda shape, arguments: weights)
@@ -49,6 +63,7 @@ def test_a_start_is_measured_with_its_parts(monkeypatch, tmp_path):
     }
     cold = engine_start._measure("any", arguments)
     warm = engine_start._measure("any", arguments)
+    assert cold["found_in_cache"] == 0 < warm["found_in_cache"]
     assert cold["start_up"]["num_read"] == warm["start_up"]["num_traced"] == 0
     assert cold["start_up"]["num_traced"] == warm["start_up"]["num_read"] > 5
     for record in (cold, warm):

@@ -19,6 +19,7 @@ def _workload(workload: str, seconds: float, **changes):
             "tpot_s": None,
         },
         "spread": 1.01,
+        "repeats": [{"num_cached_tokens": cached, "num_prompt_tokens": 200} for cached in (0, 50)],
         "floor": {"total_s": 1.0, "total_shared_s": 0.5},
     }
     record = {
@@ -59,14 +60,14 @@ def test_a_page_or_a_plot_that_is_not_up_to_date_is_found(monkeypatch, tmp_path)
 
 def test_the_newest_record_of_a_kind_wins():
     page = fill_page(EMPTY, [_workload("W1", 4.0), _workload("W2", 3.0), _workload("W1", 2.0)])
-    assert "| 2.000 | 50 | 100 | 10.0 | - | 50% | 25% | 1.010 | - | 0 | 0123456+ |" in page
+    assert "| 2.000 | 50 | 100 | 10.0 | - | 50% | 25% | 1.010 | 25% | - | 0 | 0123456+ |" in page
     assert "| 4.000 |" not in page
     assert page.index("| W1 |") < page.index("| W2 |")
 
 
 def test_the_clock_stands_beside_the_figures_that_it_was_read_with():
     page = fill_page(EMPTY, [_workload("W1", 2.0, clocks={"sm_mhz": 1410.0})])
-    assert "| 1.010 | 1,410 | 0 | 0123456+ |" in page
+    assert "| 1.010 | 25% | 1,410 | 0 | 0123456+ |" in page
 
 
 def test_another_mesh_is_another_row():
@@ -156,3 +157,22 @@ def test_a_kept_record_names_machine_commit_and_command(tmp_path):
 
 def test_results_are_kept_in_the_repository():
     assert RESULTS.relative_to(PAGE.parents[1]).as_posix() == "benchmarks/results"
+
+
+def test_a_gpu_check_is_shown_with_the_tree_that_it_checked():
+    check = {
+        "kind": "gpu-check",
+        "tree": "0123456789abcdef",
+        "time": "2026-11-23T10:00:00+00:00",
+        "seconds": 141.6,
+        "machine": {"device": "NVIDIA H200", "num_devices": 1, "driver": "580.1", "cpu": "x"},
+        "rows": [
+            {"name": "groups", "what": "512 tokens", "good": True},
+            {"name": "  abort", "what": "2 blocks are still held", "good": False},
+        ],
+    }
+    page = fill_page(EMPTY, [check])
+    assert (
+        "`0123456789ab` of `jaxinfer/`, 1 x NVIDIA H200, driver 580.1, 2026-11-23, 142 s." in page
+    )
+    assert "| groups | 512 tokens | good |\n| abort | 2 blocks are still held | BAD |" in page

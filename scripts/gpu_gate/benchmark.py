@@ -1,0 +1,43 @@
+"""A short benchmark as rows of the table: it must be in steady state, whatever its speed."""
+
+import json
+import sys
+from typing import Any
+
+from scripts.gpu_gate.processes import TIMED_OUT, run
+from scripts.gpu_gate.rows import Row
+
+_BENCH = ["--model-shape", "0.6b", "--batch-sizes", "2,64", "--prompt-lengths", "512"]
+# Room for both batches; counting how many blocks fit would compile programs that never run.
+_BENCH += ["--num-kv-blocks", "4096"]
+
+
+def run_bench(limit_s: float) -> list[Row]:
+    """Run `jaxinfer bench` on Qwen3-0.6B's shape; a row for each batch size."""
+    command = [sys.executable, "-m", "jaxinfer.bench", *_BENCH, "--json", "--quiet"]
+    done = run(command, limit_s=limit_s, settings={"JAX_LOG_COMPILES": "1"})
+    if done.returncode:
+        verdict = "timed out" if done.returncode == TIMED_OUT else done.stderr.strip()[-300:]
+        return [Row("bench", verdict, False)]
+    rows = [bench_row(speed) for speed in json.loads(done.stdout)["speeds"]]
+    if not all(row.good for row in rows):
+        compiled = [line for line in done.stderr.splitlines() if "Finished XLA" in line]
+        print("\n== bench, in the order of compiling\n" + "\n".join(compiled), flush=True)
+    return rows
+
+
+def bench_row(speed: dict[str, Any]) -> Row:
+    """A row of `jaxinfer bench`; bad if it was no steady state."""
+    compiled = speed["num_compilations"]
+    what = (
+        f"prefill {speed['prefill_tokens_per_s']:,.0f} tok/s{_of_floor(speed, 'prefill')}, "
+        f"decode {speed['decode_step_s'] * 1e3:.3f} ms/step{_of_floor(speed, 'decode')}"
+    )
+    if compiled:
+        what += f"; no steady state: {compiled} programs were compiled while it was measured"
+    return Row(f"bench {speed['rows']} x {speed['prompt_tokens']}", what, not compiled)
+
+
+def _of_floor(row: dict[str, Any], what: str) -> str:
+    share = row[f"{what}_of_floor"]
+    return "" if share is None else f" ({share:.0%} of the floor)"

@@ -1,0 +1,106 @@
+"""The quick check judges starts by what they found on disk and compares what all parts write."""
+
+import dataclasses
+import json
+import subprocess
+
+import pytest
+
+from jaxinfer.serving.start_up import StartUpTimes
+from scripts.gpu_gate import quick
+from scripts.gpu_gate.processes import TIMED_OUT
+
+TOKENS = [5, 6]
+
+
+def start(*, traced=4, hits=0, later=0, tokens=TOKENS):
+    return {
+        "engine_s": 36.7,
+        "num_programs": 78,
+        "compiled_later": later,
+        "cache_hits": hits,
+        "start_up": dataclasses.asdict(StartUpTimes(0.0, 1.0, 2.0, 0.0, 1.0, 9.0, traced, 72)),
+        "attention_backend": "mosaic",
+        "token_ids": tokens,
+    }
+
+
+COLD, WARM = start(), start(traced=0, hits=76)
+
+
+def test_sound_starts_are_good():
+    row = quick.start_row("bundled", "cold", COLD, COLD)
+    assert row.good
+    assert row.what == "36.7 s, 78 programs, 0 from the cache, 4 traced here, mosaic attention"
+    assert quick.start_row("bundled", "warm", WARM, COLD).good
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "fault"),
+    [
+        ("cold", start(hits=3), "3 programs were in the cache of a cold start"),
+        ("warm", start(traced=2, hits=76), "a warm start traced 2 programs and found 76"),
+        ("warm", start(traced=0, hits=0), "a warm start traced 0 programs and found 0"),
+        ("cold", start(later=1), "1 programs were compiled after the start"),
+        ("warm", start(traced=0, hits=76, tokens=[5, 7]), "its greedy tokens are not the cold"),
+    ],
+)
+def test_a_start_that_is_not_what_it_claims_is_bad(kind, found, fault):
+    row = quick.start_row("bundled", kind, found, COLD)
+    assert not row.good
+    assert fault in row.what
+
+
+class Machine:
+    """Answers each child as a sound GPU would; `replies` win."""
+
+    def __init__(self, **replies):
+        self.replies, self.parts, self.caches = replies, [], set()
+
+    def run(self, command, *, limit_s, settings=None):
+        if "jaxinfer.generate" in command:
+            part, said = "generate", {"token_ids": TOKENS}
+        else:
+            task = json.loads(command[-1])
+            part, cache = task["part"], task["arguments"]["compilation_cache_dir"]
+            said = {"rows": [[part, "fine", True]]}
+            if part == "start":
+                said = WARM if cache in self.caches else COLD
+            self.caches.add(cache)
+        self.parts.append(part)
+        status, said = self.replies.get(part, (0, said))
+        return subprocess.CompletedProcess(command, status, json.dumps(said), "last words")
+
+
+@pytest.mark.parametrize(("num_devices", "parts"), [(1, 6), (2, 7)])
+def test_all_parts_run_and_starts_are_kept(monkeypatch, num_devices, parts):
+    machine = Machine()
+    monkeypatch.setattr(quick, "run", machine.run)
+    found = quick.run_quick(num_devices)
+    assert all(row.good for row in found.rows)
+    assert len(machine.parts) == parts
+    assert ("devices" in machine.parts) == (num_devices > 1)
+    kinds = [f"{name} {kind}" for name in ("0.6b", "bundled") for kind in ("cold", "warm")]
+    assert [*found.starts] == kinds
+
+
+def test_a_command_that_writes_other_tokens_than_the_engine_is_bad(monkeypatch):
+    monkeypatch.setattr(quick, "run", Machine(generate=(0, {"token_ids": [1]})).run)
+    bad = [row for row in quick.run_quick(1).rows if not row.good]
+    assert [row.name for row in bad] == ["generate"]
+
+
+def test_a_part_that_hangs_is_one_bad_row(monkeypatch):
+    monkeypatch.setattr(quick, "run", Machine(behaviours=(TIMED_OUT, None)).run)
+    (bad,) = [row for row in quick.run_quick(1).rows if not row.good]
+    assert (bad.name, bad.what) == ("behaviours", "did not end within 75 s")
+
+
+def test_starts_that_die_leave_the_other_parts_their_rows(monkeypatch):
+    monkeypatch.setattr(quick, "run", Machine(start=(-11, None)).run)
+    found = quick.run_quick(1)
+    bad = [row for row in found.rows if not row.good]
+    names = ["0.6b cold", "0.6b warm", "bundled cold", "bundled warm", "generate"]
+    assert [row.name for row in bad] == names
+    assert bad[0].what == "ended with -11: last words"
+    assert found.starts == {}
