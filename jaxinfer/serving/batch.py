@@ -102,7 +102,8 @@ class BatchBuilder:
             shape, packed = self._pack_decode(schedule, slots, context, mode)
             targets = None
             if schedule.num_steps > 1:
-                mode = MODES[max(MODES.index(mode), MODES.index(burst_modes(shape)[0]))]
+                least = burst_modes(shape, self._buckets)[0]
+                mode = MODES[max(MODES.index(mode), MODES.index(least))]
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)
             shape, packed = self._pack_prefill(rows, slots, sample_slots, context, scores=scores)

@@ -132,6 +132,11 @@ class Buckets:
             return []
         return shapes + [(self._sharing_shape(rows), steps) for rows, steps in self.sharing]
 
+    def is_wide(self, shape: DecodeShape) -> bool:
+        """Whether a decode bucket is for longer contexts than others of as many rows."""
+        has_two = len(self.widths) > 1 and shape.rows > _MOST_ROWS_OF_ONE_WIDTH
+        return has_two and shape.width == self.widths[-1]
+
     def _widths_of(self, rows: int) -> Sequence[int]:
         """Widths that a decode batch of one size comes in."""
         if rows <= _MOST_ROWS_OF_ONE_WIDTH:

@@ -12,6 +12,8 @@ from jaxinfer.errors import CapacityError
 
 # XLA's allocator takes this share of a GPU unless the environment says otherwise.
 _DEFAULT_ALLOCATOR_SHARE = 0.75
+# What is compiled and run beside the engine's steps, by us or by the caller, needs a little of it.
+_LARGEST_SHARE_OF_ALLOCATOR = 0.95
 _ALLOCATOR_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 _LARGEST_SHARE_OF_RAM = 0.25
@@ -46,6 +48,8 @@ def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -
 
 def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
     """What an engine may still take on accelerators: ``utilization * total - in use``, the least.
+
+    Never more than 95% of what XLA's allocator may take.
 
     What is in use now are the weights, and whatever else the process keeps there. Ask before
     anything compiles: XLA tries kernels out on the device.
@@ -147,7 +151,8 @@ def _free_bytes(device: ReportsMemory, utilization: float) -> int:
         raise CapacityError(f"{device} does not report its memory; set num_kv_blocks")
     limit = stats["bytes_limit"]
     total = limit / allocator_share()
-    return int(min(utilization * total, limit)) - stats["bytes_in_use"]
+    most = min(utilization * total, _LARGEST_SHARE_OF_ALLOCATOR * limit)
+    return int(most) - stats["bytes_in_use"]
 
 
 def allocator_share() -> float:

@@ -30,7 +30,7 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     keys += [
         BurstKey(shape, mode, steps)
         for shape, steps in buckets.burst_shapes()
-        for mode in burst_modes(shape)
+        for mode in burst_modes(shape, buckets)
     ]
     keys += [
         SamplerKey(rows, mode, history)
@@ -42,12 +42,15 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     return keys + (HostBlocks.keys() if swaps else [])
 
 
-def burst_modes(shape: DecodeShape) -> Sequence[SamplingMode]:
+def burst_modes(shape: DecodeShape, buckets: Buckets) -> Sequence[SamplingMode]:
     """Modes that bursts of this shape are compiled for; each also serves those before it.
 
-    Mode "full" needs each token on the host, so it never runs in bursts.
+    Mode "full" needs each token on the host, so it never runs in bursts. Steps of many rows of long
+    contexts, or that read shared keys once, take long enough that drawing greedy rows, too, is
+    nothing beside them.
     """
-    return MODES[int(shape.units > 0) : MODES.index("full")]
+    takes_long = shape.units > 0 or buckets.is_wide(shape)
+    return MODES[int(takes_long) : MODES.index("full")]
 
 
 def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:

@@ -2,6 +2,7 @@ import pytest
 
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_set import burst_modes
 from jaxinfer.serving.sampling.layout import MODES
 
 
@@ -103,6 +104,14 @@ def test_mode_full_takes_few_of_the_decode_buckets():
     assert buckets.decode_shape(3, 256, mode="full").rows == 8
     assert buckets.decode_shape(9, 256, mode="full").rows == 256
     assert buckets.sampler_rows("full") == [8, 256]
+
+
+def test_bursts_of_many_rows_of_long_contexts_have_no_greedy_programs_of_their_own():
+    buckets = _choose(max_model_len=40_960, burst_length=8)
+    modes = {shape: burst_modes(shape, buckets) for shape, _ in buckets.burst_shapes()}
+    without = {(shape.rows, shape.width) for shape, each in modes.items() if "greedy" not in each}
+    assert without == {(64, buckets.widths[-1]), (256, buckets.widths[-1])}
+    assert all("temperature" in each and "full" not in each for each in modes.values())
 
 
 def test_a_gpu_makes_bursts_of_any_number_of_rows_and_shorter_ones_of_many():
