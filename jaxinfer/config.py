@@ -11,9 +11,9 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
-_MAX_LENGTH = 1 << 24  # positions and slots are int32; page_index * block_size must fit as well
+_MAX_LENGTH = 1 << 24
 _MAX_SEQS = 1 << 16
-_MAX_BLOCKS = 1 << 26
+_MAX_CACHE_TOKENS = (1 << 31) - 1
 _SHORT_STEP_WEIGHT_BYTES = 64 << 20
 
 # Arguments a vLLM user may bring along which have no meaning here, and what to write instead.
@@ -32,6 +32,11 @@ _VLLM_HINTS = {
     "kv_cache_dtype": "the KV cache has the model's dtype; leave it out",
     "quantization": "weights are served in the dtype given by dtype; leave it out",
 }
+
+
+def max_kv_blocks(block_size: int) -> int:
+    """Most KV blocks of so many tokens: a token's place, block * block_size + offset, is int32."""
+    return _MAX_CACHE_TOKENS // block_size
 
 
 def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
@@ -78,7 +83,7 @@ class EngineConfig:
             JAX's allocator never gives more than its own share, which is 75% unless the environment
             variable XLA_CLIENT_MEM_FRACTION is set before JAX starts; the commands set it.
         enable_prefix_caching: keep full blocks of finished requests for prompts that share them.
-        swap_space: GiB of host memory that holds the blocks of preempted requests.
+        swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start.
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
         tensor_parallel_size: devices the model is spread over.
@@ -99,6 +104,9 @@ class EngineConfig:
             host less than its steps cost the device; on a GPU half as many (at least 2) while more
             than 64 sequences run. None is 8 on a GPU, on a CPU for a model of up to 64 MiB, whose
             steps take milliseconds, and else 1.
+        device_timeout: seconds that a device may take for one step; one that does not answer by
+            then is named, and the process ends, for such a wait can't be interrupted. 0 waits for
+            ever; None is 300 on a GPU, and 0 on a CPU, whose steps may be that long.
 
     Raises:
         TypeError: a field has the wrong type; names the field.
@@ -127,6 +135,7 @@ class EngineConfig:
     compile_ahead: bool | None = None
     show_progress: bool = True
     num_decode_steps: int | None = None
+    device_timeout: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "revision", "compilation_cache_dir"):
@@ -148,7 +157,13 @@ class EngineConfig:
         if self.max_model_len is not None:
             _check_integer("max_model_len", self.max_model_len, 1, _MAX_LENGTH)
         if self.num_kv_blocks is not None:
-            _check_integer("num_kv_blocks", self.num_kv_blocks, 2, _MAX_BLOCKS)
+            _check_integer("num_kv_blocks", self.num_kv_blocks, 2, _MAX_CACHE_TOKENS)
+            if self.num_kv_blocks > max_kv_blocks(self.block_size):
+                raise ValueError(
+                    f"num_kv_blocks ({self.num_kv_blocks}) times block_size ({self.block_size}) "
+                    "must be below 2**31, for places in the KV cache are int32; set num_kv_blocks "
+                    f"to at most {max_kv_blocks(self.block_size)}"
+                )
         if self.max_num_batched_tokens is not None:
             budget = self.max_num_batched_tokens
             _check_integer("max_num_batched_tokens", budget, 1, _MAX_LENGTH)
@@ -167,6 +182,8 @@ class EngineConfig:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
             )
+        if self.device_timeout is not None:
+            _check_real("device_timeout", self.device_timeout, 0.0, 1e6)
         for name in ("enable_prefix_caching", "show_progress"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -207,6 +224,12 @@ class EngineConfig:
             return self.num_decode_steps
         # Eight steps of a large model on a CPU would let a stream stutter.
         return 8 if platform != "cpu" or weight_bytes <= _SHORT_STEP_WEIGHT_BYTES else 1
+
+    def step_time_limit(self, platform: str) -> float:
+        """Most seconds for a step on `platform`; 0 for any time."""
+        if self.device_timeout is not None:
+            return self.device_timeout
+        return 0.0 if platform == "cpu" else 300.0
 
     def compiles_ahead(self, platform: str) -> bool:
         """Whether every shape is compiled at start-up on `platform`."""

@@ -43,20 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from tqdm import tqdm
-
     from jaxinfer.model.conversion import convert_directory
     from jaxinfer.model.hub import resolve_model
+    from jaxinfer.serving.progress import ProgressBar
 
     source = resolve_model(arguments.model, arguments.revision)
     output, to, dtype = Path(arguments.output), arguments.to, arguments.dtype
-    with tqdm(desc="Loading", unit="B", unit_scale=True, disable=arguments.quiet) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        written = convert_directory(source, output, to, dtype, show)
+    shown = not arguments.quiet
+    with ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True) as bar:
+        written = convert_directory(source, output, to, dtype, bar.advance_to)
     if not arguments.quiet:
         print(f"wrote {output} ({written})", file=sys.stderr)
     return OK

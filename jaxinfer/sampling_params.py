@@ -240,6 +240,12 @@ class SamplingParams:
         """Return a copy with some fields replaced, checked like a new one."""
         return dataclasses.replace(self, **changes)
 
+    def difference(self) -> str:
+        """The fields that are not vLLM's defaults, as `name=value`; "none" if all are."""
+        plain = SamplingParams()
+        changed = {k: value for k, value in vars(self).items() if value != getattr(plain, k)}
+        return ", ".join(f"{name}={value}" for name, value in changed.items()) or "none"
+
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any], **given: Any) -> "SamplingParams":
         """Make parameters from a model's `generation_config.json`; `given` fields win.

@@ -30,6 +30,7 @@ TESTS = (
     "tests/kernels/test_mosaic_wide.py",
     "tests/kernels/test_triton.py",
     "tests/serving/test_decode_kernels.py",
+    "tests/serving/test_h200_start.py",
     "tests/serving/test_h200_steps.py",
 )
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")

@@ -12,6 +12,7 @@ import pytest
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward
 from jaxinfer.model.modules import init_params
 from jaxinfer.model.sharding import make_mesh
+from tests.pairwise import pairwise
 
 MAX_MODEL_LEN = 128
 NUM_OUTPUTS = 12
@@ -65,18 +66,18 @@ def expected(params) -> list[list[int]]:
     return sequences
 
 
-MATRIX = list(
-    itertools.product(
-        (8, 16, 64),  # block size
-        (32, None),  # token budget of a step
-        (True, False),  # prefix cache
-        (True, False),  # so few blocks that requests are preempted
-        (1, 8),  # devices
-    )
+SETTINGS = (
+    (8, 16, 64),  # block size
+    (32, None),  # token budget of a step
+    (True, False),  # prefix cache
+    (True, False),  # so few blocks that requests are preempted
+    (1, 8),  # devices
 )
 
 
-def _generate(params, devices=1, **settings) -> list[list[int]]:
+def _generate(params, devices=1, *, tight=False, block_size=16, **settings) -> list[list[int]]:
+    """Answers of an engine with room for all sequences, or for little more than one."""
+    blocks = MAX_MODEL_LEN // block_size
     with LLM(
         params=params,
         config=CONFIG,
@@ -84,32 +85,47 @@ def _generate(params, devices=1, **settings) -> list[list[int]]:
         dtype="float32",
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=8,
+        block_size=block_size,
+        num_kv_blocks=1 + 14 * blocks,
         compile_ahead=False,
         show_progress=False,
         **settings,
     ) as llm:
+        scheduler = llm._loaded.replicas[0].scheduler
+        # Held instead of never made, so that engines with little room run the same programs.
+        held = scheduler.pool.allocate(13 * blocks - 1) if tight else []
         greedy = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUTS, ignore_eos=True)
         outputs = llm.generate(ragged_prompts(), greedy, use_tqdm=False)
+        scheduler.pool.free(held)
+        if not tight or block_size < 64:
+            assert bool(scheduler.num_preemptions) == tight
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize(("block_size", "budget", "prefix_caching", "tight", "devices"), MATRIX)
-def test_greedy_tokens_equal_a_plain_loop_over_forward(
-    params, expected, block_size, budget, prefix_caching, tight, devices
-):
-    # Room for one full-length sequence and a little more, or for all of them.
-    blocks = 1 + (MAX_MODEL_LEN // block_size + 1 if tight else 14 * MAX_MODEL_LEN // block_size)
+def _check(params, expected, block_size, budget, prefix_caching, tight, devices):
     tokens = _generate(
         params,
         devices,
+        tight=tight,
         block_size=block_size,
-        num_kv_blocks=blocks,
         max_num_batched_tokens=budget,
         enable_prefix_caching=prefix_caching,
     )
     assert tokens == expected
 
 
+@pytest.mark.parametrize("settings", pairwise(*SETTINGS), ids=str)
+def test_greedy_tokens_equal_a_plain_loop_over_forward(params, expected, settings):
+    _check(params, expected, *settings)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("settings", list(itertools.product(*SETTINGS)), ids=str)
+def test_greedy_tokens_equal_a_plain_loop_whatever_the_settings(params, expected, settings):
+    _check(params, expected, *settings)
+
+
 @pytest.mark.parametrize("backend", ["numba", "xla"])
 def test_greedy_tokens_do_not_depend_on_the_attention_backend(params, expected, backend):
-    assert _generate(params, attention_backend=backend, num_kv_blocks=113) == expected
+    assert _generate(params, attention_backend=backend) == expected

@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from jaxinfer.config import EngineConfig
+from jaxinfer.config import EngineConfig, max_kv_blocks
 
 BAD = [-1, 2**63, float("nan"), float("inf"), True, "1", [], 0.5]
 INTEGERS = [
@@ -45,11 +45,33 @@ def test_swap_space_is_an_amount(value):
         EngineConfig(swap_space=value)
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 2**63, True, "1", []])
+def test_device_timeout_is_a_time(value):
+    with pytest.raises((TypeError, ValueError), match=r"^device_timeout must be"):
+        EngineConfig(device_timeout=value)
+
+
+def test_only_accelerators_are_timed_unless_that_is_asked_for():
+    assert EngineConfig().step_time_limit("gpu") == 300
+    assert EngineConfig().step_time_limit("cpu") == 0
+    assert EngineConfig(device_timeout=5).step_time_limit("cpu") == 5
+    assert EngineConfig(device_timeout=0).step_time_limit("gpu") == 0
+
+
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256])
 def test_block_sizes_are_powers_of_two(block_size):
     assert EngineConfig(block_size=block_size).block_size == block_size
     with pytest.raises(ValueError, match=r"^block_size must be"):
         EngineConfig(block_size=block_size + 1)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 256])
+def test_places_in_the_cache_are_int32(block_size):
+    most = (2**31 - 1) // block_size
+    assert max_kv_blocks(block_size) == most
+    assert EngineConfig(block_size=block_size, num_kv_blocks=most).num_kv_blocks == most
+    with pytest.raises(ValueError, match=rf"^num_kv_blocks \({most + 1}\).*at most {most}$"):
+        EngineConfig(block_size=block_size, num_kv_blocks=most + 1)
 
 
 @pytest.mark.parametrize("name", ["dtype", "preemption_mode", "attention_backend"])

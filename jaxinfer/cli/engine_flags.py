@@ -33,6 +33,7 @@ ENGINE_FIELDS = frozenset(
         "compilation_cache_dir",
         "compile_ahead",
         "num_decode_steps",
+        "device_timeout",
         "show_progress",
     }
 )
@@ -149,4 +150,10 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--num-decode-steps", type=int, default=unset, help="tokens decoded in one launch"
+    )
+    group.add_argument(
+        "--device-timeout",
+        type=float,
+        default=unset,
+        help="seconds after which a device that does not answer ends the process (300; 0: never)",
     )

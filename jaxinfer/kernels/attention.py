@@ -1,13 +1,12 @@
 """The paged-attention op: one signature for every implementation."""
 
-import functools
+from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
-from jaxinfer.kernels import page_write, reference
 from jaxinfer.kernels.choice import Backend
+from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.shared_prefix import SharedPrefixes
 
 
@@ -56,53 +55,19 @@ def paged_attention(
         ValueError: a GPU's kernel was asked for something only "xla" does.
     """
     decoding = max_query_len == 1
-    if backend == "xla" or (backend == "numba" and not decoding):  # numba has no prefill kernel.
-        if decoding:
-            return reference.paged_decode_attention(
-                q, k_pages, v_pages, context_lens, block_tables, scale=scale, window=window
-            )
-        return reference.paged_prefill_attention(
-            q,
-            k_pages,
-            v_pages,
-            cu_seqlens_q,
-            context_lens,
-            block_tables,
-            scale=scale,
-            causal=causal,
-            window=window,
-        )
-    if not causal and not decoding:
-        raise ValueError(f"attention backend {backend!r} is causal only; use 'xla'")
-    # The kernels import packages that only their devices need, so they load when first chosen.
-    if backend == "numba":
-        from jaxinfer.kernels.numba.decode import paged_decode_attention
-
-        return paged_decode_attention(
-            q, k_pages, v_pages, context_lens, block_tables, scale=scale, window=window
-        )
-    if backend == "mosaic":
-        from jaxinfer.kernels.mosaic.attention.decode import paged_decode_attention
-        from jaxinfer.kernels.mosaic.attention.prefill import paged_prefill_attention
-
-        paged_decode_attention = functools.partial(paged_decode_attention, shared=shared)
-    else:
-        from jaxinfer.kernels.triton.decode import paged_decode_attention
-        from jaxinfer.kernels.triton.prefill import paged_prefill_attention
+    arrays = (q, k_pages, v_pages)
+    options: dict[str, Any] = {"scale": scale, "window": window}
     if decoding:
-        return paged_decode_attention(
-            q, k_pages, v_pages, context_lens, block_tables, scale=scale, window=window
-        )
-    return paged_prefill_attention(
-        q,
-        k_pages,
-        v_pages,
-        cu_seqlens_q,
-        context_lens,
-        block_tables,
-        scale=scale,
-        window=window,
-    )
+        if backend == "mosaic":
+            options["shared"] = shared
+        decode = module_of(backend, "decode").paged_decode_attention
+        return decode(*arrays, context_lens, block_tables, **options)
+    if backend in ("xla", "numba"):  # numba's prefill is XLA's
+        options["causal"] = causal
+    elif not causal:
+        raise ValueError(f"attention backend {backend!r} is causal only; use 'xla'")
+    prefill = module_of(backend, "prefill").paged_prefill_attention
+    return prefill(*arrays, cu_seqlens_q, context_lens, block_tables, **options)
 
 
 def norm_rope_write(
@@ -137,20 +102,5 @@ def norm_rope_write(
     Returns:
         The rotated queries and both page arrays.
     """
-    if backend == "mosaic":
-        from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write as implementation
-
-        return implementation(
-            heads, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps
-        )
-    # jax-triton has no twin of this kernel: XLA's fusions serve there.
-    q, k, v = heads if len(heads) == 3 else _split(heads[0], k_pages.shape[2])
-    return page_write.norm_rope_write(
-        q, k, v, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps
-    )
-
-
-def _split(merged: Array, num_kv_heads: int) -> list[Array]:
-    """Queries, keys and values from an array of all heads."""
-    keys_from = merged.shape[1] - 2 * num_kv_heads
-    return jnp.split(merged, (keys_from, keys_from + num_kv_heads), axis=1)
+    write = module_of(backend, "norm_rope_write").norm_rope_write
+    return write(heads, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps)

@@ -6,9 +6,7 @@ from jaxtyping import Float, Int32
 
 
 def norm_rope_write(
-    q: Float[Array, "T H D"],
-    k: Float[Array, "T K D"],
-    v: Float[Array, "T K D"],
+    heads: tuple[Float[Array, "T _ D"], ...],
     q_norm: Float[Array, " D"],
     k_norm: Float[Array, " D"],
     cos: Float[Array, "T D"],
@@ -20,9 +18,16 @@ def norm_rope_write(
     eps: float,
 ) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
     """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention.py`."""
+    q, k, v = heads if len(heads) == 3 else _split(heads[0], k_pages.shape[2])
     q = _rotate(_rms_norm(q, q_norm, eps), cos, sin)
     k = _rotate(_rms_norm(k, k_norm, eps), cos, sin)
     return q, _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
+
+
+def _split(merged: Array, num_kv_heads: int) -> list[Array]:
+    """Queries, keys and values from an array of all heads."""
+    keys_from = merged.shape[1] - 2 * num_kv_heads
+    return jnp.split(merged, (keys_from, keys_from + num_kv_heads), axis=1)
 
 
 def _rms_norm(x: Array, weight: Array, eps: float) -> Array:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention import Backend
+from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 from jaxinfer.kernels.tensor_axis import TensorAxis
@@ -55,8 +56,7 @@ class Stream(NamedTuple):
             return rounded_add(self.x, rounded_add(self.delta, self.other))
         if self.peers is None:
             return rounded_add(self.x, self.delta)
-        from jaxinfer.kernels.mosaic.sums import all_reduce
-
+        all_reduce = module_of("mosaic", "all_reduce")
         return all_reduce.all_reduce(self.delta, self.peers, onto=self.x)
 
     def of_rows(self, rows: Int32[Array, " B"]) -> "Stream":
@@ -164,8 +164,7 @@ def project_sum_add(
 ) -> Stream:
     """`stream` + the sum of all devices' `x @ weight.T`, each of them rounded."""
     if axis.peers is not None and backend == "mosaic" and x.ndim == 2:
-        from jaxinfer.kernels.mosaic.products import skinny
-
+        skinny = module_of("mosaic", "skinny")
         if skinny.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
             return Stream(skinny.project_sum_add(x, weight, stream.settled(), axis.peers))
     return add_sum(stream, project(x, weight, backend=backend), axis, backend=backend)
@@ -196,12 +195,10 @@ def _add_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """The settled stream and its norm."""
     if stream.peers is not None and stream.delta is not None:
-        from jaxinfer.kernels.mosaic.sums import all_reduce
-
+        all_reduce = module_of("mosaic", "all_reduce")
         return all_reduce.all_reduce_norm(stream.delta, stream.peers, stream.x, norm, eps=eps)
     if stream.delta is not None and _leaves_additions(stream.x, backend):
-        from jaxinfer.kernels.mosaic import add_norm
-
+        add_norm = module_of("mosaic", "add_norm")
         return add_norm.add_norm(stream.x, stream.delta, norm, stream.other, eps=eps)
     x = stream.settled()
     return x, rms_norm(x, norm, eps)
@@ -218,25 +215,21 @@ def _has_few_rows(x: jax.Array, backend: Backend) -> bool:
 def _leaves_sums(x: jax.Array, axis: TensorAxis, backend: Backend) -> bool:
     if backend != "mosaic" or axis.peers is None:
         return False
-    from jaxinfer.kernels.mosaic.sums import all_reduce
-
+    all_reduce = module_of("mosaic", "all_reduce")
     return all_reduce.supports_norm(x.shape, x.dtype, axis.size)
 
 
 def _leaves_additions(x: jax.Array, backend: Backend) -> bool:
     if backend != "mosaic" or x.ndim != 2 or x.shape[0] < _ADD_NORM_ROWS:
         return False
-    from jaxinfer.kernels.mosaic import add_norm
-
-    return add_norm.supports(x.shape[1], x.dtype)
+    return module_of("mosaic", "add_norm").supports(x.shape[1], x.dtype)
 
 
 def _project(
     hidden: jax.Array, weights: Sequence[jax.Array], backend: Backend
 ) -> tuple[jax.Array, ...]:
     if backend == "mosaic" and hidden.ndim == 2:
-        from jaxinfer.kernels.mosaic.products import wide
-
+        wide = module_of("mosaic", "wide")
         if wide.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
             return wide.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
@@ -252,9 +245,7 @@ def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
 
 def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:
     if backend == "mosaic" and hidden.ndim == 2:
-        from jaxinfer.kernels.mosaic import silu_mul
-        from jaxinfer.kernels.mosaic.products import wide
-
+        wide, silu_mul = module_of("mosaic", "wide"), module_of("mosaic", "silu_mul")
         rows, shapes = hidden.shape[0], [gate.shape, up.shape]
         if wide.choose(rows, shapes, hidden.dtype, matrices=2):
             return wide.gated(hidden, gate, up)
@@ -269,8 +260,6 @@ def _kernels(backend: Backend, x: jax.Array, weights: Sequence[jax.Array]) -> Mo
     """The module of kernels that takes these operands, or None where XLA does the products."""
     if backend != "mosaic" or x.ndim != 2:
         return None
-    # They import GPU-only packages, so they load when they are first chosen.
-    from jaxinfer.kernels.mosaic.products import skinny
-
+    skinny = module_of("mosaic", "skinny")
     shapes = [weight.shape for weight in weights]
     return skinny if skinny.supports(x.shape[0], shapes, x.dtype) else None

@@ -5,6 +5,7 @@ from types import TracebackType
 import jax.monitoring
 
 _HIT = "/jax/compilation_cache/cache_hits"
+_PROBE_EVENT = "/jaxinfer/is_listening"
 
 
 class CacheHits:
@@ -12,10 +13,15 @@ class CacheHits:
 
     Attributes:
         count: programs found.
+
+    Raises:
+        RuntimeError: at the end of a block in which somebody removed JAX's listeners, because a
+            warm start would pass for a cold one.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self._num_probes = 0
         self._listener = self._listen  # one object: unregistering goes by identity
 
     def __enter__(self) -> "CacheHits":
@@ -28,7 +34,17 @@ class CacheHits:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        jax.monitoring.unregister_event_listener(self._listener)
+        before = self._num_probes
+        jax.monitoring.record_event(_PROBE_EVENT)
+        if self._num_probes > before:
+            jax.monitoring.unregister_event_listener(self._listener)
+        elif error is None:
+            raise RuntimeError(
+                "programs found in the compilation cache can't be counted: JAX's listeners were "
+                "removed meanwhile (jax.monitoring.clear_event_listeners); leave them alone while "
+                "measuring"
+            )
 
     def _listen(self, event: str, **kwargs: str | int) -> None:
         self.count += event == _HIT
+        self._num_probes += event == _PROBE_EVENT

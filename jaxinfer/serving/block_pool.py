@@ -159,6 +159,21 @@ class BlockPool:
         if self.enable_prefix_caching and num_blocks > request.num_registered_blocks:
             self._index.register(request, num_blocks)
 
+    def distrust(self, request: Request) -> None:
+        """Let nobody find the blocks of the request's tokens again: they may hold NaN.
+
+        That goes for a prefix that it found, too: whoever filled it may not have been read yet, or
+        have ended before it was, and one bad block would fail all that ever find it. Who holds such
+        blocks keeps them, and fails by itself if they are bad. The price is that they are computed
+        once more.
+
+        To be called before the request's own blocks are freed.
+        """
+        for block in self._index.remove_chain(request):
+            if self._num_holders[block] == 0:
+                del self._cached[block]
+                self._free.append(block)
+
     def invalidate(self) -> None:
         """Forget all cached content: the weights have changed or the device cache is gone.
 

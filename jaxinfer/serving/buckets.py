@@ -1,13 +1,24 @@
 """The few shapes that steps are compiled for, and which of them a batch takes."""
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.shared_prefixes import most_units
 
-_SHORT_TABLE_TOKENS = 4096  # contexts up to here take narrow tables, where that saves enough
+# Contexts up to here take narrow tables where that saves enough: the tables of every row are
+# uploaded with each step, 10 KB a row for contexts of 40,960. For few rows that is nothing, and a
+# second width would cost a program for each number of rows, step and way of sampling.
+_SHORT_TABLE_TOKENS = 4096
+_MOST_ROWS_OF_ONE_WIDTH = 32
+
+# Many rows of long contexts take long anyway: they are padded to one of few sizes.
+_WIDE_ROWS = (64, 256, 1024)
+
+# A kernel's tiles have up to so many keys: tables of whole tiles are read without a check.
+_TILE_KEYS = 128
 
 # A request that arrives waits for the bursts on their way. Steps of many rows take longer, so half
 # as many of them are enough to hide a launch, which takes the host 1.5 to 4 ms, by the machine and
@@ -35,7 +46,9 @@ class Buckets:
         full_rows: the few of these that also take sampler mode "full", whose programs are large.
         bursts: (rows, decode steps) pairs of bursts, by rows; the last holds any number of rows.
             Empty if there are no bursts.
-        widths: blocks of a block table, ascending; the last holds a full-length sequence.
+        widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
+            there are two, few rows have the last alone.
+        wide_rows: sizes of more rows that have the last width, too; the last is the most.
         histories: lengths of the full sampler's token history, ascending from 0.
         sharing: like `bursts`, of steps that read keys once which rows share; singly, too. Their
             tables are always full width. Empty if kernels look at each row alone.
@@ -48,6 +61,7 @@ class Buckets:
     full_rows: tuple[int, ...]
     bursts: tuple[tuple[int, int], ...]
     widths: tuple[int, ...]
+    wide_rows: tuple[int, ...]
     histories: tuple[int, ...]
     sharing: tuple[tuple[int, int], ...] = ()
     rows_in_unit: int = 0
@@ -59,7 +73,10 @@ class Buckets:
         sizes = self.full_rows if mode == "full" else self.rows
         if num_steps > 1:
             sizes = tuple(size for size, steps in self.bursts if steps == num_steps)
-        return DecodeShape(_at_least(sizes, rows), _at_least(self.widths, width))
+        _at_least(self.widths, width)
+        fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
+        shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
+        return next(shape for shape in shapes if shape.width >= width)
 
     def sharing_shape(
         self, rows: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
@@ -95,7 +112,12 @@ class Buckets:
 
     def decode_shapes(self) -> list[DecodeShape]:
         """Every decode bucket, the largest last."""
-        shapes = [DecodeShape(rows, width) for width in self.widths for rows in self.rows]
+        shapes = [
+            DecodeShape(rows, width)
+            for width in self.widths
+            for rows in self.rows
+            if width in self._widths_of(rows)
+        ]
         return shapes + [self._sharing_shape(rows) for rows, _ in self.sharing]
 
     def burst_shapes(self) -> list[tuple[DecodeShape, int]]:
@@ -104,10 +126,17 @@ class Buckets:
             (DecodeShape(rows, width), steps)
             for width in self.widths
             for rows, steps in self.bursts
+            if width in self._widths_of(rows)
         ]
         if not shapes:
             return []
         return shapes + [(self._sharing_shape(rows), steps) for rows, steps in self.sharing]
+
+    def _widths_of(self, rows: int) -> Sequence[int]:
+        """Widths that a decode batch of one size comes in."""
+        if rows <= _MOST_ROWS_OF_ONE_WIDTH:
+            return self.widths[-1:]
+        return self.widths if rows in self.wide_rows else self.widths[:-1] or self.widths
 
     def _sharing_shape(self, rows: int) -> DecodeShape:
         return DecodeShape(rows, self.widths[-1], most_units(rows))
@@ -168,6 +197,8 @@ def choose_buckets(
         prefill = [(n, few) for n in small]
         prefill += [(n, most_rows) for n in [*small[::-2], *tokens[len(small) :]]]
         full_rows = sorted({few, most_rows})
+        tile = max(1, _TILE_KEYS // block_size)
+        full_width = -(-full_width // tile) * tile
         short = -(-_SHORT_TABLE_TOKENS // block_size)
         widths = [short, full_width] if 2 * short <= full_width else [full_width]
     prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
@@ -180,6 +211,7 @@ def choose_buckets(
         full_rows=tuple(full_rows),
         bursts=tuple(bursts) if burst_length > 1 else (),
         widths=tuple(widths),
+        wide_rows=tuple(_up_to(most_rows, list(_WIDE_ROWS))),
         histories=(0, max_model_len),
         sharing=tuple(
             (size, _gpu_burst_steps(size, burst_length))

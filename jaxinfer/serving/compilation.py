@@ -1,5 +1,6 @@
 """Compiled programs by key, all ahead in parallel or each at its first use; and their count."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,12 +8,13 @@ from typing import Any, Protocol
 
 import jax
 import jax.monitoring
-from tqdm import tqdm
 
 from jaxinfer.cores import usable_cores
 from jaxinfer.serving.compile_cache import persistent_cache
+from jaxinfer.serving.progress import ProgressBar
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_PROBE_EVENT = "/jaxinfer/is_listening"
 
 
 class CompilationCounter:
@@ -20,25 +22,55 @@ class CompilationCounter:
 
     A program found in the persistent cache counts too: it was not yet in this process. Call
     `close` when done; JAX's listeners are global.
+
+    Attributes:
+        seconds: what they took, as far as JAX's listeners were left alone.
     """
 
     def __init__(self) -> None:
-        self.count = 0
         self.seconds = 0.0
+        self._count = 0
+        self._num_calls = 0
         self._lock = threading.Lock()
         self._listener = self._listen  # one object: unregistering goes by identity
         jax.monitoring.register_event_duration_secs_listener(self._listener)
 
+    @property
+    def count(self) -> int:
+        """Programs so far.
+
+        Raises:
+            RuntimeError: somebody removed JAX's listeners, so that programs may have gone
+                uncounted. Counting begins again, and later reads return what is known.
+        """
+        if self._listener is not None and not self._is_heard():
+            jax.monitoring.register_event_duration_secs_listener(self._listener)
+            raise RuntimeError(
+                "the number of compiled programs is not known: JAX's listeners were removed "
+                "(jax.monitoring.clear_event_listeners); it is counted on from here, so read it "
+                "again and compare with that"
+            )
+        return self._count
+
     def close(self) -> None:
         """Stop counting; may be called again."""
         if self._listener is not None:
-            jax.monitoring.unregister_event_duration_listener(self._listener)
+            # Where somebody has removed all listeners JAX raises, and nothing is left to do.
+            with contextlib.suppress(AssertionError, ValueError):
+                jax.monitoring.unregister_event_duration_listener(self._listener)
             self._listener = None
 
+    def _is_heard(self) -> bool:
+        """Whether JAX still tells the listener of events; it has no function that says so."""
+        before = self._num_calls
+        jax.monitoring.record_event_duration_secs(_PROBE_EVENT, 0.0)
+        return self._num_calls > before
+
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == _COMPILE_EVENT:
-            with self._lock:
-                self.count += 1
+        with self._lock:
+            self._num_calls += 1
+            if event == _COMPILE_EVENT:
+                self._count += 1
                 self.seconds += duration_secs
 
 
@@ -127,7 +159,7 @@ class CompiledPrograms[Key: Hashable]:
         missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
         if not missing:
             return
-        bar = tqdm(total=len(missing), desc="Compiling", unit="program", disable=not show_progress)
+        bar = ProgressBar(len(missing), "Compiling", enabled=show_progress, unit="program")
         with bar, persistent_cache(self._cache_directory):
             try:
                 for key in in_order(missing):

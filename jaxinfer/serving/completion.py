@@ -1,5 +1,6 @@
 """One completion in the making: a request's tokens, their text and their log-probabilities."""
 
+import contextlib
 from collections.abc import Sequence
 
 from jaxinfer.model.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ class Completion:
         self._watches_stops = bool(request.params.stop)
         self._num_in_text = 0
         self._num_taken = 0
+        self._is_broken = False
         self._text = None
         if tokenizer is not None and request.params.detokenize:
             params = request.params
@@ -61,6 +63,11 @@ class Completion:
         """End it for a reason that does not lie in its tokens."""
         self.finish_reason = reason
 
+    def break_off(self) -> None:
+        """Make no more text and no more log-probabilities, because something of them raised."""
+        self._is_broken = True
+        self._logprobs = None
+
     def output(self, *, delta: bool) -> CompletionOutput:
         """What there is to see.
 
@@ -71,8 +78,10 @@ class Completion:
         start = self._num_taken if delta else 0
         self._num_taken = len(self.token_ids)
         text = ""
-        if self._text is not None:
-            text = self._text.take() if delta else self._text.text
+        # What there is of a text that raised must not raise again.
+        with contextlib.suppress(Exception) if self._is_broken else contextlib.nullcontext():
+            if self._text is not None:
+                text = self._text.take() if delta else self._text.text
         logprobs, total = None, None
         if self._logprobs is not None:
             logprobs = self._logprobs.since(start, self.token_ids)
@@ -89,7 +98,7 @@ class Completion:
 
     def _update_text(self) -> None:
         """Bring the text up to date with the tokens; a stop string in it ends both."""
-        if self._text is None:
+        if self._text is None or self._is_broken:
             return
         new = self.token_ids[self._num_in_text :]
         ends_by_token = bool(new) and self.finish_reason == "stop"

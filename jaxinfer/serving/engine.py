@@ -1,4 +1,4 @@
-"""The loop: a step schedules, runs, reads the step before, and collects what callers see."""
+"""The loop: a step schedules, runs, reads the step before, and hands out what that brought."""
 
 import collections
 import logging
@@ -11,25 +11,25 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.open_requests import OpenRequests
+from jaxinfer.serving.quarantine import Quarantine
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.request_group import OutputKind, OutputSink, RequestGroup
-from jaxinfer.serving.result import StepResult
-from jaxinfer.serving.schedule import RowUpdate, Schedule
+from jaxinfer.serving.schedule import Schedule
 from jaxinfer.serving.scheduler import Scheduler
 from jaxinfer.serving.step_runner import StepRunner
 
-_MAX_FAILURES = 2
 _MOST_KEPT_WAITING = 64
-_NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
 
 logger = logging.getLogger("jaxinfer")
 
 
-class _Member(NamedTuple):
-    group: RequestGroup
-    completion: Completion
+class _Fault(NamedTuple):
+    """A step that raised, and whose tokens it was to compute."""
+
+    requests: list[Request]
+    error: Exception
 
 
 class Engine:
@@ -39,8 +39,10 @@ class Engine:
     before. Only when a request's sampling needs its own tokens on the host (mode "full") is every
     step read before the next is planned.
 
-    A step that raises has destroyed the cache. It is allocated anew, everything that ran is
-    computed again, and requests that were in two such steps end with the reason "error".
+    A step that raises has destroyed the cache. It is allocated anew and everything that ran is
+    computed again; if that raises too, `Quarantine` finds the request at fault, which ends with the
+    reason "error" and its cause. So does a request whose text, log-probabilities or sink raise. No
+    other request loses a token.
 
     Args:
         runner: the device.
@@ -68,19 +70,16 @@ class Engine:
         self._seeds = random.Random(seed)
         self._burst_steps = burst_steps
         self._clock = clock
-        self._groups: dict[str, RequestGroup] = {}
-        self._members: dict[str, _Member] = {}
-        self._synchronous: set[str] = set()
-        self._changed: dict[str, RequestGroup] = {}
+        self._requests = OpenRequests(scheduler, clock)
         self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
-        self._outputs: list[RequestOutput] = []
         self._failure: StepError | None = None
+        self._quarantine = Quarantine(scheduler)
         self._is_closed = False
 
     @property
     def has_unfinished(self) -> bool:
         """Whether a request runs, waits, or has outputs that nobody took yet."""
-        return bool(self._groups or self._outputs)
+        return bool(self._requests)
 
     def add(
         self,
@@ -135,7 +134,7 @@ class Engine:
         Raises:
             ValueError: the id is in use, or the request can never fit.
         """
-        if request_id in self._groups:
+        if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
         group = RequestGroup(
             request_id,
@@ -157,15 +156,9 @@ class Engine:
 
         If the engine has failed for good since then, it ends with the reason "error".
         """
-        for completion in group.completions:
-            request = completion.request
-            self._scheduler.add(request)
-            self._members[request.request_id] = _Member(group, completion)
-            if request.params.sampling_mode == "full":
-                self._synchronous.add(request.request_id)
-        self._groups[group.request_id] = group
+        self._requests.add(group)
         if self._failure is not None:
-            self._give_up(str(self._failure))
+            self.give_up(str(self._failure))
 
     def num_cached_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         """Leading tokens of a prompt that the prefix cache holds; any thread may ask."""
@@ -179,17 +172,7 @@ class Engine:
         Returns:
             Whether there was an unfinished request of that id.
         """
-        group = self._groups.pop(request_id, None)
-        if group is None:
-            return False
-        self._changed.pop(request_id, None)
-        for completion in group.completions:
-            if completion.finish_reason is None:
-                self._end(completion.request, "abort")
-            self._forget(completion.request)
-        if group.sink is not None and (output := group.output(self._clock())) is not None:
-            group.sink(output)
-        return True
+        return self._requests.abort(request_id)
 
     def step(self) -> None:
         """Advance every request that can be: schedule, run, read the step before, collect.
@@ -199,22 +182,20 @@ class Engine:
         """
         self._check_alive()
         try:
-            if self._synchronous or self._first_tokens_would_wait():
+            if self._requests.needs_tokens_at_once or self._first_tokens_would_wait():
                 self._read_steps(leave=0)
             schedule = self._schedule()
-            if schedule is not None:
-                self._launch(schedule)
+            if schedule is not None and self._launch(schedule):
                 self._scheduler.settle()
             self._read_steps(leave=0 if schedule is None else 1)
-            self._collect()
+            self._requests.collect()
         except KeyboardInterrupt:
-            self._give_up("it was interrupted in the middle of a step")
+            self.give_up("it was interrupted in the middle of a step")
             raise
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs of requests without a sink, since the last call."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        return self._requests.take_outputs()
 
     def update_params(self, params: Any) -> None:
         """Swap the weights between two steps.
@@ -236,15 +217,32 @@ class Engine:
 
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""
-        for request_id in list(self._groups):
+        for request_id in self._requests.ids:
             self.abort(request_id)
         self._is_closed = True
         self._in_flight.clear()
         self._runner.close()
 
+    def give_up(self, reason: str) -> StepError:
+        """Fail for good: every request ends with the reason "error", and none is taken any more.
+
+        Returns:
+            What later calls will raise.
+        """
+        self._failure = self._failure or StepError(reason)
+        self._in_flight.clear()
+        self._requests.fail_all(reason)
+        return self._failure
+
     def _schedule(self) -> Schedule | None:
-        steps = 1 if self._synchronous else self._burst_steps(self._scheduler.num_running)
-        schedule = self._scheduler.schedule(steps)
+        synchronous = self._requests.needs_tokens_at_once
+        steps = 1 if synchronous else self._burst_steps(self._scheduler.num_running)
+        try:
+            self._quarantine.settle()
+            schedule = self._scheduler.schedule(steps)
+        except Exception as error:  # nobody knows how far it came, so that all starts over
+            self._recover(_Fault(self._scheduler.runnable(), error))
+            return None
         if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
             raise RuntimeError("the scheduler has unfinished requests and can run none of them")
         return schedule
@@ -261,122 +259,55 @@ class Engine:
         running = self._scheduler.num_running
         return running <= _MOST_KEPT_WAITING and self._burst_steps(running) > 1
 
-    def _launch(self, schedule: Schedule) -> None:
+    def _launch(self, schedule: Schedule) -> bool:
+        """Launch a step; whether that worked."""
         try:
             step = self._runner.launch(schedule)
         except Exception as error:  # whatever the device raises, requests must survive it
-            self._read_steps(leave=0)  # what was sampled before the failure is good
-            self._recover(schedule, error)
-        else:
-            self._in_flight.append((schedule, step))
+            fault = _Fault(_requests_of(schedule), error)
+            # What was sampled before is good, unless the same fault shows there too.
+            self._recover(fault, self._read_until_fault(leave=0))
+            return False
+        self._in_flight.append((schedule, step))
+        return True
 
     def _read_steps(self, *, leave: int) -> None:
         """Read launched steps, oldest first, until `leave` of them are in flight."""
+        fault = self._read_until_fault(leave=leave)
+        if fault is not None:
+            self._recover(fault)
+
+    def _read_until_fault(self, *, leave: int) -> _Fault | None:
         while len(self._in_flight) > leave:
             schedule, step = self._in_flight.popleft()
             try:
                 result = self._runner.fetch(step)
             except Exception as error:  # as above; errors of a step often show up here
-                self._recover(schedule, error)
-                return
-            self._postprocess(schedule, result)
+                return _Fault(_requests_of(schedule), error)
+            self._requests.take_step(schedule, result)
+        return None
 
-    def _postprocess(self, schedule: Schedule, result: StepResult) -> None:
-        """Hand a step's tokens to the scheduler and to the callers' completions."""
-        if result.prompt is not None:
-            self._score_prompts(schedule, result)
-        sampled = result.sampled
-        num_ok = None if sampled.ok.all() else result.num_ok
-        now = self._clock()
-        for update in self._scheduler.update(schedule, sampled.tokens.tolist(), num_ok):
-            self._apply(update, result, now)
-
-    def _apply(self, update: RowUpdate, result: StepResult, now: float) -> None:
-        group, completion = self._members[update.request.request_id]
-        completion.extend(update.token_ids, result.sampled, update.row)
-        group.note_tokens(len(update.token_ids), now)
-        reason = completion.finish_reason
-        if reason is not None or group.kind != "final":
-            self._changed[group.request_id] = group
-        if reason is None:
-            return
-        if reason == "error":
-            group.error = group.error or _NOT_FINITE
-        # A stop string ends a request that the scheduler would go on with.
-        self._scheduler.finish(update.request, "stop", completion.stop_reason)
-        self._forget(update.request)
-
-    def _score_prompts(self, schedule: Schedule, result: StepResult) -> None:
-        """Pass a step's prompt log-probabilities to the requests that asked for them."""
-        if result.prompt is None:
-            return
-        offset = 0
-        for row in schedule.rows:
-            member = self._members.get(row.request.request_id)
-            count = row.num_scheduled_tokens
-            if member is not None and not member.group.score_prompt(
-                result.prompt, offset, row.start, count
-            ):
-                self._fail(row.request, _NOT_FINITE)
-            offset += count
-
-    def _recover(self, failed: Schedule, error: Exception) -> None:
-        """Start over after a step that raised; its requests end if they were in one before."""
+    def _recover(self, fault: _Fault, other: _Fault | None = None) -> None:
+        """Start over after a step that raised; both faults are one incident."""
         self._in_flight.clear()
+        requests = {r.request_id: r for each in (fault, other) if each for r in each.requests}
+        guilty = self._quarantine.blame(requests.values())
         try:
             self._runner.reset_cache()
         except Exception as second:
-            self._give_up(f"the device failed ({error}) and the KV cache could not be rebuilt")
-            raise self._check_failure() from second
-        logger.warning("a step raised and is run again: %s", error)
-        self._scheduler.requeue_all(failed)
-        for row in failed.rows:
-            if row.request.num_failures >= _MAX_FAILURES:
-                self._fail(row.request, f"the device step failed twice: {error}")
-
-    def _give_up(self, reason: str) -> None:
-        self._failure = StepError(reason)
-        for member in list(self._members.values()):
-            self._fail(member.completion.request, reason)
-        self._collect()
-
-    def _fail(self, request: Request, reason: str) -> None:
-        member = self._members.get(request.request_id)
-        if member is None:
-            return
-        member.group.error = member.group.error or reason
-        self._end(request, "error")
-        self._forget(request)
-        self._changed[member.group.request_id] = member.group
-
-    def _end(self, request: Request, reason: Any) -> None:
-        self._scheduler.finish(request, reason)
-        self._members[request.request_id].completion.finish(reason)
-
-    def _forget(self, request: Request) -> None:
-        self._members.pop(request.request_id, None)
-        self._synchronous.discard(request.request_id)
-
-    def _collect(self) -> None:
-        """Make the outputs of all requests that changed and hand them out."""
-        changed, self._changed = self._changed, {}
-        now = self._clock()
-        for group in changed.values():
-            if group.is_finished:
-                self._groups.pop(group.request_id, None)
-            output = group.output(now)
-            if output is None:
-                continue
-            if group.sink is None:
-                self._outputs.append(output)
-            else:
-                group.sink(output)
-
-    def _check_failure(self) -> StepError:
-        return self._failure or StepError("the engine has not failed")
+            reason = f"the device failed ({fault.error}) and the KV cache could not be rebuilt"
+            raise self.give_up(reason) from second
+        logger.warning("a step raised and is run again: %s", fault.error)
+        self._scheduler.requeue_all()
+        for request in guilty:
+            self._requests.fail(request, f"its step failed twice: {fault.error}")
 
     def _check_alive(self) -> None:
         if self._is_closed:
             raise RuntimeError("the engine is closed")
         if self._failure is not None:
             raise StepError(f"the engine has failed: {self._failure}; make a new LLM")
+
+
+def _requests_of(schedule: Schedule) -> list[Request]:
+    return [row.request for row in schedule.rows]

@@ -11,6 +11,7 @@ import numpy as np
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.request import pack_ids
+from jaxinfer.serving.request_sampling import bad_word_spellings
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
@@ -119,9 +120,14 @@ class PromptReader:
             field = "stop" if params.stop else "bad_words"
             raise ValueError(f"{field} needs a tokenizer, and this engine has none")
         for word in params.bad_words or ():
-            if self.tokenizer and max(self.tokenizer.encode(word), default=0) >= self.vocab_size:
+            if not all(map(self._is_in_vocab, bad_word_spellings(word))):
                 raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
         return params
+
+    def _is_in_vocab(self, text: str) -> bool:
+        """Whether the model has every token that the tokenizer makes of a text."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else []
+        return max(ids, default=0) < self.vocab_size
 
     def _encode_texts(self, names: Sequence[str], parts: "Sequence[_Parts]") -> list[list[int]]:
         texts = []

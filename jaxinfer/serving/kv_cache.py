@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.kernels.page_limit import most_pages
 from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.steps import KVCache
 
@@ -15,6 +16,13 @@ def block_bytes(programs: Programs) -> int:
     shape = pages.sharding.shard_shape(pages.shape)
     layers = programs.context.config.num_hidden_layers
     return 2 * layers * math.prod(shape[1:]) * pages.dtype.itemsize
+
+
+def most_blocks(programs: Programs) -> int:
+    """The most blocks that the kernels can address, by what a device holds of each."""
+    pages = programs.pages
+    _, block_size, kv_heads, _ = pages.sharding.shard_shape(pages.shape)
+    return most_pages(block_size, kv_heads)
 
 
 def allocate(programs: Programs) -> tuple[KVCache, jax.Array]:

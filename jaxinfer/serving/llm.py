@@ -1,8 +1,5 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
-import contextlib
-import itertools
-import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,18 +13,19 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput, ScoreOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.async_driver import AsyncDriver
+from jaxinfer.serving.async_stream import stream_request_async
+from jaxinfer.serving.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
+from jaxinfer.serving.driver import EngineDriver, wait_for_closing
 from jaxinfer.serving.inputs import Prompt, match_params
 from jaxinfer.serving.loading import ModelSource, load_engine, say
+from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
-from jaxinfer.serving.request_engine import RequestEngine
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.start_up import StartUpTimes
-from jaxinfer.serving.sync_driver import SyncDriver
 
 _OWN_KEYWORDS = (
     *("params", "config", "mesh", "rules", "logits_processor", "sampler"),
@@ -38,7 +36,8 @@ _OWN_KEYWORDS = (
 class LLM:
     """A model that generates, chats and scores.
 
-    All methods may be called from several threads; requests of all of them share the batch.
+    All methods may be called from several threads; requests of all of them share the batch, which a
+    thread of the engine's own runs.
 
     >>> llm = LLM("Qwen/Qwen3-0.6B")                                        # doctest: +SKIP
     >>> llm.generate("Once upon a time")[0].outputs[0].text                 # doctest: +SKIP
@@ -100,6 +99,7 @@ class LLM:
             **engine_args,
         }
         self.engine_config = EngineConfig.from_keywords(keywords, owner="LLM", also=_OWN_KEYWORDS)
+        wait_for_closing()  # their memory is this engine's
         start_processes(coordinator_address, num_processes, process_id)
         loaded = load_engine(
             self.engine_config,
@@ -116,16 +116,17 @@ class LLM:
         self._loaded = loaded
         self._engine = loaded.engine
         self._reader = loaded.reader
-        self._lock = threading.RLock()
-        self._driver = SyncDriver(loaded.engine, self._lock)
-        self._async_driver = AsyncDriver(loaded.engine, self._lock)
-        self._request_ids = itertools.count()
         self._said_defaults = False
-        owned_tokenizer = None if own else loaded.tokenizer
-        # Runs once: at close(), when the object is collected, or when Python ends.
-        self._finalizer = weakref.finalize(
-            self, _release, self._async_driver, self._lock, loaded.engine, owned_tokenizer
-        )
+        close_tokenizer = None if own or loaded.tokenizer is None else loaded.tokenizer.close
+        self._driver = None
+        if self.follows:
+            self._finalizer = weakref.finalize(self, _close, loaded.engine.close, close_tokenizer)
+            return
+        self._driver = EngineDriver(loaded.engine, release=close_tokenizer)
+        # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
+        # Python the driver closes itself.
+        self._finalizer = weakref.finalize(self, self._driver.close_soon)
+        self._finalizer.atexit = False
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -208,11 +209,10 @@ class LLM:
             ValueError: a prompt can't be run, or the numbers differ. Nothing has been run.
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
-        self._check_open()
+        driver = self._open_driver
         checked = self._reader.read(prompts)
         params = self._match(sampling_params, len(checked))
-        ids = [self._new_id() for _ in checked]
-        return self._driver.run(ids, checked, params, show_progress=use_tqdm)
+        return run_requests(driver, checked, params, show_progress=use_tqdm)
 
     def chat(
         self,
@@ -273,9 +273,9 @@ class LLM:
         Raises:
             TypeError, ValueError: as in `generate`, at once.
         """
-        self._check_open()
+        driver = self._open_driver
         checked, params = self._one(prompt, sampling_params)
-        return self._keeping_open(self._driver.stream(self._new_id(), checked, params))
+        return stream_request(driver, checked, params, keeps=self)
 
     def astream(
         self,
@@ -285,22 +285,20 @@ class LLM:
     ) -> AsyncGenerator[RequestOutput]:
         """`stream` for `async for`, from any number of tasks at once.
 
-        The engine runs in a thread of its own from the first use on. Cancelling the task, or
-        leaving the iteration, aborts the request.
+        Cancelling the task, or leaving the iteration, aborts the request.
 
         Args:
             prompt: as in `stream`.
             sampling_params: as in `stream`.
-            request_id: a name, unique among unfinished requests; None makes one.
+            request_id: a label for the outputs; others may bear the same. None makes one.
 
         Raises:
-            TypeError, ValueError: as in `generate`, at once; `ValueError` for a request id that
-                is in use and `RuntimeError` when the LLM is closed, in the iteration.
+            TypeError, ValueError: as in `generate`, at once; `RuntimeError` when the LLM is closed,
+                in the iteration.
         """
-        self._check_open()
+        driver = self._open_driver
         checked, params = self._one(prompt, sampling_params)
-        name = request_id or self._new_id()
-        return self._keeping_open_async(self._async_driver.stream(name, checked, params))
+        return stream_request_async(driver, checked, params, request_id, keeps=self)
 
     def score(self, inputs: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
         """Log-probabilities of given tokens, at temperature 1.
@@ -318,10 +316,10 @@ class LLM:
             TypeError, ValueError: as in `generate`.
             StepError: the model's output for an input was not finite.
         """
-        self._check_open()
+        driver = self._open_driver
         prompts, starts = read_score_inputs(inputs, self._reader)
-        outputs = self._driver.run(
-            [self._new_id() for _ in prompts],
+        outputs = run_requests(
+            driver,
             prompts,
             [SamplingParams(prompt_logprobs=0)] * len(prompts),
             show_progress=use_tqdm,
@@ -337,27 +335,35 @@ class LLM:
         Raises:
             TypeError, ValueError: as in `generate`, or the id is in use.
         """
-        self._check_open()
+        driver = self._open_driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
         checked, params = self._one(prompt, sampling_params)
-        with self._lock:
-            self._engine.add(request_id, checked, params, kind="cumulative")
+        driver.add_by_hand(
+            NewRequest(
+                key=driver.new_key(),
+                label=request_id,
+                prompt=checked,
+                params=params,
+                kind="cumulative",
+            )
+        )
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End requests now; ids that are unknown or finished are ignored."""
-        self._check_open()
-        self._driver.abort([request_id] if isinstance(request_id, str) else request_id)
+        """End requests of `add_request`; ids that are unknown or finished are ignored.
+
+        Returns at once: they end before the next step. A stream ends when its iteration is left.
+        """
+        labels = [request_id] if isinstance(request_id, str) else request_id
+        self._open_driver.abort_by_hand(labels)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
-        self._check_open()
-        return self._engine.has_unfinished
+        return self._open_driver.has_unfinished
 
     def step(self) -> list[RequestOutput]:
         """Advance all requests; outputs of those from `add_request`, all their text so far."""
-        self._check_open()
-        return self._driver.step()
+        return self._open_driver.step()
 
     def update_params(self, params: Mapping[str, Any]) -> None:
         """Swap the weights between two steps; arrays that lie right are used without a copy.
@@ -369,21 +375,11 @@ class LLM:
             ValueError: names the first leaf whose path, shape, dtype or sharding differs.
             TypeError: a leaf is no array.
         """
-        self._check_open()
-        with self._lock:
-            self._engine.update_params(params)
+        self._open_driver.call(lambda: self._engine.update_params(params))
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache, so that no later request finds what was computed before.
-
-        Running requests go on with their blocks, which nobody else will share.
-
-        Returns:
-            True, as vLLM does when the cache was emptied.
-        """
-        self._check_open()
-        with self._lock:
-            self._engine.reset_prefix_cache()
+        """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
+        self._open_driver.call(self._engine.reset_prefix_cache)
         return True
 
     def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
@@ -398,8 +394,7 @@ class LLM:
             DistributedError: another process has failed.
             KeyboardInterrupt: Ctrl-C; the other processes end too.
         """
-        if self.is_closed:
-            raise RuntimeError("this LLM is closed; make a new one")
+        self._check_open()
         if not isinstance(self._engine, FollowingEngine):
             raise RuntimeError("follow() is for processes other than 0: this one takes requests")
         self._engine.follow(new_params)
@@ -407,6 +402,8 @@ class LLM:
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""
         self._finalizer()
+        if self._driver is not None:
+            self._driver.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -426,47 +423,25 @@ class LLM:
             say(
                 self.engine_config,
                 f"Sampling defaults from {self._loaded.generation.origin}: "
-                f"{_difference(self._loaded.default_params)}",
+                f"{self._loaded.default_params.difference()}",
             )
         matched = match_params(params, count, self._loaded.default_params)
         return [self._reader.check_params(entry) for entry in matched]
 
-    def _keeping_open(self, outputs: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
-        """The same; holds on to this object, whose end would close the engine."""
-        yield from outputs
-
-    async def _keeping_open_async(
-        self, outputs: AsyncGenerator[RequestOutput]
-    ) -> AsyncGenerator[RequestOutput]:
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                yield output
-
-    def _new_id(self) -> str:
-        return f"request-{next(self._request_ids)}"
+    @property
+    def _open_driver(self) -> EngineDriver:
+        """What takes the requests, if this object does."""
+        self._check_open()
+        if self._driver is None:
+            raise RuntimeError("process 0 takes the requests; this process can only follow()")
+        return self._driver
 
     def _check_open(self) -> None:
         if self.is_closed:
             raise RuntimeError("this LLM is closed; make a new one")
-        if self.follows:
-            raise RuntimeError("process 0 takes the requests; this process can only follow()")
 
 
-def _difference(params: SamplingParams) -> str:
-    """The fields of `params` that are not vLLM's defaults."""
-    plain, fields = SamplingParams(), vars(params)
-    changed = {name: value for name, value in fields.items() if value != getattr(plain, name)}
-    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "none"
-
-
-def _release(
-    driver: AsyncDriver,
-    lock: threading.RLock,
-    engine: RequestEngine,
-    tokenizer: Tokenizer | None,
-) -> None:
-    driver.stop()
-    with lock:
-        engine.close()
-    if tokenizer is not None:
-        tokenizer.close()
+def _close(*actions: Callable[[], None] | None) -> None:
+    for action in actions:
+        if action is not None:
+            action()

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
-from tqdm import tqdm
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError, ModelLoadError
@@ -48,6 +47,7 @@ from jaxinfer.serving.engine_start import (
 )
 from jaxinfer.serving.inputs import PromptReader
 from jaxinfer.serving.plan import StartupReport, choose_attention
+from jaxinfer.serving.progress import ProgressBar
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
 from jaxinfer.serving.replicas.start import group_replicas, start_replicas
 from jaxinfer.serving.request_engine import RequestEngine
@@ -177,14 +177,14 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         engine_class=_engine_class(group),
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
     )
-    with _memory_errors_explained():
-        params = source.params or {}
-        if directory is not None:
-            params = _load_weights(directory, model_config, config, mesh, source.rules)
-    load_s = time.perf_counter() - start
-    # One block for all that compiles: some programs go on doing so from one step to the next.
+    # One block for all that compiles: what checks the weights does, too, and some programs go on
+    # doing so from one step to the next.
     with persistent_cache(config.compilation_cache_dir):
         with _memory_errors_explained():
+            params = source.params or {}
+            if directory is not None:
+                params = _load_weights(directory, model_config, config, mesh, source.rules)
+            load_s = time.perf_counter() - start
             if len(meshes) == 1:
                 started = [start_engine(setup, params, mesh)]
             else:
@@ -376,8 +376,9 @@ def _load_weights(
 ) -> dict[str, Any]:
     dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
     choose_attention(model_config, config, mesh, dtype)  # an impossible one must not wait for them
-    with _byte_bar("Loading weights", show=config.show_progress) as advance:
-        return load_params(directory, model_config, dtype, mesh, rules, advance)
+    shown = config.show_progress
+    with ProgressBar(None, "Loading weights", enabled=shown, unit="B", unit_scale=True) as bar:
+        return load_params(directory, model_config, dtype, mesh, rules, bar.advance_to)
 
 
 @contextlib.contextmanager
@@ -394,18 +395,6 @@ def _memory_errors_explained() -> Iterator[None]:
             "gpu_memory_utilization or num_kv_blocks, raise tensor_parallel_size, or end other "
             f"programs that use it ({first})"
         ) from None
-
-
-@contextlib.contextmanager
-def _byte_bar(title: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar that is told (bytes done, bytes in all)."""
-    with tqdm(desc=title, unit="B", unit_scale=True, disable=not show) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield advance
 
 
 def _check_dtype(params: Any, dtype: str) -> None:

@@ -1,7 +1,6 @@
 """Lowers an engine's programs, those that an earlier process traced without tracing them again."""
 
 import dataclasses
-import importlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 import jax.export
 
+from jaxinfer.kernels.implementations import import_all
 from jaxinfer.serving.compile_cache import store_directory
 from jaxinfer.serving.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.programs import (
@@ -143,7 +143,7 @@ class Lowering:
             store.save(identity, exported)
         else:
             self.num_read += 1
-            _register_kernels(programs)
+            import_all(programs.context.backend)
         return dataclasses.replace(program, function=exported.call).lower()
 
 
@@ -180,9 +180,3 @@ def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
     context = programs.context
     custom = context.logits_processor is not None or context.sampler is not None
     return custom and isinstance(key, SamplerKey | BurstKey)
-
-
-def _register_kernels(programs: Programs) -> None:
-    """Import what tracing would have imported: it tells XLA how the kernels are called."""
-    if programs.context.backend != "xla":
-        importlib.import_module(f"jaxinfer.kernels.{programs.context.backend}.decode")

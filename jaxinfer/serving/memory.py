@@ -91,6 +91,18 @@ def blocks_on_devices(
     return blocks // grain * grain
 
 
+def check_addressable(num_blocks: int, most: int) -> None:
+    """Refuse a cache of more blocks than kernels can address.
+
+    Raises:
+        CapacityError: names the most blocks.
+    """
+    if num_blocks > most:
+        raise CapacityError(
+            f"num_kv_blocks={num_blocks} is more than kernels can address; set it to at most {most}"
+        )
+
+
 def check_capacity(*, num_blocks: int, block_size: int, max_model_len: int) -> None:
     """Refuse a cache that can't hold one full-length request.
 

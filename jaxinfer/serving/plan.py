@@ -140,7 +140,8 @@ def plan_engine(
         devices: those of all replicas, which bound the blocks; the mesh's if None.
 
     Raises:
-        CapacityError: the cache can't hold one full-length request; names the length that fits.
+        CapacityError: the cache can't hold one full-length request, or has more blocks than kernels
+            address; names what fits.
         ValueError: the attention backend asked for is impossible here.
     """
     device = mesh.local_devices[0]
@@ -244,7 +245,9 @@ def _count_blocks(
     Where all programs are wanted, those that don't depend on that number are traced meanwhile. They
     are not compiled yet: all others have to wait for these few.
     """
+    most = kv_cache.most_blocks(programs)
     if config.num_kv_blocks is not None:
+        memory.check_addressable(config.num_kv_blocks, most)
         return config.num_kv_blocks, []
     block_bytes = kv_cache.block_bytes(programs)
     if devices[0].platform == "cpu":
@@ -253,7 +256,7 @@ def _count_blocks(
             blocks_per_seq=buckets.widths[-1],
             max_num_seqs=config.max_num_seqs,
         )
-        return blocks, []
+        return min(blocks, most), []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
     largest = largest_programs(buckets, programs.context.backend)
@@ -276,7 +279,7 @@ def _count_blocks(
         step_bytes=memory.step_bytes(found),
         utilization=utilization,
     )
-    return blocks, found
+    return min(blocks, most), found
 
 
 def _without_pages(buckets: Buckets) -> list[ProgramKey]:

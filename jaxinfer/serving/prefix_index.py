@@ -100,6 +100,27 @@ class PrefixIndex:
         """Forget an indexed block, because it is about to hold something else."""
         del self._entries[self.content_of_block.pop(block)]
 
+    def remove_chain(self, request: Request) -> list[int]:
+        """Forget the blocks that hold the request's tokens, whoever filled them.
+
+        Returns:
+            The blocks that were indexed.
+        """
+        self.settle()
+        if request.weight_version != self.weight_version:
+            return []  # The present weights' blocks are none of its own.
+        removed = []
+        parent = self._root(request)
+        num_blocks = request.num_known_tokens // self.block_size
+        for tokens in self._tokens_by_block(request, 0, num_blocks):
+            content = parent + tokens
+            parent = self._hash(content)
+            if content in self._entries:
+                block, _ = self._entries[content]
+                self.remove(block)
+                removed.append(block)
+        return removed
+
     def invalidate(self) -> None:
         """Forget every block and start a new weight version."""
         self.weight_version += 1

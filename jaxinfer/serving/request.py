@@ -77,7 +77,6 @@ class Request:
         num_admissions: how often it started or resumed running; with identity, a key under which
             copies of `block_table` may be kept and extended.
         num_preemptions: how often it was preempted.
-        num_failures: how many device steps that raised had a row for it.
         finish_reason: None until FINISHED.
         stop_reason: the stop token id or stop string that ended it, None for end-of-sequence.
         block_hashes: hashes of its leading full blocks, as far as they were needed.
@@ -109,7 +108,6 @@ class Request:
     last_token_on_device: bool = field(default=False, init=False)
     num_admissions: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
-    num_failures: int = field(default=0, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False)

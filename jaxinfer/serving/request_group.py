@@ -122,6 +122,15 @@ class RequestGroup:
             )
         return True
 
+    def error_output(self, reason: str, now: float) -> RequestOutput | None:
+        """End what is unfinished for a fault outside of it; the last output, if it can be made."""
+        self.error = self.error or reason
+        for completion in self.completions:
+            if completion.finish_reason is None:
+                completion.finish("error")
+            completion.break_off()
+        return self.output(now)
+
     def output(self, now: float) -> RequestOutput | None:
         """What the caller gets to see at `now`; None if there is nothing (new)."""
         finished = self.is_finished

@@ -1,6 +1,7 @@
 """Where each request stands and what it holds: queue position, slot, blocks, host blocks."""
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 from jaxinfer.serving.block_pool import BlockPool
 from jaxinfer.serving.request import Request, RequestStatus
@@ -27,22 +28,44 @@ class RequestQueues:
         # not depend on how many requests there are.
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: OrderedDict[str, Request] = OrderedDict()
+        self.parked: OrderedDict[str, Request] = OrderedDict()
+        """Requests that wait and are not to be admitted; in no order."""
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_added = 0
+        self._parks_others = False
 
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
-        return self.running.get(request_id) or self.waiting.get(request_id)
+        holders = (self.running, self.waiting, self.parked)
+        return next((held[request_id] for held in holders if request_id in held), None)
 
     def unfinished(self) -> list[Request]:
         """All requests, first come first."""
-        return [*self.running.values(), *self.waiting.values()]
+        found = [*self.running.values(), *self.waiting.values()]
+        if not self.parked:
+            return found
+        return sorted([*found, *self.parked.values()], key=lambda r: r.sequence_number)
 
     def add(self, request: Request) -> None:
         """Enqueue a new request behind all others."""
         request.sequence_number = self._num_added
         self._num_added += 1
-        self.waiting[request.request_id] = request
+        held = self.parked if self._parks_others else self.waiting
+        held[request.request_id] = request
+
+    def park_all_but(self, kept: Collection[str] | None) -> None:
+        """Let only these of the waiting requests be admitted, and none that comes; None lets all.
+
+        Those that run go on: preempt them first if they are to wait too.
+        """
+        everyone = sorted(
+            [*self.waiting.values(), *self.parked.values()], key=lambda r: r.sequence_number
+        )
+        self._parks_others = kept is not None
+        self.waiting, self.parked = OrderedDict(), OrderedDict()
+        for request in everyone:
+            held = self.waiting if kept is None or request.request_id in kept else self.parked
+            held[request.request_id] = request
 
     def admit(self, request: Request) -> None:
         """Give the oldest waiting request, which has its blocks already, a free slot."""
@@ -87,23 +110,25 @@ class RequestQueues:
         if request.status is RequestStatus.RUNNING:
             self._take_off(request)
         else:
-            del self.waiting[request.request_id]
+            held = self.waiting if request.request_id in self.waiting else self.parked
+            del held[request.request_id]
             self.swap_space.discard(request)
         request.status = RequestStatus.FINISHED
 
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
         running, waiting = list(self.running.values()), list(self.waiting.values())
+        parked = list(self.parked.values())
         self.pool.check_invariants([request.block_table for request in running])
-        self.swap_space.check_invariants([request.host_blocks for request in waiting])
+        self.swap_space.check_invariants([r.host_blocks for r in waiting + parked])
         slots = [-1 if request.slot is None else request.slot for request in running]
         if sorted([*slots, *self.free_slots]) != list(range(self.max_num_seqs)):
             raise RuntimeError("free + held slots differ from max_num_seqs")
         order = [request.sequence_number for request in running + waiting]
         if order != sorted(order):
             raise RuntimeError("a request was overtaken")
-        _check_counts(running + waiting)
-        _check_holdings(running + waiting)
+        _check_counts(running + waiting + parked)
+        _check_holdings(running + waiting + parked)
 
     def _take_off(self, request: Request) -> None:
         del self.running[request.request_id]

@@ -22,8 +22,7 @@ def request_sampling(
         request: its parameters, seed and prompt are read.
         vocab_size: V.
         eos_token_ids: tokens that min_tokens bans.
-        tokenizer: turns bad words into ids; a word is banned at the start of a text and after a
-            space, which are different tokens.
+        tokenizer: turns bad words, in all their `bad_word_spellings`, into ids.
 
     Raises:
         ValueError: a token id is outside the vocabulary, or there are bad words and no tokenizer.
@@ -31,7 +30,7 @@ def request_sampling(
     words = request.params.bad_words or ()
     if words and tokenizer is None:
         raise ValueError("bad_words needs a tokenizer; use logit_bias to ban token ids")
-    spellings = [text for word in words for text in (word, " " + word.lstrip())]
+    spellings = [text for word in words for text in bad_word_spellings(word)]
     return prepare_row(
         request.params,
         seed=request.seed,
@@ -42,3 +41,12 @@ def request_sampling(
         if tokenizer
         else [],
     )
+
+
+def bad_word_spellings(word: str) -> list[str]:
+    """The texts whose tokens a bad word bans: the word at the start of a text, and after a space.
+
+    These are different tokens. A word that begins with white space is banned as it is: it says
+    itself what stands before it, and a line break without its white space is nothing at all.
+    """
+    return [word] if word[:1].isspace() else [word, " " + word]

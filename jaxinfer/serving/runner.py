@@ -38,6 +38,7 @@ from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.swap import HostBlocks
 from jaxinfer.serving.upload import upload
 from jaxinfer.serving.warm_up import warm_up
+from jaxinfer.serving.watchdog import Watchdog
 
 
 class InFlightStep(NamedTuple):
@@ -128,6 +129,11 @@ class Runner:
                 lowering=lowering,
                 devices=devices,
             )
+            undo.callback(plan.lowering.close)
+            undo.callback(plan.compiled.close)
+            swaps = engine_config.preemption_mode == "swap"
+            swap_space = engine_config.swap_space if swaps else 0.0
+            self._host_blocks = HostBlocks(plan.programs, swap_space)
             undo.pop_all()
         self._plan_s = time.perf_counter() - start
         self._compile_s = self._allocate_s = 0.0
@@ -137,8 +143,6 @@ class Runner:
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
-        swaps = engine_config.preemption_mode == "swap"
-        self._host_blocks = HostBlocks(plan.programs, engine_config.swap_space if swaps else 0.0)
         self.num_host_blocks = self._host_blocks.num_blocks
         self._builder = BatchBuilder(
             plan.buckets,
@@ -155,6 +159,10 @@ class Runner:
         # Collectives that wait for each other on few cores can deadlock, so emulated devices get
         # one program at a time.
         self._is_cpu = plan.platform == "cpu"
+        device = mesh.local_devices[0]
+        self._watchdog = Watchdog(
+            engine_config.step_time_limit(plan.platform), f"{device} ({device.device_kind})"
+        )
         self._await_each = self._is_cpu and mesh.devices.size > 1
         self._kv: Any = None
         self._last_tokens: Any = None
@@ -165,7 +173,11 @@ class Runner:
 
     @property
     def num_compilations(self) -> int:
-        """Programs that XLA has built in this process since this runner was made."""
+        """Programs that XLA has built in this process since this runner was made.
+
+        Raises:
+            RuntimeError: as `CompilationCounter.count`.
+        """
         return self._counter.count
 
     @property
@@ -259,7 +271,8 @@ class Runner:
         Raises:
             Exception: whatever the device raised in the step. The pages may then be gone.
         """
-        sampled = np.asarray(step.sampled)
+        with self._watchdog.watching("a step"):
+            sampled = np.asarray(step.sampled)
         by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
         scores = unpack_scores(by_row[: step.num_rows])
         if step.prompt is None:
@@ -275,10 +288,13 @@ class Runner:
         if self._kv is not None and not self._whole.is_fully_addressable:
             raise RuntimeError("several processes can't go back to the same step")
         start = time.perf_counter()
+        # First, because that waits until no GPU runs a step that would write to the old ones.
+        fresh = [mailboxes.allocate(peers) for peers in self._programs.peers]
         kv_cache.free(self._kv, self._last_tokens, self._mailboxes)
         self._kv, self._last_tokens = kv_cache.allocate(self._programs)
-        self._mailboxes = [mailboxes.allocate(peers) for peers in self._programs.peers]
-        jax.block_until_ready(self._kv)
+        self._mailboxes = fresh
+        with self._watchdog.watching("to allocate its KV cache"):
+            jax.block_until_ready(self._kv)
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
 
@@ -300,6 +316,7 @@ class Runner:
         self._compiled.close()
         self._lowering.close()
         self._counter.close()
+        self._watchdog.close()
 
     @property
     def _peers(self) -> list[jax.Array]:

@@ -89,16 +89,17 @@ class Scheduler:
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs)
         self._planner = StepPlanner(self._queues, max_num_batched_tokens, max_model_len)
         self._epoch = 0
+        self._kept: set[str] | None = None
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request has not ended; tokens of ended ones may still be in flight."""
-        return bool(self._queues.waiting or self._queues.running)
+        return bool(self._queues.waiting or self._queues.running or self._queues.parked)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot, preempted ones included."""
-        return len(self._queues.waiting)
+        """Requests without a slot, preempted ones and those that `run_only` holds up included."""
+        return len(self._queues.waiting) + len(self._queues.parked)
 
     @property
     def num_running(self) -> int:
@@ -112,6 +113,10 @@ class Scheduler:
     def unfinished(self) -> list[Request]:
         """All unfinished requests, first come first."""
         return self._queues.unfinished()
+
+    def runnable(self) -> list[Request]:
+        """Unfinished requests but for those that `run_only` holds up."""
+        return [r for r in self.unfinished() if self._kept is None or r.request_id in self._kept]
 
     def check(self, request: Request) -> None:
         """Set a new request's limits and raise unless it can run here; nothing else changes.
@@ -159,10 +164,13 @@ class Scheduler:
     ) -> None:
         """End a request now and free all it holds; tokens still in flight for it are dropped.
 
-        Does nothing to a request that has ended.
+        With the reason "error" its blocks, wherever they are, are never found by others: see
+        `BlockPool.distrust`. Does nothing to a request that has ended.
         """
         if request.is_finished:
             return
+        if reason == "error":
+            self.pool.distrust(request)
         # Safe while a step that writes to these blocks is in flight: see the class.
         self._queues.remove(request)
         request.forget_tokens_in_flight()
@@ -243,23 +251,30 @@ class Scheduler:
         self.num_preemptions += len(newest_first)
         return newest_first
 
-    def requeue_all(self, failed: Schedule | None = None) -> list[Request]:
+    def run_only(self, requests: Iterable[Request] | None) -> None:
+        """Let only these run until the next call; all others keep their place and wait.
+
+        Args:
+            requests: unfinished ones; None lets everybody run again.
+        """
+        kept = None if requests is None else {request.request_id for request in requests}
+        before, self._kept = self._kept, kept
+        # All that run must be among them, and older than all that wait.
+        grows = kept is not None and before is not None and not kept <= before
+        if kept is None or grows or not kept.issuperset(self._queues.running):
+            self.preempt()
+        self._queues.park_all_but(kept)
+
+    def requeue_all(self) -> list[Request]:
         """Start over after the device cache was destroyed: everything is computed again.
 
         Running and swapped requests go back to the front of the queue in order of arrival and
         keep the tokens that the host has read; tokens in flight are forgotten, and later updates
         with schedules planned before now are ignored. Nothing cached is found again.
 
-        Args:
-            failed: the step that raised; `num_failures` of its requests is incremented, so that
-                the caller may `finish` those that fail repeatedly.
-
         Returns:
             The requests that were running or swapped, oldest first.
         """
-        if failed is not None:
-            for row in failed.rows:
-                row.request.num_failures += 1
         unfinished = self.unfinished()
         requeued = [r for r in unfinished if r.status is not RequestStatus.WAITING]
         for request in reversed(unfinished):

@@ -2,13 +2,16 @@
 
 import collections
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxinfer.errors import CapacityError
 from jaxinfer.serving.programs import Programs, SwapKey
 from jaxinfer.serving.steps import KVCache
 from jaxinfer.serving.upload import upload
@@ -19,8 +22,9 @@ _BLOCKS_A_COPY = 16  # blocks that travel together, so that one program serves a
 class HostBlocks:
     """A pool of KV blocks in host memory.
 
-    Memory is taken from the operating system when a block is first written. Of several processes
-    each keeps what its devices hold of a block.
+    All of its memory is taken from the operating system at once, which would else hand it out page
+    by page and end the process while it serves. Of several processes each keeps what its devices
+    hold of a block.
 
     Args:
         programs: gives the shape of a block and the mesh.
@@ -29,6 +33,9 @@ class HostBlocks:
     Attributes:
         num_blocks: host blocks.
         copy_size: blocks in one copy.
+
+    Raises:
+        CapacityError: the host has less memory available.
     """
 
     copy_size = _BLOCKS_A_COPY
@@ -38,6 +45,7 @@ class HostBlocks:
         self._whole = NamedSharding(programs.context.mesh, PartitionSpec())
         block_bytes = sum(map(_block_bytes, jax.tree.leaves(self._parts)))
         self.num_blocks = int(gibibytes * 2**30) // block_bytes
+        _check_available(self.num_blocks * block_bytes)
         self._memory = [self._host_memory(part) for part in jax.tree.leaves(self._parts)]
 
     @staticmethod
@@ -99,7 +107,23 @@ class HostBlocks:
         """Host blocks of what this process's devices hold of a layer's keys or values."""
         shape = (self.num_blocks, *part.sharding.shard_shape(part.shape)[1:])
         places = part.sharding.addressable_devices_indices_map(part.shape).values()
-        return {str(place): np.zeros(shape, part.dtype) for place in places}
+        return {str(place): _resident_zeros(shape, part.dtype) for place in places}
+
+
+def _check_available(num_bytes: int) -> None:
+    available = psutil.virtual_memory().available
+    if num_bytes > available:
+        raise CapacityError(
+            f"swap_space takes {num_bytes / 2**30:.2f} GiB of host memory, of which "
+            f"{available / 2**30:.2f} GiB are available; lower swap_space"
+        )
+
+
+def _resident_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros whose memory is there already: the operating system gives a page when it is written."""
+    array = np.zeros(shape, dtype)
+    array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
+    return array
 
 
 def _block_bytes(part: jax.ShapeDtypeStruct) -> int:

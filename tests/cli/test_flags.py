@@ -45,7 +45,7 @@ def test_vllms_names_reach_the_configuration():
         "--gpu-memory-utilization 0.5 --no-enable-prefix-caching --swap-space 1.5 "
         "--preemption-mode swap --tensor-parallel-size 2 --attention-backend xla "
         "--data-parallel-size 3 --no-replica-threads "
-        "--compilation-cache-dir c --no-compile-ahead --num-decode-steps 8"
+        "--compilation-cache-dir c --no-compile-ahead --num-decode-steps 8 --device-timeout 60"
     )
     config = EngineConfig(**engine_arguments(_parser().parse_args(line.split())))
     assert config == EngineConfig(
@@ -70,6 +70,7 @@ def test_vllms_names_reach_the_configuration():
         compilation_cache_dir="c",
         compile_ahead=False,
         num_decode_steps=8,
+        device_timeout=60.0,
     )
 
 

@@ -1,6 +1,7 @@
 """Sums over the GPUs of a host: exact on two and four GPUs, compiled for two and four elsewhere."""
 
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,11 @@ from jaxinfer.kernels.mosaic.products import skinny
 from jaxinfer.kernels.mosaic.sums.all_reduce import (
     all_reduce,
     all_reduce_norm,
+    mailbox_bytes,
     supports,
     supports_norm,
 )
+from jaxinfer.kernels.mosaic.sums.mailbox import MOST_BLOCKS
 from jaxinfer.kernels.rounding import rounded_add
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving import mailboxes
@@ -121,6 +124,54 @@ def test_sums_of_many_sizes_follow_one_another(mesh, peers):
     for i, (got, _) in outputs:
         expected = first.setdefault(i, _bits(got))
         np.testing.assert_array_equal(_bits(got), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [2**31 - 20, 2**31 + 20, 2**32 - 20], ids=hex)
+def test_sums_stay_right_when_the_numbers_of_exchanges_go_round(mesh, count):
+    """Flags are as old as can be: blocks made so many exchanges by letters alone."""
+    boxes = mailboxes.allocate(mailboxes.describe_peers(mesh, "tensor"))
+    addresses = _addresses(boxes.memory)
+    begin = jax.jit(
+        lambda memory: memory.at[:, :MOST_BLOCKS].set(np.uint32(count).astype(np.int32)),
+        donate_argnums=0,
+        out_shardings=boxes.memory.sharding,
+    )
+    memory = jax.block_until_ready(begin(boxes.memory))
+    assert _addresses(memory) == addresses  # or the kernels would not see the counts
+    cases = [_draw(i, shape, mesh) for i, shape in enumerate(_SHAPES)]
+    exact = [_in_pairs(np.asarray(x, np.float32)).astype(jnp.bfloat16) for x, _, _ in cases]
+    for i in np.random.default_rng(2).integers(len(cases), size=60):
+        _, alone = _jitted(_sum, mesh)(*cases[i], boxes.peers)
+        for got in np.asarray(alone):
+            np.testing.assert_array_equal(_bits(got), _bits(exact[i]))
+    memory.delete()
+
+
+def _addresses(memory):
+    shards = memory.addressable_shards
+    return {shard.device.id: shard.data.unsafe_buffer_pointer() for shard in shards}
+
+
+@pytest.mark.gpu
+def test_a_gpu_whose_partner_does_not_come_returns_nan_in_time(mesh):
+    """One GPU alone is given mailboxes of two: the address of the other is its own second one."""
+    device = mesh.devices.flat[0]
+    words = mailbox_bytes(2) // 4
+    memory = jax.block_until_ready(jax.device_put(jnp.zeros((2, words), jnp.int32), device))
+    base = np.array([memory.unsafe_buffer_pointer()], np.uint64)
+    both = np.concatenate([base, base + np.uint64(4 * words)])
+    peers = jax.device_put(both.view(np.int32).reshape(2, 2), device)
+    run = jax.jit(all_reduce)
+    for rows in (2, 256):  # as letters, and as lines
+        x = jax.device_put(jnp.ones((rows, 4096), jnp.bfloat16), device)
+        start = time.monotonic()
+        # Enough of them that each could not take its time.
+        for _ in range(20):
+            total = run(x, peers)
+        assert np.isnan(np.asarray(total, np.float32)).all()
+        assert time.monotonic() - start < 40
+    memory.delete()
 
 
 @pytest.mark.gpu

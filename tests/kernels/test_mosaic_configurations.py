@@ -84,7 +84,8 @@ def test_norm_rope_write_matches_the_reference_in_place(T, H, K, D, S, merged):
 
     args = (q_norm, k_norm, cos, sin)
     exact = (x.astype(jnp.float32) for x in (q, k, v, *args, k_pages, v_pages))
-    expected = page_write.norm_rope_write(*exact, slots, eps=1e-6)
+    a, b, c, *others = exact
+    expected = page_write.norm_rope_write((a, b, c), *others, slots, eps=1e-6)
     heads = (jnp.concatenate([q, k, v], axis=1),) if merged else (q, k, v)
     op = functools.partial(attention.norm_rope_write, eps=1e-6, backend="mosaic")
     before = k_pages.unsafe_buffer_pointer()

@@ -32,7 +32,7 @@ def _attention(q, k, v, cu, lens, tables, *, scale, window, max_query_len, split
         lines, count = work_list(T, cu, lens, 64, window)
         out = torch.full((T, H, D), torch.nan)
         work = [_tensor(x) for x in (tables, lines, count)]
-        prefill_kernel[(H, lines.shape[0])](*args, *work, out, BLOCK_M=64, **sizes, **scales)
+        prefill_kernel[(H * lines.shape[0],)](*args, *work, out, BLOCK_M=64, **sizes, **scales)
         return jnp.asarray(out.numpy())
     out, sums = torch.full((splits, T, H, D), torch.nan), torch.full((splits, T, H), torch.nan)
     rest = [_tensor(lens), _tensor(tables), out, sums]

@@ -1,9 +1,10 @@
 """Small random Qwen3s, made by transformers so that the reference itself writes what we read."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import Qwen3Config, Qwen3ForCausalLM
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 YARN = {
     "rope_type": "yarn",
@@ -41,9 +42,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
+def build(seed: int = 0, **changes: Any) -> "Qwen3ForCausalLM":
     """A random Qwen3 in float32, with norms and biases that are not just ones and zeros."""
-    import torch
+    import torch  # takes seconds, also to collect tests
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(Qwen3Config(**(_SMALL | changes))).eval()
@@ -54,7 +56,7 @@ def build(seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
     return model
 
 
-def save(directory: Path, seed: int = 0, **changes: Any) -> Qwen3ForCausalLM:
+def save(directory: Path, seed: int = 0, **changes: Any) -> "Qwen3ForCausalLM":
     """Build one, write it with ``save_pretrained``, and return it."""
     dtype = changes.pop("dtype", None)
     model = build(seed, **changes)

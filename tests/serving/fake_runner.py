@@ -140,6 +140,8 @@ class FakeRunner:
 
     def _targets(self, row: ScheduledRow) -> list[int]:
         stop = row.start + row.num_scheduled_tokens
+        if row.request.params.prompt_logprobs is None:
+            return [0] * row.num_scheduled_tokens
         following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
         return following + [0] * (row.num_scheduled_tokens - len(following))
 

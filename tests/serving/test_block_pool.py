@@ -153,6 +153,45 @@ def test_invalidate_keeps_held_blocks_held_and_frees_cached_ones():
     assert pool.weight_version == 1
 
 
+def test_distrusted_blocks_are_found_by_nobody_and_others_stay():
+    pool = BlockPool(20, 8)
+    release(pool, cached_request(pool, range(100, 120)))
+    bad = cached_request(pool, range(20))
+    sharer = cached_request(pool, [*range(16), *range(50, 60)])
+    assert sharer.block_table[:2] == bad.block_table[:2]
+    pool.distrust(bad)
+    release(pool, bad)
+    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams())) == []
+    assert len(pool.find_prefix(Request("r", list(range(100, 120)), SamplingParams()))) == 2
+    pool.check_invariants([sharer.block_table])
+    release(pool, sharer)
+    pool.check_invariants([])
+    assert pool.num_free_blocks == pool.num_usable_blocks
+    # What a request computes anew is found again.
+    release(pool, cached_request(pool, range(20)))
+    assert len(pool.find_prefix(Request("r", list(range(20)), SamplingParams()))) == 2
+
+
+def test_blocks_of_a_request_that_holds_none_any_more_are_distrusted():
+    pool = BlockPool(10, 8)
+    preempted = cached_request(pool, range(20))
+    release(pool, preempted)
+    assert pool.num_cached_blocks == 2
+    pool.distrust(preempted)
+    assert pool.num_cached_blocks == 0
+    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams())) == []
+    pool.check_invariants([])
+
+
+def test_a_request_of_older_weights_spoils_no_blocks_of_the_present_ones():
+    pool = BlockPool(10, 8)
+    old = cached_request(pool, range(20))
+    pool.invalidate()
+    new = cached_request(pool, range(20))
+    pool.distrust(old)
+    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams())) == new.block_table[:2]
+
+
 @pytest.mark.parametrize("holders", [[], [[1], [1]], [[2]]])
 def test_check_invariants_notices_a_wrong_count_of_holders(holders):
     pool = BlockPool(4, 8)
@@ -260,7 +299,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def free(self, data):
-        request = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.release(self.held[data.draw(st.integers(0, len(self.held) - 1))])
+
+    def release(self, request):
+        self.held.remove(request)
         self.pool.free(request.block_table)
         self.settled()
         still_held = {block for other in self.held for block in other.block_table}
@@ -269,6 +311,24 @@ class BlockPoolMachine(RuleBasedStateMachine):
             for block in reversed(request.block_table)
             if block in self.content and block not in still_held
         ]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def fail(self, data):
+        request = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        self.pool.distrust(request)
+        self.settled()
+        for i in range(request.num_known_tokens // 8):
+            block = self.indexed.pop(self.history(request, i + 1), None)
+            if block is not None:
+                del self.content[block]
+                if block in self.evictable:
+                    self.evictable.remove(block)
+        again = Request("r", request.tokens(0, request.num_known_tokens), SamplingParams())
+        again.cache_salt = request.cache_salt
+        if request.weight_version == self.pool.weight_version:
+            assert self.pool.find_prefix(again) == []
+        self.release(request)
 
     @rule(really=st.sampled_from([False, False, True]))
     def invalidate(self, really):

@@ -50,13 +50,52 @@ def test_the_largest_gpu_step_takes_as_many_rows_as_there_are():
     assert [rows for tokens, rows in buckets.prefill if tokens == 4096] == [8, 256]
 
 
-def test_short_contexts_take_narrow_tables_on_a_gpu():
+def test_short_contexts_of_many_rows_take_narrow_tables_on_a_gpu():
     buckets = _choose()
     assert buckets.widths == (256, 2560)
-    assert buckets.decode_shape(3, 256) == DecodeShape(8, 256)
-    assert buckets.decode_shape(3, 257) == DecodeShape(8, 2560)
+    assert buckets.decode_shape(33, 256) == DecodeShape(64, 256)
+    assert buckets.decode_shape(33, 257) == DecodeShape(64, 2560)
+    assert buckets.decode_shape(32, 1) == DecodeShape(32, 2560)
     assert buckets.prefill_shape(100, 3) == PrefillShape(128, 8, 2560)
     assert _choose(max_model_len=4096).widths == (256,)
+
+
+def test_many_rows_of_long_contexts_are_padded_to_one_of_few_sizes():
+    buckets = _choose(burst_length=8)
+    assert buckets.decode_shape(65, 256) == DecodeShape(128, 256)
+    assert buckets.decode_shape(65, 257) == DecodeShape(256, 2568)
+    assert buckets.decode_shape(65, 257, num_steps=4) == DecodeShape(256, 2568)
+    assert buckets.decode_shape(50, 257, num_steps=8) == DecodeShape(64, 2568)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 30, 40, 64, 100, 256, 300, 1000])
+def test_every_number_of_rows_finds_its_programs_at_both_widths(max_num_seqs):
+    buckets = _choose(max_num_seqs=max_num_seqs, burst_length=8)
+    for rows in range(1, max_num_seqs + 1):
+        steps = buckets.burst_steps(rows)
+        for width in (1, 256, 257, buckets.widths[-1]):
+            for mode in MODES:
+                shape = buckets.decode_shape(rows, width, mode=mode)
+                assert shape in buckets.decode_shapes()
+                assert shape.rows in buckets.sampler_rows(mode)
+            shape = buckets.decode_shape(rows, width, num_steps=steps)
+            assert (shape, steps) in buckets.burst_shapes()
+            assert shape.rows >= rows
+            assert shape.width >= width
+
+
+def test_a_second_width_costs_few_programs():
+    """Of single steps, and of bursts in each of three modes."""
+    one, two = (_choose(burst_length=8, max_model_len=length) for length in (4096, 40_960))
+    assert len(two.widths) == 1 + len(one.widths) == 2
+    assert len(two.decode_shapes()) - len(one.decode_shapes()) <= 2
+    assert len(two.burst_shapes()) - len(one.burst_shapes()) <= 2
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 64, 128, 256])
+def test_a_table_on_a_gpu_holds_whole_tiles_of_keys(block_size):
+    for width in _choose(block_size=block_size, burst_length=8).widths:
+        assert width * block_size % 128 == 0
 
 
 def test_mode_full_takes_few_of_the_decode_buckets():
@@ -109,7 +148,8 @@ def test_cpu_decode_buckets_are_dense_where_padding_costs_most():
 
 
 def test_tables_have_room_for_the_surplus_of_a_burst():
-    assert _choose(max_model_len=4096, burst_length=17).widths[-1] == 257
+    assert _choose(max_model_len=4096, burst_length=17).widths[-1] >= 257
+    assert _choose("cpu", max_model_len=4096, burst_length=17).widths[-1] == 257
 
 
 def test_a_step_beyond_the_largest_bucket_is_an_error():

@@ -18,6 +18,13 @@ def _settings():
     return {name: value for name, value in jax.config.values.items() if "cache" in name}
 
 
+@pytest.fixture
+def own_listeners(monkeypatch):
+    """JAX's listeners in a list of their own, so that a test may remove them all."""
+    for kind in ("event", "event_duration_secs", "event_time_span", "scalar"):
+        monkeypatch.setattr(f"jax._src.monitoring._{kind}_listeners", [])
+
+
 def test_a_program_compiles_at_its_first_use_and_never_again():
     programs = _programs()
     counter = CompilationCounter()
@@ -74,6 +81,40 @@ def test_a_closed_counter_counts_no_more():
     counter.close()
     _lower(7).compile()
     assert counter.count == 0
+
+
+def test_a_counter_whose_listener_was_removed_says_so_and_counts_on(own_listeners):
+    counter = CompilationCounter()
+    _lower(11).compile()
+    assert counter.count == 1
+    jax.monitoring.clear_event_listeners()
+    _lower(12).compile()
+    with pytest.raises(RuntimeError, match="clear_event_listeners"):
+        _ = counter.count
+    before = counter.count
+    _lower(13).compile()
+    assert counter.count == before + 1
+    counter.close()
+    assert counter.count == before + 1
+
+
+def test_a_counter_whose_listener_was_removed_closes_quietly(own_listeners):
+    counter = CompilationCounter()
+    jax.monitoring.clear_event_listeners()
+    counter.close()
+    _lower(14).compile()
+    assert counter.count == 0
+
+
+def test_a_counter_leaves_listeners_of_others_alone(own_listeners):
+    heard = []
+    counter, other = CompilationCounter(), CompilationCounter()
+    jax.monitoring.register_event_duration_secs_listener(lambda *_, **__: heard.append(1))
+    counter.close()
+    _lower(15).compile()
+    assert (counter.count, other.count) == (0, 1)
+    assert heard
+    other.close()
 
 
 def test_a_failure_to_compile_reaches_the_caller():

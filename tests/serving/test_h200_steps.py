@@ -205,28 +205,23 @@ def test_xlas_merged_projections_are_not_cut_apart_nor_their_weights_copied(
 
 
 def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
-    key = PrefillShape(4096, 8, _WIDTH, all_tokens=True)
-    deep = _programs(1)
-    shallow = deep.with_layers(2)
+    key = STEPS["scored_2048"].key
+    many, _ = _compile(key, 1)
+    shallow = _programs(1).with_layers(2)
     assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == 2
     options = options_of(key, platform="gpu", num_devices=1, mailboxes=False)
-    few, many = (
-        each.lower(key).compile(compiler_options=options).memory_analysis()
-        for each in (shallow, deep)
-    )
+    few = shallow.lower(key).compile(compiler_options=options).memory_analysis()
     assert few.temp_size_in_bytes <= many.temp_size_in_bytes
     assert many.temp_size_in_bytes - few.temp_size_in_bytes < 10_000 * _LAYERS
 
 
 def test_a_burst_that_shares_its_forward_pass_is_compiled_to_the_same():
     key = STEPS["burst_2"].key
-    plain = _programs(1)
-    shared = dataclasses.replace(plain, forward=SharedForward("cuda"))
+    programs = dataclasses.replace(_programs(1), forward=SharedForward("cuda"))
     options = options_of(key, platform="gpu", num_devices=1, mailboxes=False)
+    shared = programs.lower(key).compile(compiler_options=options)
     found = []
-    for programs in (plain, shared):
-        compiled = programs.lower(key).compile(compiler_options=options)
-        memory, text = compiled.memory_analysis(), compiled.as_text()
+    for memory, text in (_compile(key, 1), (shared.memory_analysis(), shared.as_text())):
         found.append(
             (
                 memory.temp_size_in_bytes,

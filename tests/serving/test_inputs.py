@@ -140,6 +140,17 @@ def test_a_bad_word_that_the_model_can_not_write_is_named():
         reader.check_params(SamplingParams(bad_words=["zebra"]))
 
 
+def test_a_bad_word_that_the_model_can_not_write_after_a_space_is_named():
+    word = next(
+        text
+        for text in map(TOKENIZER.token_text, range(TOKENIZER.vocab_size))
+        if text.isalpha() and max(TOKENIZER.encode(" " + text)) > max(TOKENIZER.encode(text))
+    )
+    reader = PromptReader(TOKENIZER, vocab_size=1 + max(TOKENIZER.encode(word)), max_model_len=16)
+    with pytest.raises(ValueError, match=f"bad_words: '{word}'"):
+        reader.check_params(SamplingParams(bad_words=[word]))
+
+
 DEFAULT, OTHER = SamplingParams(), SamplingParams(temperature=0.5)
 
 

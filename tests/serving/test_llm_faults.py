@@ -24,26 +24,23 @@ from tests.serving.small_llm import (
 )
 
 
-def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm):
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm, presses, monkeypatch):
     expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
-    engine = llm._engine
-    steps = 0
-    original = engine.step
+    step, calls = llm._engine.step, []
 
-    def step():
-        nonlocal steps
-        steps += 1
-        original()
-        if steps == 3:
-            signal.raise_signal(signal.SIGINT)
+    def interrupted():
+        calls.append(step)
+        if 3 <= len(calls) < 3 + presses:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        step()
 
-    engine.step = step
-    try:
+    monkeypatch.setattr(llm._engine, "step", interrupted)
+    for _ in range(presses):
+        # The second comes while the first call's requests are being aborted, or in the next call.
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, GREEDY.clone(max_tokens=40), use_tqdm=False)
-    finally:
-        del engine.step
-    assert steps == 3
+    monkeypatch.undo()
     assert not llm.has_unfinished_requests()
     assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
@@ -253,12 +250,28 @@ def test_a_stream_keeps_its_llm_open():
     assert asyncio.run(collect())[-1].outputs[0].finish_reason == "length"
 
 
-def test_an_llm_that_is_dropped_frees_its_cache():
+def test_an_llm_that_is_dropped_frees_its_cache_before_the_next_is_made():
     llm = small_llm()
     pages = llm._loaded.replicas[0].runner._kv[0][0]
     del llm
     gc.collect()
-    assert pages.is_deleted()
+    with small_llm():
+        assert pages.is_deleted()
+
+
+def test_labels_of_requests_are_nobodys_keys(llm):
+    async def main():
+        streams = [llm.astream([i], GREEDY.clone(max_tokens=30), "same") for i in (1, 2)]
+        first = await asyncio.gather(*[anext(stream) for stream in streams])
+        llm.abort_request("same")  # of the step loop, which has none
+        await streams[0].aclose()
+        rest = [output async for output in streams[1]]
+        return first[1], rest
+
+    first, rest = asyncio.run(main())
+    tokens = [t for output in [first, *rest] for t in output.outputs[0].token_ids]
+    assert tokens == greedy_reference([2], 30)
+    assert {output.request_id for output in [first, *rest]} == {"same"}
 
 
 def test_after_the_first_time_nothing_compiles(llm):

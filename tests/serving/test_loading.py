@@ -9,6 +9,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError, ModelLoadError
+from jaxinfer.model import weights
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.model.weights import save_params
@@ -168,3 +169,12 @@ def test_params_on_other_devices_than_the_mesh_are_refused():
     with pytest.raises(ValueError, match=r"lies on 2 devices, which are not the 4 of mesh; leave"):
         choose_mesh(EngineConfig(), ModelSource(params=params, mesh=make_mesh(4)))
     assert choose_mesh(EngineConfig(), ModelSource(params=params, mesh=mesh)) == mesh
+
+
+def test_what_checks_the_weights_is_kept_for_the_next_start(directory, tmp_path, monkeypatch):
+    def weight_check(x):
+        return jax.numpy.isfinite(x).all()
+
+    monkeypatch.setattr(weights, "is_finite", jax.jit(weight_check))
+    open_llm(directory, compilation_cache_dir=str(tmp_path)).close()
+    assert list(tmp_path.glob("jit_weight_check-*"))

@@ -10,7 +10,7 @@ shapes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +57,19 @@ def call_built_for(
     target, attributes = built
     with jax.named_scope(name):
         return jax.ffi.ffi_call(target, out)(*args, **attributes)
+
+
+def at_least(
+    first_dimensions: Sequence[int], args: Sequence[jax.Array]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The shapes of `args`, with those first dimensions where the arrays' own are smaller.
+
+    So engines of usual sizes share a kernel, and arrays of any size have one.
+    """
+    return tuple(
+        jax.ShapeDtypeStruct((max(first, arg.shape[0]), *arg.shape[1:]), arg.dtype)
+        for first, arg in zip(first_dimensions, args, strict=True)
+    )
 
 
 def _device() -> Any:

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxinfer.kernels.page_limit import most_pages
+
 # References and barriers inside a kernel have no public type.
 type Ref = Any
 type Scalar = jax.Array
@@ -33,6 +35,19 @@ def swizzled(columns: int) -> tuple[Any, ...]:
 
 SWIZZLED = swizzled(64)
 """Shared-memory layout of a 16-bit wgmma operand: 8x64 tiles, 128-byte swizzle."""
+
+
+def check_pool(pages: jax.Array) -> None:
+    """Refuse pages ``[P, S, K, D]`` that the copy engine could not be told of.
+
+    Raises:
+        ValueError: there are more than `most_pages`; an engine's plan never makes as many.
+    """
+    P, S, K, _ = pages.shape
+    if most_pages(S, K) < P:
+        raise ValueError(
+            f"kernels address at most {most_pages(S, K)} pages of {S} tokens and {K} heads, not {P}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -99,12 +99,12 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     qk_scale: tl.constexpr,
 ):
-    """One program per (query head, line of the work list); `out[T, H, D]`.
+    """One program per line of the work list and query head, which runs fastest; `out[T, H, D]`.
 
     Columns of a line are those of `jaxinfer.kernels.mosaic.attention.work_list.Field`. WINDOW 0
     means none.
     """
-    head, item = tl.program_id(0), tl.program_id(1)
+    head, item = tl.program_id(0) % H, tl.program_id(0) // H
     if item >= tl.load(count):
         return
     line = lines + item * 8

@@ -41,7 +41,7 @@ def paged_prefill_attention(
         count,
         kernel=prefill_kernel,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        grid=(H, lines.shape[0]),
+        grid=(H * lines.shape[0],),  # CUDA's other axes end at 65,535
         num_warps=8,
         num_stages=2,
         H=H,

@@ -44,6 +44,7 @@ class FrontRequest:
         sink: the caller's.
         member: where it is; None while it stands in the queue.
         load: what it adds to its replica's.
+        cause: what its sink raised, which ends it.
     """
 
     group: RequestGroup
@@ -52,6 +53,7 @@ class FrontRequest:
     sink: OutputSink | None
     member: Member | None = None
     load: int = 0
+    cause: str | None = None
 
 
 class FrontQueue:
@@ -91,6 +93,10 @@ class FrontQueue:
             member.num_requests -= 1
             member.num_sequences -= request.params.n
             member.load -= request.load
+
+    def sent_to(self, member: Member) -> list[FrontRequest]:
+        """The unfinished requests that a replica was given."""
+        return [request for request in self._requests.values() if request.member is member]
 
     def send_while_there_is_room(self, members: Sequence[Member]) -> None:
         """Send requests off, first come first, as long as one of `members` can do with more."""

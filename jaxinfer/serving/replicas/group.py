@@ -4,6 +4,7 @@ import collections
 import logging
 import queue
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,8 +29,8 @@ class EngineGroup:
     to the callers in the thread that calls `step`. Requests without a seed draw theirs here, in the
     order in which they come, so that outputs do not depend on which replica made them.
 
-    A replica whose device can't be set up again after a failure is left out from then on: its
-    requests end with the reason "error", the others' go on.
+    A replica whose step raises what its engine can't contain is left out from then on: its requests
+    end with the reason "error", the others' go on.
 
     Args:
         started: the replicas' engines.
@@ -201,10 +202,25 @@ class EngineGroup:
                 continue
             if output.finished:
                 self._front.remove(request_id)
-            if request.sink is None:
-                self._outputs.append(output)
-            else:
-                request.sink(output)
+            self._hand_out(request, output)
+
+    def _hand_out(self, request: FrontRequest, output: RequestOutput) -> None:
+        """Give a caller its output; a sink that raises ends its request, and hears of that once."""
+        if request.sink is None:
+            self._outputs.append(output)
+            return
+        if request.cause is not None:
+            if not output.finished:
+                return
+            output.error = request.cause
+        name = request.group.request_id
+        try:
+            request.sink(output)
+        except Exception as error:
+            logger.warning("request %s ends with an error", name, exc_info=error)
+            if request.cause is None:
+                request.cause = f"{type(error).__name__}: {error}"
+                self.abort(name)
 
     def _alive(self) -> list[Member]:
         return [member for member in self._members if member.index not in self._dead]
@@ -218,13 +234,25 @@ class EngineGroup:
                 logger.error(
                     "replica %d of %d is left out: %s", member.index, len(self._members), failure
                 )
-                member.replica.call(lambda: None)  # what was posted meanwhile gets its errors too
-                self._deliver()
+                self._end_all_of(member, f"its replica failed: {failure}")
         if not self._alive():
             self._front.send_all(self._members[:1])  # where they get their errors
-            self._members[0].replica.call(lambda: None)
-            self._deliver()
+            self._end_all_of(self._members[0], str(self._members[0].replica.failure))
             self._check_alive()
+
+    def _end_all_of(self, member: Member, reason: str) -> None:
+        """End what a dead replica has, by its engine as far as that still works."""
+        engine = member.replica.engine
+        try:
+            # What was posted meanwhile comes before this.
+            member.replica.call(lambda: engine.give_up(reason))
+        except Exception as error:
+            logger.error("replica %d can't end its requests", member.index, exc_info=error)
+        self._deliver()
+        for request in self._front.sent_to(member):
+            self._front.remove(request.group.request_id)
+            if (output := request.group.error_output(reason, time.monotonic())) is not None:
+                self._hand_out(request, output)
 
     def _check_alive(self) -> None:
         if self._is_closed:

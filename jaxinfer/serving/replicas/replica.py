@@ -4,14 +4,11 @@ Whoever runs an engine is the only one that touches it: others post what is to b
 that is done between two steps, in order.
 """
 
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from jaxinfer.serving.engine import Engine
-
-Action = Callable[[], Any]
+from jaxinfer.serving.owner_thread import Action, OwnerThread
 
 _MOST_STEPS_IN_A_ROW = 8
 
@@ -62,10 +59,8 @@ class ReplicaInTurn:
         """One step, now."""
         try:
             self.engine.step()
-        except BaseException as error:
+        except BaseException as error:  # the group says what becomes of a dead engine
             self.failure = error
-            if not isinstance(error, Exception):  # Ctrl-C in mid-step is the caller's
-                raise
 
     def post(self, action: Action) -> None:
         """Do it now."""
@@ -101,11 +96,8 @@ class ReplicaThread:
         self.failure: BaseException | None = None
         self._wake = wake
         self._wants_to_go_on = wants_to_go_on
-        self._inbox: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
         self._num_asked = self._num_ended = 0
-        # A daemon: a program that never closes its LLM must still be able to end.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._owner = OwnerThread(name)
 
     @property
     def is_stepping(self) -> bool:
@@ -115,44 +107,27 @@ class ReplicaThread:
     def step(self) -> None:
         """Ask for steps; `wake` is called when they have ended."""
         self._num_asked += 1
-        self._inbox.put(self._step)
+        self._owner.post(self._step)
 
     def post(self, action: Action) -> None:
         """Do it in the thread; it must not raise."""
-        self._inbox.put(action)
+        self._owner.post(action)
 
     def call(self, action: Action) -> Any:
         """Do it in the thread and wait for that."""
-        outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-        def attempt() -> None:
-            try:
-                outcome.put((action(), None))
-            except BaseException as error:  # raised where it was asked for
-                outcome.put((None, error))
-
-        self._inbox.put(attempt)
-        result, error = outcome.get()
-        if error is not None:
-            raise error
-        return result
+        return self._owner.call(action)
 
     def close(self) -> None:
         """End the thread; may be called again."""
-        self._inbox.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (action := self._inbox.get()) is not None:
-            action()
+        self._owner.end()
+        self._owner.join()
 
     def _step(self) -> None:
         """Step until somebody should hear of it; each round through the caller's thread costs."""
         try:
             for _ in range(_MOST_STEPS_IN_A_ROW):
                 self.engine.step()
-                if not (self._inbox.empty() and self.engine.has_unfinished):
+                if self._owner.has_mail or not self.engine.has_unfinished:
                     break
                 if not self._wants_to_go_on():
                     break

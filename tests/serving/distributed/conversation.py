@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import threading
 from typing import Any
 
 import jax
@@ -147,7 +148,7 @@ def interrupted(llm: LLM) -> bool:
         steps += 1
         original()
         if steps == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     engine.step = step
     try:

@@ -1,6 +1,5 @@
 """A group of replicas on toy devices: no request knows that there are several."""
 
-import asyncio
 import random
 import threading
 from types import SimpleNamespace
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 
 from jaxinfer.errors import CapacityError, StepError
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.async_driver import AsyncDriver
 from jaxinfer.serving.engine_start import StartedEngine
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.replicas.group import EngineGroup
-from jaxinfer.serving.sync_driver import SyncDriver
 from tests.serving.fake_runner import continuation
 from tests.serving.test_engine import VOCAB, Setup
 
@@ -317,57 +314,6 @@ def test_closing_aborts_what_runs(threads):
     group.engine.close()
     with pytest.raises(RuntimeError, match="closed"):
         group.engine.step()
-
-
-def test_two_threads_may_wait_for_one_group(threads):
-    with Group(threads=threads) as group:
-        driver = SyncDriver(group.engine, threading.RLock())
-        results = {}
-
-        def work(name):
-            ids = [f"{name}{i}" for i in range(10)]
-            prompts = [Prompt([ord(name), i]) for i in range(10)]
-            results[name] = driver.run(ids, prompts, [GREEDY] * 10, show_progress=False)
-
-        workers = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    for name in "ab":
-        expected = [continuation([ord(name), i], 5, VOCAB) for i in range(10)]
-        assert [output.outputs[0].token_ids for output in results[name]] == expected
-
-
-def test_many_tasks_stream_from_one_group(threads):
-    async def collect(driver, i):
-        stream = driver.stream(str(i), Prompt([i]), GREEDY)
-        return [token async for output in stream for token in output.outputs[0].token_ids]
-
-    async def main(driver):
-        return await asyncio.gather(*[collect(driver, i) for i in range(20)])
-
-    with Group(threads=threads) as group:
-        driver = AsyncDriver(group.engine, threading.RLock())
-        answers = asyncio.run(main(driver))
-        driver.stop()
-    assert answers == [continuation([i], 5, VOCAB) for i in range(20)]
-
-
-def test_an_interrupt_in_mid_step_of_one_replica_is_raised_and_the_others_go_on(monkeypatch):
-    with Group(2, threads=False) as group:
-        group.add("a", [1])
-        group.add("b", [2])
-
-        def interrupt(schedule):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(group.setups[0].runner, "launch", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            group.engine.step()
-        outputs = group.run()
-    assert outputs["a"].outputs[0].finish_reason == "error"
-    assert outputs["b"].outputs[0].token_ids == continuation([2], 5, VOCAB)
 
 
 @settings(max_examples=25, deadline=None)

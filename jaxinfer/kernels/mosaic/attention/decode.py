@@ -49,6 +49,7 @@ from jaxinfer.kernels.mosaic.pages import (
     Ref,
     Scalar,
     Tiling,
+    check_pool,
     on_warps,
     zero_rows_after,
 )
@@ -143,6 +144,7 @@ def paged_decode_attention(
     W = block_tables.shape[1]
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
+    check_pool(k_pages)
     N = _columns(H // K)
     shares = shared is not None
     if shares:
@@ -234,8 +236,9 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
     N, D, block_kv, stages = p.columns, p.D, config.block_kv, config.stages
     filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
     free = plgpu.Barrier(num_barriers=stages)
-    # The last axis runs fastest: heads of one page, neighbours in memory, are read together.
-    grid = {"row": shapes[3].shape[0], "split": config.num_splits, "kv_head": p.K}
+    # The last axis runs fastest, so heads of one page, neighbours in memory, are read together. It
+    # also takes the rows: CUDA's other axes end at 65,535.
+    grid = {"split": config.num_splits, "row_and_head": shapes[3].shape[0] * p.K}
     cluster = {"split": grid.pop("split")} if config.in_cluster else {}
     return plgpu.kernel(
         functools.partial(_block, p),
@@ -278,7 +281,8 @@ class _Span:
 
 
 def _span(p: _Problem, lengths: Ref) -> _Span:
-    row, kv_head = lax.axis_index("row"), lax.axis_index("kv_head")
+    row_and_head = lax.axis_index("row_and_head")
+    row, kv_head = row_and_head // p.K, row_and_head % p.K
     length = lengths[row]
     block_kv = p.config.block_kv
     first_visible = jnp.int32(0) if p.window is None else jnp.maximum(length - p.window, 0)

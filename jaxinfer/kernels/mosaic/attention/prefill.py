@@ -43,18 +43,19 @@ from jaxinfer.kernels.mosaic.attention.prefill_items import (
 )
 from jaxinfer.kernels.mosaic.attention.stream import stream_tiles
 from jaxinfer.kernels.mosaic.attention.work_list import Field, work_list
-from jaxinfer.kernels.mosaic.built_for import call_built_for
+from jaxinfer.kernels.mosaic.built_for import at_least, call_built_for
 from jaxinfer.kernels.mosaic.pages import (
     SWIZZLED,
     Ref,
     Scalar,
     Tiling,
+    check_pool,
     on_warps,
     zero_rows_after,
 )
+from jaxinfer.kernels.page_limit import most_pages
 
-_MOST = (65_536, 2**20, 2**20, 4096, 8192, 1)
-"""First dimensions that a kernel serves: tokens, pages twice, rows, lines of work, their count."""
+_TOKENS, _ROWS, _LINES = 2**24, 65_536, 2**19  # that one kernel serves
 _LOG2_E = math.log2(math.e)
 _WGMMA = plgpu.Layout.WGMMA
 
@@ -94,6 +95,7 @@ def paged_prefill_attention(
     S, K = k_pages.shape[1:3]
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
+    check_pool(k_pages)
     config = config or PrefillConfig()
     tiling = Tiling(config.block_kv, S, block_tables.shape[1])
     p = Problem(H, K, D, tiling, config, window, scale, jnp.dtype(q.dtype))
@@ -114,15 +116,14 @@ def paged_prefill_attention(
 
 
 def _built_for(p: Problem, args: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes that serve any number of tokens, pages and rows up to those of `_MOST`.
+    """Shapes that serve any number of tokens, pages and rows.
 
     Tiles of queries must lie inside the array, for the copy engine would not notice their end.
     """
-    most = _MOST if args[0].shape[0] >= p.queries else [0] * len(_MOST)
-    return tuple(
-        jax.ShapeDtypeStruct((max(first, arg.shape[0]), *arg.shape[1:]), arg.dtype)
-        for first, arg in zip(most, args, strict=True)
-    )
+    if args[0].shape[0] < p.queries:
+        return at_least([0] * len(args), args)
+    pages = most_pages(p.tiling.page_size, p.K)
+    return at_least((_TOKENS, pages, pages, _ROWS, _LINES, 1), args)
 
 
 def _launch(p: Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):

@@ -23,9 +23,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.mosaic.attention.stream import stream_tiles
-from jaxinfer.kernels.mosaic.built_for import call_built_for
+from jaxinfer.kernels.mosaic.built_for import at_least, call_built_for
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, Tiling, on_warps
 from jaxinfer.kernels.mosaic.rows import store_anyhow
+from jaxinfer.kernels.page_limit import most_pages
 from jaxinfer.kernels.shared_prefix import (
     KEYS,
     QUERIES,
@@ -37,8 +38,7 @@ _LOG2_E = math.log2(math.e)
 _WGMMA = plgpu.Layout.WGMMA
 _STAGES = 3
 _BLOCKS = 264  # two on each of an H200's multiprocessors
-_MOST = (4096, 2**20, 2**20, 4096, 4096, 1)
-"""First dimensions that one kernel serves: rows, pages twice, tables, units, their number."""
+_ROWS = _UNITS = 65_536  # that one kernel serves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +86,10 @@ def attend_shared(
     tiling = Tiling(KEYS, S, block_tables.shape[1])
     p = _Problem(H, K, D, tiling, scale, jnp.dtype(q.dtype))
     args = (q, k_pages, v_pages, block_tables, shared.units, shared.num_units)
-    most = tuple(
-        jax.ShapeDtypeStruct((first, *arg.shape[1:]), arg.dtype)
-        for first, arg in zip(_MOST, args, strict=True)
-    )
+    pages = most_pages(S, K)
+    built = at_least((_ROWS, pages, pages, _ROWS, _UNITS, 1), args)
     out = _out_type(p, shared.units.shape[0])
-    return call_built_for(_launch, p, most, args, out, name="attend_shared")
+    return call_built_for(_launch, p, built, args, out, name="attend_shared")
 
 
 def _out_type(p: _Problem, units: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -8,8 +8,9 @@ be recorded anew at each launch as one with NCCL's kernels must.
 Each GPU owns a *mailbox*, which the others know by its address (`mailbox_bytes`, zeroed once): a
 count of sums and flags for each block of threads, and two halves of data. Sum n uses half n % 2, so
 that what a GPU still reads in sum n is not overwritten before sum n + 2, for which all must have
-finished sum n. Flags hold n, hence never need to be cleared. Blocks of threads know nothing of each
-other: block i of one GPU talks to the blocks i of the others alone.
+finished sum n. Flags hold n, hence never need to be cleared; `instructions.py` says how n goes
+round. Blocks of threads know nothing of each other: block i of one GPU talks to the blocks i of the
+others alone.
 
 GPUs that differ in bit d - 1, d = 1 to N - 1, are partners at distance d (rank XOR d), so both name
 each other the same, and a tree over the distances adds in the same order on all: their sums are
@@ -80,7 +81,7 @@ def all_reduce(
 
     To be called inside `shard_map`. All GPUs must call it equally often, in the same order, with
     the same shapes, and one GPU must run one at a time: each should depend on the one before. A GPU
-    whose partner does not come waits for it without end.
+    whose partner does not come returns NaN after some time: see `instructions.py`.
 
     Args:
         x: bfloat16 or float16.

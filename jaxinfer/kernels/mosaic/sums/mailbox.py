@@ -23,56 +23,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith
 
 from jaxinfer.kernels.mosaic.pages import Ref, RegisterLayout, Scalar
-from jaxinfer.kernels.mosaic.sums import ptx
+from jaxinfer.kernels.mosaic.sums import instructions, ptx
 from jaxinfer.kernels.mosaic.sums.ptx import Word
 
 type Offset = Any
 """A number of bytes, or of blocks: a `Word` in a kernel, or an int."""
-
-_STORE = "st.relaxed.sys.global.v4.b32 [$0], {$1, $2, $3, $4};"
-_LOAD = "ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];"
-_COUNT = "ld.relaxed.sys.global.b32 $0, [$1];"
-_FIRST = "{ .reg .pred first; setp.eq.u32 first, $2, 0; @first %s [$0], $1; }"
-_KEEP = _FIRST % "st.relaxed.sys.global.b32"
-_RAISE = _FIRST % "st.release.sys.global.b32"
-# Only the first thread looks; the others wait for it at the next barrier.
-_AWAIT = """{
-    .reg .pred other, early;
-    .reg .b32 flag;
-    setp.ne.u32 other, $2, 0;
-    @other bra DONE;
-LOOK:
-    ld.acquire.sys.global.b32 flag, [$0];
-    sub.s32 flag, flag, $1;
-    setp.lt.s32 early, flag, 0;
-    @early bra LOOK;
-DONE:
-}"""
-# Each 8 bytes are stored and loaded whole, for they are one element of the vector.
-_POST = """{
-    .reg .pred other;
-    .reg .b64 left, right;
-    setp.ge.u32 other, $4, $5;
-    mov.b64 left, {$1, $3};
-    mov.b64 right, {$2, $3};
-    @!other st.relaxed.sys.global.v2.b64 [$0], {left, right};
-}"""
-_RECEIVE = """{
-    .reg .pred early, other;
-    .reg .b32 number;
-    .reg .b64 left, right;
-    setp.ge.u32 other, $4, $5;
-    @other bra DONE;
-LOOK:
-    ld.relaxed.sys.global.v2.b64 {left, right}, [$2];
-    mov.b64 {$0, number}, left;
-    setp.ne.b32 early, number, $3;
-    @early bra LOOK;
-    mov.b64 {$1, number}, right;
-    setp.ne.b32 early, number, $3;
-    @early bra LOOK;
-DONE:
-}"""
 
 _THREADS = 128  # that take part in an exchange: a warpgroup
 MOST_BLOCKS = 128  # fewer than there are multiprocessors, so that all run at once
@@ -85,7 +40,8 @@ class Mailbox:
     """Where what lies in a mailbox, as offsets in bytes.
 
     It begins with a count of exchanges for each block of threads, and for each partner a flag; then
-    come letters and lines, in two halves for odd and even exchanges.
+    come the time of the last wait that gave up, and letters and lines, in two halves for odd and
+    even exchanges.
 
     Attributes:
         num_devices: N.
@@ -107,8 +63,13 @@ class Mailbox:
         return self._lines + self._places * self.num_lines * self.line_bytes
 
     @property
-    def _letters(self) -> int:
+    def given_up(self) -> int:
+        """When one of this GPU's waits last ended without its partner: nanoseconds, 64 bits."""
         return 4 * self.num_devices * self.num_blocks
+
+    @property
+    def _letters(self) -> int:
+        return self.given_up + 16
 
     @property
     def _lines(self) -> int:
@@ -178,8 +139,7 @@ def open_exchange(mailbox: Mailbox, block: Scalar, peers: Ref) -> Opened:
         del context
         halves = tuple(tuple(ptx.load_element(peers, row, i) for i in (0, 1)) for row in rows)
         count = ptx.address(*halves[0]) + mailbox.count(ptx.widened(ptx.word_of(block)))
-        (exchanges,) = ptx.asm(_COUNT, "=r,l", [count], 1)
-        number = arith.addi(exchanges, ptx.constant(1, 32))
+        (number,) = ptx.asm(instructions.COUNT, "=r,l", [count], 1)
         return [ptx.scalar(word) for word in (number, *itertools.chain(*halves))]
 
     number, bases = load(block, peers)  # pyright: ignore[reportCallIssue]
@@ -207,7 +167,7 @@ def trade(
             return has no meaning.
 
     Returns:
-        The values of the partners at distance 1, 2, ...
+        The values of the partners at distance 1, 2, ...; NaN from one that did not come.
     """
     received = plgpu.ShapeDtypeStruct(values.shape, values.dtype, layout=layout)
     distances = range(1, mailbox.num_devices)
@@ -257,12 +217,17 @@ class _Post:
         return range(1, self.mailbox.num_devices)
 
     @property
+    def given_up(self) -> Word:
+        """Address of the time at which a wait of this GPU last gave up."""
+        return self.bases[0] + self.mailbox.given_up
+
+    @property
     def _own_count(self) -> Word:
         return self.bases[0] + self.mailbox.count(self.block)
 
     def keep_number(self) -> None:
         """Count this exchange; all threads of the block have read the count."""
-        ptx.asm(_KEEP, "l,r,r", [self._own_count, self.number, self.thread])
+        ptx.asm(instructions.KEEP, "l,r,r", [self._own_count, self.number, self.thread])
 
     def flag(self, base: Word, distance: int) -> Word:
         """Address of a flag in the mailbox at `base`."""
@@ -287,16 +252,18 @@ def _letters(num_threads: int, post: _Post, sent: list[list[Any]]) -> list[list[
             place = post.letter(post.bases[distance], distance, i)
             for part in (0, 1):
                 pair = words[2 * part : 2 * part + 2]
-                ptx.asm(_POST, "l,r,r,r,r,r", [place + 16 * part, *pair, post.number, *who])
+                letters = [place + 16 * part, *pair, post.number, *who]
+                ptx.asm(instructions.POST, "l,r,r,r,r,r", letters)
     ptx.warpgroup_barrier()
     post.keep_number()
+    awaited = [post.number, *who, post.given_up]
     received = []
     for distance in post.distances:
         lines = []
         for i in range(len(sent)):
             place = post.letter(post.bases[0], distance, i)
             pairs = [
-                ptx.asm(_RECEIVE, "=&r,=&r,l,r,r,r", [place + 16 * part, post.number, *who], 2)
+                ptx.asm(instructions.RECEIVE, "=&r,=&r,l,r,r,r,l", [place + 16 * part, *awaited], 2)
                 for part in (0, 1)
             ]
             lines.append(pairs[0] + pairs[1])
@@ -309,19 +276,18 @@ def _lines(post: _Post, sent: list[list[Any]]) -> list[list[list[Any]]]:
     for distance in post.distances:
         for i, words in enumerate(sent):
             place = post.line(post.bases[distance], distance, i)
-            ptx.asm(_STORE, "l,r,r,r,r", [place, *words])
+            ptx.asm(instructions.STORE, "l,r,r,r,r", [place, *words])
     ptx.warpgroup_barrier()
     post.keep_number()
     for distance in post.distances:
         flag = post.flag(post.bases[distance], distance)
-        ptx.asm(_RAISE, "l,r,r", [flag, post.number, post.thread])
+        ptx.asm(instructions.RAISE, "l,r,r", [flag, post.number, post.thread])
+    received = []
     for distance in post.distances:
-        ptx.asm(_AWAIT, "l,r,r", [post.flag(post.bases[0], distance), post.number, post.thread])
-    ptx.warpgroup_barrier()
-    return [
-        [
-            ptx.asm(_LOAD, "=r,=r,=r,=r,l", [post.line(post.bases[0], distance, i)], 4)
-            for i in range(len(sent))
-        ]
-        for distance in post.distances
-    ]
+        awaited = [post.flag(post.bases[0], distance), post.number, post.given_up]
+        # All ones of a NaN where the partner did not come, else zeros.
+        (nan,) = ptx.asm(instructions.AWAIT, "=&r,l,r,l", awaited, 1)
+        places = [post.line(post.bases[0], distance, i) for i in range(len(sent))]
+        loaded = [ptx.asm(instructions.LOAD, "=r,=r,=r,=r,l", [place], 4) for place in places]
+        received.append([[arith.ori(word, nan) for word in words] for words in loaded])
+    return received

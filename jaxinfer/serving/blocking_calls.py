@@ -1,0 +1,112 @@
+"""Callers that wait for an engine's thread: whole batches, and one request piece by piece."""
+
+import queue
+from collections.abc import Iterator, Sequence
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.driver import EngineDriver
+from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.new_request import NewRequest
+from jaxinfer.serving.progress import ProgressBar
+
+_Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
+
+
+def run_requests(
+    driver: EngineDriver,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    *,
+    show_progress: bool,
+    prefill_only: bool = False,
+) -> list[RequestOutput]:
+    """Run requests to their end.
+
+    Args:
+        driver: runs them.
+        prompts: one for each.
+        params: one for each.
+        show_progress: a progress bar on stderr.
+        prefill_only: sample nothing.
+
+    Returns:
+        Their outputs, in order.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; these requests are aborted, the engine goes on.
+        Exception: what the engine refuses or fails with.
+    """
+    box: _Box = queue.SimpleQueue()
+    requests = [
+        NewRequest(
+            key=(key := driver.new_key()),
+            label=key,
+            prompt=prompt,
+            params=entry,
+            kind="final",
+            put=lambda item, i=i: box.put((i, item)),
+            prefill_only=prefill_only,
+        )
+        for i, (prompt, entry) in enumerate(zip(prompts, params, strict=True))
+    ]
+    try:
+        driver.submit(requests)
+        return _gather(driver, box, len(requests), show_progress=show_progress)
+    except BaseException:
+        driver.cancel([request.key for request in requests])
+        raise
+
+
+def stream_request(
+    driver: EngineDriver, prompt: Prompt, params: SamplingParams, *, keeps: object = None
+) -> Iterator[RequestOutput]:
+    """Run one request and yield what is new after each step that brought something.
+
+    Closing the iterator, or dropping it, aborts the request.
+
+    Args:
+        driver: runs it.
+        prompt: what is completed.
+        params: how.
+        keeps: what must live as long as the stream, because its end would close the engine.
+    """
+    box: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
+    key = driver.new_key()
+    finished = False
+    try:
+        driver.submit(
+            [
+                NewRequest(
+                    key=key, label=key, prompt=prompt, params=params, kind="delta", put=box.put
+                )
+            ]
+        )
+        while not finished:
+            item = driver.owner.wait_for(box)
+            if isinstance(item, BaseException):
+                finished = True
+                raise item
+            finished = item.finished
+            yield item
+    finally:
+        if not finished:
+            driver.cancel([key])
+
+
+def _gather(
+    driver: EngineDriver, box: _Box, count: int, *, show_progress: bool
+) -> list[RequestOutput]:
+    """The last output of each request, as they come; shows how fast that goes."""
+    outputs: dict[int, RequestOutput] = {}
+    num_tokens = 0
+    with ProgressBar(count, "Processed prompts", enabled=show_progress) as bar:
+        while len(outputs) < count:
+            i, item = driver.owner.wait_for(box)
+            if isinstance(item, BaseException):
+                raise item
+            outputs[i] = item
+            num_tokens += sum(len(completion.token_ids) for completion in item.outputs)
+            bar.set_postfix(f"{num_tokens / (bar.elapsed or 1e-9):.0f} output tok/s")
+            bar.update()
+    return [outputs[i] for i in range(count)]

@@ -1,0 +1,98 @@
+"""A progress bar on stderr whose failures end the bar and never the work that it shows."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+
+class ProgressBar:
+    """Counts what is done, in a ``with`` block.
+
+    Whatever the terminal raises (a closed pipe, a closed file, a replacement of `sys.stderr` that
+    fails), the bar is shown no more and nothing else happens.
+
+    Args:
+        total: what there is to do; None if `advance_to` will say.
+        description: stands before the bar.
+        enabled: False shows nothing.
+        unit: what is counted.
+        unit_scale: whether numbers are shortened with k, M, G.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        description: str,
+        *,
+        enabled: bool,
+        unit: str = "it",
+        unit_scale: bool = False,
+    ) -> None:
+        self._start = time.perf_counter()
+        self._bar: _Bar | None = None
+        if enabled:
+            with self._ending_on_failure():
+                self._bar = _Bar(
+                    total=total,
+                    desc=description,
+                    unit=unit,
+                    unit_scale=unit_scale,
+                    miniters=1,  # or tqdm's own thread would write, too, and raise there
+                )
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the bar was made."""
+        return time.perf_counter() - self._start
+
+    def update(self, n: int = 1) -> None:
+        """Count `n` more."""
+        with self._ending_on_failure():
+            if self._bar is not None:
+                self._bar.update(n)
+
+    def advance_to(self, done: int, total: int) -> None:
+        """Count up to `done` of `total`, for work whose size is known late."""
+        with self._ending_on_failure():
+            if self._bar is not None:
+                self._bar.total = total
+                self._bar.update(done - self._bar.n)
+
+    def set_postfix(self, text: str) -> None:
+        """Show `text` after the bar from the next update on."""
+        with self._ending_on_failure():
+            if self._bar is not None:
+                self._bar.set_postfix_str(text, refresh=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        with self._ending_on_failure():
+            if self._bar is not None:
+                self._bar.close()
+
+    @contextlib.contextmanager
+    def _ending_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # the stream is the user's and may raise anything
+            bar, self._bar = self._bar, None
+            if bar is not None:
+                bar.disable = True  # or it would write once more when it is collected
+
+
+class _Bar(tqdm):
+    def refresh(self, nolock: bool = False, lock_args: Any = None) -> None:
+        """As tqdm's, which would keep the lock of all bars forever when its stream raises."""
+        with self.get_lock():
+            super().refresh(nolock=True, lock_args=lock_args)
