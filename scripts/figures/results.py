@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.measure.machine import describe_machine, git_commit
+from scripts.gpu_gate.source_tree import package_tree_id
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -> Path:
-    """Write figures with machine, versions, commit, time and command.
+    """Write figures with machine, versions, commit, source tree, time and command.
 
     Args:
         kind: what was measured, for the file's name ("W1-0.6b").
@@ -31,6 +32,7 @@ def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -
         "kind": kind,
         "time": now.isoformat(timespec="seconds"),
         "commit": git_commit(ROOT),
+        "tree": package_tree_id(),
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine,
         **figures,

@@ -152,7 +152,7 @@ def test_a_kept_record_names_machine_commit_and_command(tmp_path):
     (record,) = load_results(tmp_path)
     assert path.name.endswith("-w1-0.6b.json")
     assert record["figure"] == 3
-    assert {"kind", "time", "commit", "command", "machine"} <= record.keys()
+    assert {"kind", "time", "commit", "tree", "command", "machine"} <= record.keys()
 
 
 def test_results_are_kept_in_the_repository():
