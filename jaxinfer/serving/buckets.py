@@ -134,8 +134,8 @@ class Buckets:
 
     def is_wide(self, shape: DecodeShape) -> bool:
         """Whether a decode bucket is for longer contexts than others of as many rows."""
-        has_two = len(self.widths) > 1 and shape.rows > _MOST_ROWS_OF_ONE_WIDTH
-        return has_two and shape.width == self.widths[-1]
+        *narrower, widest = self.widths
+        return bool(narrower) and shape.rows > _MOST_ROWS_OF_ONE_WIDTH and shape.width == widest
 
     def _widths_of(self, rows: int) -> Sequence[int]:
         """Widths that a decode batch of one size comes in."""

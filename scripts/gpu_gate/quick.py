@@ -48,9 +48,7 @@ def run_quick(num_devices: int) -> Result:
     with tempfile.TemporaryDirectory() as cache:
         starts, rows = _starts(cache, deadline)
         expected = starts["bundled cold"] or {}
-        parts = [
-            lambda: _part("behaviours", _task("behaviours", f"{cache}/bundled"), deadline)
-        ]
+        parts = [lambda: _part("behaviours", _task("behaviours", f"{cache}/bundled"), deadline)]
         if num_devices > 1:
             task = _task("devices", f"{cache}/devices", **_SMALL_ENGINE)
             parts.append(lambda: _part("devices", task, deadline, _SMALL_SHARE))
