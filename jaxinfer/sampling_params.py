@@ -1,6 +1,7 @@
 """How one request wants its tokens chosen: the fields of vLLM's SamplingParams, checked at once."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, no_type_check
@@ -43,12 +44,15 @@ _GENERATION_CONFIG_FIELDS = {
 
 
 @no_type_check  # its fields check themselves, by name; run-time checkers would come first
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class SamplingParams:
     """What to sample, when to stop, and what to report, for one request.
 
-    Every field is checked at construction; the error names the field. Sequences are stored as
-    tuples. Booleans are not numbers here, and strings are never converted.
+    Every field is checked, together with the others, at construction and at assignment; the error
+    names the field, and a refused assignment changes nothing. Sequences are stored as tuples.
+    Booleans are not numbers here, and strings are never converted. A request takes a copy, so that
+    assignments change later requests only. The hash changes with the fields: keep parameters that
+    are assigned to out of sets.
 
     Attributes:
         n: Number of completions of each prompt, 1 to 1024. With greedy decoding all are the same.
@@ -84,6 +88,7 @@ class SamplingParams:
 
     Raises:
         TypeError: A field has the wrong type.
+        AttributeError: There is no field of the name that is assigned to.
         ValueError: A field is outside its range or two fields contradict each other.
     """
 
@@ -175,6 +180,19 @@ class SamplingParams:
             put("allowed_token_ids", allowed)
         if self.logit_bias is not None:
             put("logit_bias", check_bias(self.logit_bias, MAX_LOGIT_BIAS, MAX_BIAS))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            nearest = difflib.get_close_matches(name, self.__dataclass_fields__, n=1, cutoff=0.75)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise AttributeError(f"SamplingParams has no field {name!r}{hint}")
+        if name not in vars(self):  # under construction
+            self._put(name, value)
+        else:
+            vars(self).update(vars(self.clone(**{name: value})))
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"SamplingParams: {name} can't be deleted; assign a value")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -15,12 +15,12 @@ from jaxinfer.outputs import RequestOutput, ScoreOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
+from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.driver import EngineDriver, wait_for_closing
-from jaxinfer.serving.inputs import Prompt, match_params
-from jaxinfer.serving.loading import ModelSource, load_engine, say
+from jaxinfer.serving.loading import ModelSource, load_engine
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
@@ -116,7 +116,7 @@ class LLM:
         self._loaded = loaded
         self._engine = loaded.engine
         self._reader = loaded.reader
-        self._said_defaults = False
+        self._arguments = CallArguments(self.engine_config, loaded)
         close_tokenizer = None if own or loaded.tokenizer is None else loaded.tokenizer.close
         self._driver = None
         if self.follows:
@@ -184,8 +184,8 @@ class LLM:
         return not self._finalizer.alive
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used when a call gives no sampling parameters; from `generation_config.json`."""
-        return self._loaded.default_params
+        """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
+        return self._loaded.default_params.clone()
 
     def generate(
         self,
@@ -211,7 +211,7 @@ class LLM:
         """
         driver = self._open_driver
         checked = self._reader.read(prompts)
-        params = self._match(sampling_params, len(checked))
+        params = self._arguments.params(sampling_params, len(checked))
         return run_requests(driver, checked, params, show_progress=use_tqdm)
 
     def chat(
@@ -238,7 +238,8 @@ class LLM:
             enable_thinking: whether the model may think first; None is the template's default.
             tools: JSON schemas of functions that the model may call.
             chat_template: a template's text to use in place of the model's.
-            chat_template_kwargs: further names for the template.
+            chat_template_kwargs: further names for the template; an argument above that is named
+                here, too, has the value that it has here.
 
         Raises:
             TypeError: messages or tools are not plain JSON data.
@@ -253,7 +254,7 @@ class LLM:
             enable_thinking=enable_thinking,
             tools=tools,
             chat_template=chat_template,
-            **(chat_template_kwargs or {}),
+            chat_template_kwargs=chat_template_kwargs,
         )
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -274,7 +275,7 @@ class LLM:
             TypeError, ValueError: as in `generate`, at once.
         """
         driver = self._open_driver
-        checked, params = self._one(prompt, sampling_params)
+        checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request(driver, checked, params, keeps=self)
 
     def astream(
@@ -297,7 +298,7 @@ class LLM:
                 in the iteration.
         """
         driver = self._open_driver
-        checked, params = self._one(prompt, sampling_params)
+        checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request_async(driver, checked, params, request_id, keeps=self)
 
     def score(self, inputs: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
@@ -338,7 +339,7 @@ class LLM:
         driver = self._open_driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
-        checked, params = self._one(prompt, sampling_params)
+        checked, params = self._arguments.one(prompt, sampling_params)
         driver.add_by_hand(
             NewRequest(
                 key=driver.new_key(),
@@ -410,23 +411,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _one(self, prompt: Any, params: SamplingParams | None) -> tuple[Prompt, SamplingParams]:
-        checked = self._reader.read(prompt)
-        if len(checked) != 1:
-            raise ValueError(f"expected one prompt, got {len(checked)}; use generate() for several")
-        return checked[0], self._match(params, 1)[0]
-
-    def _match(self, params: Any, count: int) -> list[SamplingParams]:
-        if params is None and not self._said_defaults and self._loaded.generation.values:
-            self._said_defaults = True
-            say(
-                self.engine_config,
-                f"Sampling defaults from {self._loaded.generation.origin}: "
-                f"{self._loaded.default_params.difference()}",
-            )
-        matched = match_params(params, count, self._loaded.default_params)
-        return [self._reader.check_params(entry) for entry in matched]
 
     @property
     def _open_driver(self) -> EngineDriver:

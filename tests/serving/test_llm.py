@@ -184,6 +184,48 @@ def test_chat_takes_a_template_and_names_for_it(llm):
     assert output.prompt == "hi glad"
 
 
+def test_names_for_the_template_win_over_arguments_of_chat(llm):
+    (output,) = llm.chat(
+        [{"role": "user", "content": "hi"}],
+        GREEDY,
+        use_tqdm=False,
+        enable_thinking=True,
+        chat_template_kwargs={"enable_thinking": False},
+    )
+    assert output.prompt.endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "text"),
+    [
+        ({"messages": []}, ValueError, "chat_template_kwargs can't set 'messages'"),
+        ("thinking", TypeError, "chat_template_kwargs must be a dict"),
+        ({1: 2}, TypeError, "chat_template_kwargs must be a dict"),
+    ],
+)
+def test_bad_names_for_the_template_are_one_error(llm, names, kind, text):
+    with pytest.raises(kind, match=text):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, chat_template_kwargs=names)
+
+
+def test_default_parameters_are_the_callers_to_change(llm):
+    params = llm.get_default_sampling_params()
+    params.max_tokens = 3
+    params.temperature = 0.0
+    (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == greedy_reference(PROMPTS[0], 3)
+    assert llm.get_default_sampling_params().max_tokens == 16
+
+
+def test_assignments_leave_requests_alone_that_were_made_before(llm):
+    params = GREEDY.clone()
+    llm.add_request("a", PROMPTS[0], params)
+    params.max_tokens = 2
+    while llm.has_unfinished_requests():
+        outputs = llm.step()
+    assert outputs[-1].outputs[0].token_ids == greedy_reference(PROMPTS[0], 6)
+
+
 def test_a_progress_bar_is_shown_when_asked_for(llm, capsys):
     llm.generate([[1]], GREEDY, use_tqdm=False)
     assert capsys.readouterr().err == ""
@@ -194,6 +236,10 @@ def test_a_progress_bar_is_shown_when_asked_for(llm, capsys):
 def test_chat_refuses_what_is_no_conversation(llm):
     with pytest.raises(TypeError, match="messages must be a list"):
         llm.chat("hi", GREEDY)
+    with pytest.raises(TypeError, match=r"messages must be a list.*NoneType"):
+        llm.chat(None, GREEDY)
+    with pytest.raises(TypeError, match=r"messages\[1\] must be a list.*NoneType"):
+        llm.chat([[{"role": "user", "content": "x"}], None], GREEDY)
     with pytest.raises(ValueError, match="Unexpected role alien"):
         llm.chat([{"role": "alien", "content": "x"}], GREEDY)
 
