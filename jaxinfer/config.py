@@ -73,7 +73,8 @@ class EngineConfig:
         dtype: of weights, activations and KV cache. "auto" is the checkpoint's own dtype on a GPU
             and float32 on a CPU.
         seed: what requests without a seed of their own derive theirs from; in [0, 2**63).
-        max_model_len: most tokens of prompt and output together; None is the model's own limit.
+        max_model_len: most tokens of prompt and output together; None is the model's own limit, or
+            what fits `num_kv_blocks` or, on a CPU, a quarter of the free memory, if that is less.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.

@@ -390,10 +390,12 @@ def _memory_errors_explained() -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         first = str(error).splitlines()[0]
+        settings = "num_kv_blocks or max_model_len"
+        if jax.default_backend() != "cpu":
+            settings = "gpu_memory_utilization or num_kv_blocks"
         raise CapacityError(
             "the device has too little memory for the weights and the KV cache; lower "
-            "gpu_memory_utilization or num_kv_blocks, raise tensor_parallel_size, or end other "
-            f"programs that use it ({first})"
+            f"{settings}, raise tensor_parallel_size, or end other programs that use it ({first})"
         ) from None
 
 

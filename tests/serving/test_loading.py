@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ from jaxinfer.errors import CapacityError, ModelLoadError
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.model.weights import save_params
+from jaxinfer.serving import memory
 from jaxinfer.serving.device_params import describe_params, place_params
 from jaxinfer.serving.loading import ModelSource, choose_mesh
 from tests.model.small_tokenizer import write_tokenizer
@@ -126,12 +128,59 @@ def test_yarn_stretches_what_max_model_len_may_be():
         small_llm(config=stretched, max_model_len=1025)
 
 
+def _free_memory(monkeypatch, size):
+    monkeypatch.setattr(
+        memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=size)
+    )
+
+
+def test_on_a_cpu_the_longest_length_that_fits_is_taken_and_said(monkeypatch, capsys):
+    _free_memory(monkeypatch, 4 * 512 * 150)  # 512 bytes a token; a quarter is taken
+    with small_llm(max_model_len=None, num_kv_blocks=None, show_progress=True) as llm:
+        assert llm.max_model_len == 128
+        assert "max_model_len is 128, the longest that fits" in capsys.readouterr().err
+        (output,) = llm.generate([[1] * 120], GREEDY.clone(max_tokens=None), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 8
+
+
+def test_the_models_own_length_is_taken_in_silence_where_it_fits(monkeypatch, capsys):
+    with small_llm(max_model_len=None, num_kv_blocks=None, show_progress=True) as llm:
+        assert llm.max_model_len == CONFIG.max_position_embeddings
+        assert "longest that fits" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_given_blocks_bound_the_length_that_nobody_gave(replicas):
+    with small_llm(max_model_len=None, num_kv_blocks=9, data_parallel_size=replicas) as llm:
+        assert llm.max_model_len == 128
+        assert [each.runner.max_model_len for each in llm._loaded.replicas] == [128] * replicas
+
+
+def test_replicas_on_a_cpu_have_one_length(monkeypatch):
+    _free_memory(monkeypatch, 4 * 2 * 512 * 150)
+    with small_llm(max_model_len=None, num_kv_blocks=None, data_parallel_size=2) as llm:
+        assert [each.runner.max_model_len for each in llm._loaded.replicas] == [128, 128]
+
+
+def test_a_length_that_does_not_fit_a_cpu_has_advice_for_a_cpu(monkeypatch):
+    _free_memory(monkeypatch, 4 * 512 * 150)
+    with pytest.raises(CapacityError, match=r"most 144, or free memory .* num_kv_blocks=17") as e:
+        small_llm(max_model_len=256, num_kv_blocks=None)
+    assert "gpu" not in str(e.value)
+    small_llm(max_model_len=256, num_kv_blocks=17).close()  # what it advised
+
+
+def test_a_length_that_does_not_fit_the_blocks_given_names_their_number():
+    with pytest.raises(CapacityError, match="at most 128, or raise num_kv_blocks to 17"):
+        small_llm(max_model_len=256, num_kv_blocks=9)
+
+
 def test_too_little_memory_is_one_line_that_says_what_helps(monkeypatch):
     def allocate(programs):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
 
     monkeypatch.setattr("jaxinfer.serving.kv_cache.allocate", allocate)
-    with pytest.raises(CapacityError, match="lower gpu_memory_utilization") as caught:
+    with pytest.raises(CapacityError, match="lower num_kv_blocks or max_model_len") as caught:
         small_llm()
     assert "\n" not in str(caught.value)
 
