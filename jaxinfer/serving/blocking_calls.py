@@ -1,5 +1,6 @@
 """Callers that wait for an engine's thread: whole batches, and one request piece by piece."""
 
+import logging
 import queue
 from collections.abc import Iterator, Sequence
 
@@ -9,6 +10,8 @@ from jaxinfer.serving.driver import EngineDriver
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.progress import ProgressBar
+
+logger = logging.getLogger("jaxinfer")
 
 _Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
 
@@ -21,14 +24,14 @@ def run_requests(
     show_progress: bool,
     prefill_only: bool = False,
 ) -> list[RequestOutput]:
-    """Run requests to their end.
+    """Run requests to their end; one warning tells of those that failed.
 
     Args:
         driver: runs them.
         prompts: one for each.
         params: one for each.
         show_progress: a progress bar on stderr.
-        prefill_only: sample nothing.
+        prefill_only: sample nothing, and leave failures to the caller.
 
     Returns:
         Their outputs, in order.
@@ -52,10 +55,13 @@ def run_requests(
     ]
     try:
         driver.submit(requests)
-        return _gather(driver, box, len(requests), show_progress=show_progress)
+        outputs = _gather(driver, box, len(requests), show_progress=show_progress)
     except BaseException:
         driver.cancel([request.key for request in requests])
         raise
+    if not prefill_only:
+        _warn_of_failures(outputs)
+    return outputs
 
 
 def stream_request(
@@ -92,6 +98,18 @@ def stream_request(
     finally:
         if not finished:
             driver.cancel([key])
+
+
+def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
+    """Say once how many requests ended with an error: their texts don't show it."""
+    failed = [(i, output.error) for i, output in enumerate(outputs) if output.error is not None]
+    if failed:
+        i, cause = failed[0]
+        logger.warning(
+            "%d of %d requests failed; the first, prompts[%d]: %s (each output's .error has its "
+            "cause)",
+            *(len(failed), len(outputs), i, cause),
+        )
 
 
 def _gather(

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int32
 from jaxinfer.model.qwen3 import final_hidden, lm_head
 from jaxinfer.sampling_params import MAX_LOGPROBS, SamplingMode
 from jaxinfer.serving.layout import DecodeShape
+from jaxinfer.serving.result import LEFT_VOCAB
 from jaxinfer.serving.sampler import StepOutput, advance, sample
 from jaxinfer.serving.sampling.layout import SamplingArrays
 from jaxinfer.serving.sampling.logprobs import ranks, top_tokens
@@ -185,7 +186,10 @@ def _pack(output: StepOutput) -> jax.Array:
     def bits(x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int32)
 
-    columns = [output.tokens[:, None], output.ok.astype(jnp.int32)[:, None]]
+    status = output.ok.astype(jnp.int32)
+    if output.left_vocab is not None:
+        status = jnp.where(output.left_vocab, LEFT_VOCAB, status)
+    columns = [output.tokens[:, None], status[:, None]]
     if output.logprobs is not None:
         columns.append(bits(output.logprobs)[:, None])
     if output.ranks is not None and output.top_logprobs is not None:

@@ -78,11 +78,14 @@ def test_a_step_that_raises_is_survived(llm, monkeypatch):
     assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-def test_nan_weights_end_the_requests_and_good_weights_serve_the_next(llm):
+def test_nan_weights_end_the_requests_and_good_weights_serve_the_next(llm, caplog):
     expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     bad = jax.tree.map(lambda leaf: leaf * jnp.nan, small_params())
     llm.update_params(bad)
+    caplog.clear()
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"3 of 3 requests failed; the first, prompts[0]: {outputs[0].error} (")
     assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 3
     assert all("not finite" in output.error for output in outputs)
     with pytest.raises(StepError, match="not finite"):
@@ -206,6 +209,20 @@ def test_a_logits_processor_is_compiled_into_the_step_and_a_bad_row_ends_alone()
         assert bad.outputs[0].finish_reason == "error"
         assert bad.outputs[0].token_ids == []
         assert llm.generate([[5]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == [7] * 6
+
+
+def test_a_custom_sampler_that_leaves_the_vocabulary_is_the_cause_that_is_named(caplog):
+    def sampler(logits, state, keys):
+        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return jnp.where(state.positions > 4, -1, tokens)
+
+    with small_llm(sampler=sampler) as llm:
+        good, bad = llm.generate([[1], [1, 2, 3]], GREEDY.clone(max_tokens=4), use_tqdm=False)
+    assert good.error is None
+    assert bad.error == "the custom sampler chose a token id outside the model's vocabulary"
+    assert len(bad.outputs[0].token_ids) == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"1 of 2 requests failed; the first, prompts[1]: {bad.error} (")
 
 
 def test_a_custom_sampler_replaces_the_draw():
