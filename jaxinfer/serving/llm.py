@@ -301,13 +301,14 @@ class LLM:
         checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request_async(driver, checked, params, request_id, keeps=self)
 
-    def score(self, inputs: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
+    def score(self, inputs: Any, *others: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
         """Log-probabilities of given tokens, at temperature 1.
 
         Args:
             inputs: a prompt as in `generate` (every token but the first is scored), a tuple
                 (context, continuation) of strings or token ids (the continuation is scored), or a
                 list of these.
+            others: nothing may follow by position.
             use_tqdm: show a progress bar on stderr.
 
         Returns:
@@ -318,6 +319,11 @@ class LLM:
             StepError: the model's output for an input was not finite.
         """
         driver = self._open_driver
+        if others:
+            raise TypeError(
+                "score() takes one argument beside use_tqdm=...; write score((context, "
+                "continuation)) to score a continuation, score([text, text]) for several texts"
+            )
         prompts, starts = read_score_inputs(inputs, self._reader)
         outputs = run_requests(
             driver,

@@ -217,3 +217,20 @@ def test_params_on_other_devices_than_the_mesh_are_refused():
     with pytest.raises(ValueError, match=r"lies on 2 devices, which are not the 4 of mesh; leave"):
         choose_mesh(EngineConfig(), ModelSource(params=params, mesh=make_mesh(4)))
     assert choose_mesh(EngineConfig(), ModelSource(params=params, mesh=mesh)) == mesh
+
+
+@pytest.mark.slow
+def test_an_engine_heals_a_damaged_compilation_cache(tmp_path, caplog):
+    said = []
+    for _ in range(3):
+        caplog.clear()
+        with small_llm(compilation_cache_dir=str(tmp_path)) as llm:
+            (output,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == greedy_reference([1, 2, 3], 4)
+        said.append("".join(record.getMessage() for record in caplog.records))
+        if len(said) == 1:
+            for path in [*tmp_path.glob("*-cache"), *tmp_path.glob("traced/*")]:
+                path.write_bytes(path.read_bytes()[:-100])
+        jax.clear_caches()  # as a new process would begin
+    assert (said[0], said[2]) == ("", "")
+    assert "damaged entries of the compilation cache" in said[1]
