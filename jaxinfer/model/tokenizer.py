@@ -10,6 +10,7 @@ import tokenizers
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.chat_template import ChatTemplate
 from jaxinfer.model.generation_config import GenerationConfig, read_json
+from jaxinfer.model.token_bounds import TokenBound
 
 _MAX_TOKENIZER_BYTES = 1 << 28
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -58,6 +59,7 @@ class Tokenizer:
             raise ModelLoadError(f"{origin}: not a byte-level BPE tokenizer, which Qwen3 has")
         self._backend = backend
         self._alphabet = _byte_alphabet()
+        self._bound = TokenBound(backend, self._alphabet)
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         added = backend.get_added_tokens_decoder()
@@ -114,6 +116,10 @@ class Tokenizer:
         """Token ids of many texts, on several threads."""
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than so many are in a text; much quicker than `encode`."""
+        return self._bound.least_tokens(text)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""

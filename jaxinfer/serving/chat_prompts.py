@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.serving.inputs import PromptReader
 
 
 def chat_prompts(
     messages: Sequence[Any],
-    tokenizer: Tokenizer | None,
+    reader: PromptReader,
     *,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
@@ -17,7 +17,7 @@ def chat_prompts(
 
     Args:
         messages: a conversation (a list of dictionaries) or a list of conversations.
-        tokenizer: has the template.
+        reader: has the tokenizer, which has the template.
         chat_template_kwargs: further options, which win, and names for the template.
         options: as in `Tokenizer.apply_chat_template`.
 
@@ -25,6 +25,7 @@ def chat_prompts(
         TypeError: messages are not plain JSON data, or a name for the template is not text.
         ValueError: there is no tokenizer or no template, or the template refuses or fails.
     """
+    tokenizer = reader.tokenizer
     if tokenizer is None:
         raise ValueError("chat needs a tokenizer with a chat template; this engine has none")
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
@@ -38,6 +39,7 @@ def chat_prompts(
             kind = type(conversation).__name__
             raise TypeError(f"messages[{i}] must be a list of dicts, as messages[0] is, got {kind}")
         text = tokenizer.apply_chat_template(conversation, **options)
+        reader.check_text(f"messages[{i}]" if is_batch else "messages", text)
         # The template has written the special tokens already.
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         prompts.append({"prompt": text, "prompt_token_ids": token_ids})

@@ -65,7 +65,7 @@ class PromptReader:
         count = len(given.items)
         names = ["prompt"] if given.is_single else [f"prompts[{i}]" for i in range(count)]
         parts = [_split(name, item) for name, item in zip(names, given.items, strict=True)]
-        encoded = iter(self._encode_texts(names, parts))
+        encoded = iter(self._encode_texts(names, parts, num_outputs))
         checked = []
         for name, part in zip(names, parts, strict=True):
             ids = part.token_ids if part.token_ids is not None else next(encoded)
@@ -108,6 +108,30 @@ class PromptReader:
             )
         return Prompt(ids, text, cache_salt, packed)
 
+    def check_text(self, name: str, text: str, *, num_outputs: int = 1) -> Tokenizer:
+        """Refuse a text that can't be tokenized, or that is much too long for it to be worthwhile.
+
+        Returns:
+            The tokenizer, which there is.
+
+        Raises:
+            ValueError: there is no tokenizer, the text is not valid Unicode, or too long.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
+        try:
+            size = len(text.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
+        if size > self.max_model_len:  # else it may well fit
+            least = self.tokenizer.least_tokens(text)
+            if least + num_outputs > self.max_model_len:
+                raise ValueError(
+                    f"{name} has {size} bytes, at least {least} tokens, but max_model_len is "
+                    f"{self.max_model_len}; shorten it or raise max_model_len"
+                )
+        return self.tokenizer
+
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """Check sampling parameters against the model and its tokenizer.
 
@@ -129,19 +153,14 @@ class PromptReader:
         ids = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else []
         return max(ids, default=0) < self.vocab_size
 
-    def _encode_texts(self, names: Sequence[str], parts: "Sequence[_Parts]") -> list[list[int]]:
+    def _encode_texts(
+        self, names: Sequence[str], parts: "Sequence[_Parts]", num_outputs: int
+    ) -> list[list[int]]:
         texts = []
         for name, part in zip(names, parts, strict=True):
             if part.token_ids is not None or part.text is None:
                 continue
-            if self.tokenizer is None:
-                raise ValueError(
-                    f"{name} is text, and this engine has no tokenizer; give token ids"
-                )
-            try:
-                part.text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
+            self.check_text(name, part.text, num_outputs=num_outputs)
             texts.append(part.text)
         if self.tokenizer is None or not texts:
             return []

@@ -248,7 +248,7 @@ class LLM:
         self._check_open()
         prompts = chat_prompts(
             messages,
-            self._loaded.tokenizer,
+            self._reader,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             enable_thinking=enable_thinking,
