@@ -67,8 +67,9 @@ class SamplingParams:
             prompt or the output, 0.01 to 100; 1 is off.
         presence_penalty: Subtracted from the logits of tokens in the output, -2 to 2; 0 is off.
         frequency_penalty: Subtracted once for each time a token is in the output, -2 to 2.
-        seed: Makes the request's tokens repeatable whatever its batch mates; any signed 64-bit
-            integer; None or -1 leaves the choice to the engine.
+        seed: Makes the request's random draws repeatable: in float32 its tokens are the same
+            whatever its batch mates (in bfloat16 and float16 a near tie may fall otherwise). Any
+            signed 64-bit integer; None or -1 leaves the choice to the engine.
         stop: A string or strings that end the output, at most 64.
         stop_token_ids: Token ids that end the output, at most 64.
         include_stop_str_in_output: Keep the stop string in the text.

@@ -20,7 +20,7 @@ from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.driver import EngineDriver, wait_for_closing
-from jaxinfer.serving.loading import ModelSource, load_engine
+from jaxinfer.serving.loading import ModelSource, check_given, load_engine
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
@@ -88,10 +88,7 @@ class LLM:
         process_id: int | None = None,
         **engine_args: Any,
     ):
-        if params is not None and model is not None:
-            raise ValueError("give either model or params, not both")
-        if (params is None) != (config is None):
-            raise ValueError("params and config go together: give both or neither")
+        check_given(model, params, config, mesh, rules)
         own = isinstance(tokenizer, Tokenizer)
         keywords = {
             "model": None if model is None else str(model),

@@ -83,6 +83,28 @@ class ModelSource:
     sampler: CustomSampler | None = None
 
 
+def check_given(model: Any, params: Any, config: Any, mesh: Any, rules: Any) -> None:
+    """Check an engine's arguments that are more than text and numbers.
+
+    Raises:
+        TypeError: one has the wrong type; names it.
+        ValueError: two contradict each other.
+    """
+    for name, value, kind, hint in (
+        ("params", params, Mapping, "; a directory is given as model"),
+        ("config", config, ModelConfig, "; ModelConfig.from_directory(...) reads one"),
+        ("mesh", mesh, Mesh, "; jaxinfer.make_mesh(...) makes one"),
+        ("rules", rules, ShardingRules, ""),
+    ):
+        if value is not None and not isinstance(value, kind):
+            wanted, given = kind.__name__, type(value).__name__
+            raise TypeError(f"{name} must be a {wanted}, got {given}{hint}")
+    if params is not None and model is not None:
+        raise ValueError("give either model or params, not both")
+    if (params is None) != (config is None):
+        raise ValueError("params and config go together: give both or neither")
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadedEngine:
     """A running engine and what its callers need beside it.

@@ -1,6 +1,9 @@
 """The offline API on a real, tiny model: vLLM's calls give what the plain forward gives."""
 
 import asyncio
+import copy
+import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -60,6 +63,22 @@ def test_logprobs_are_the_models(llm, kind):
         assert entry[tokens[position]].logprob == pytest.approx(row[tokens[position]], abs=1e-4)
         assert set(np.argsort(-row)[:3]) <= set(entry)
         assert entry[int(row.argmax())].rank == 1
+
+
+@pytest.mark.parametrize("count", [None, 0, 2])
+def test_an_output_as_a_dictionary_is_json(llm, count):
+    params = GREEDY.clone(logprobs=count, prompt_logprobs=count)
+    (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    read = json.loads(json.dumps(dataclasses.asdict(output)))
+    assert read["outputs"][0]["token_ids"] == output.outputs[0].token_ids
+    logprobs = output.outputs[0].logprobs
+    if count == 0:
+        assert read["outputs"][0]["logprobs"] == {
+            "token_ids": output.outputs[0].token_ids,
+            "values": logprobs.values,
+            "ranks": logprobs.ranks,
+        }
+        assert copy.deepcopy(logprobs) == list(logprobs)
 
 
 def test_seeds_make_answers_repeatable_whatever_the_batch_mates(llm):
