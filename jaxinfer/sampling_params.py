@@ -31,7 +31,6 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
-MAX_LOGPROBS = 20
 
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -77,7 +76,7 @@ class SamplingParams:
         min_tokens: Ban end-of-sequence and `stop_token_ids` until so many tokens are out.
         max_tokens: At most so many output tokens; None is as many as the model's length allows.
         logprobs: Report the chosen token's log-probability and those of so many likeliest tokens,
-            0 to 20, from the distribution that was sampled.
+            at most the engine's `max_logprobs`, from the distribution that was sampled. -1 is all.
         prompt_logprobs: The same for the prompt's tokens (temperature 1, nothing truncated).
         logit_bias: Token id to a value, -100 to 100, added to its logit; at most 300 entries.
             Keys may be decimal strings, as JSON has no others.
@@ -155,8 +154,8 @@ class SamplingParams:
         for name, low, high in (
             ("seed", -(2**63), 2**63 - 1),
             ("max_tokens", 1, MAX_INT32),
-            ("logprobs", 0, MAX_LOGPROBS),
-            ("prompt_logprobs", 0, MAX_LOGPROBS),
+            ("logprobs", -1, MAX_INT32),
+            ("prompt_logprobs", -1, MAX_INT32),
         ):
             value = getattr(self, name)
             put(name, None if value is None else check_integer(name, value, low, high))
@@ -230,7 +229,7 @@ class SamplingParams:
 
     @property
     def _reports_more_than_chosen(self) -> bool:
-        return self.logprobs is not None and (self.logprobs > 0 or self.is_greedy)
+        return self.logprobs is not None and (self.logprobs != 0 or self.is_greedy)
 
     @property
     def has_penalties(self) -> bool:
@@ -254,6 +253,28 @@ class SamplingParams:
                     f"{name} has token id {largest}, but the model's vocabulary ends at "
                     f"{vocab_size - 1}"
                 )
+
+    def with_counted_logprobs(self, vocab_size: int, most: int) -> "SamplingParams":
+        """The same with numbers in place of a `logprobs` or `prompt_logprobs` of -1.
+
+        Args:
+            vocab_size: how many log-probabilities are all.
+            most: how many the engine reports at most.
+
+        Raises:
+            ValueError: more are asked for; names the field.
+        """
+        counts: dict[str, int] = {}
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count == -1:
+                counts[name] = count = vocab_size
+            if count is not None and count > most:
+                raise ValueError(
+                    f"{name} asks for {count}, but max_logprobs is {most}; lower it, or start the "
+                    "engine with a higher max_logprobs (-1 for the whole vocabulary)"
+                )
+        return self.clone(**counts) if counts else self
 
     def clone(self, **changes: Any) -> "SamplingParams":
         """Return a copy with some fields replaced, checked like a new one."""

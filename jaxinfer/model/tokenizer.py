@@ -130,6 +130,27 @@ class Tokenizer:
         )
         return data.decode("utf-8", errors="replace")
 
+    def batch_decode(
+        self, sequences: Iterable[Iterable[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """`decode` of each."""
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
+
+    def convert_ids_to_tokens(self, token_ids: int | Iterable[int]) -> Any:
+        """The vocabulary's spelling of an id, or a list of them; None beyond the vocabulary."""
+        if isinstance(token_ids, int):
+            return self._backend.id_to_token(token_ids) if token_ids >= 0 else None
+        return [self.convert_ids_to_tokens(int(token_id)) for token_id in token_ids]
+
+    def __len__(self) -> int:
+        """Tokens in the vocabulary, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first of `eos_token_ids`."""
+        return next(iter(self.eos_token_ids), None)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; empty for an id beyond the vocabulary."""
         known = self._bytes.get(token_id)
@@ -173,9 +194,10 @@ class Tokenizer:
         enable_thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        tokenize: bool = False,
         **variables: Any,
-    ) -> str:
-        """The prompt text of a conversation; see `ChatTemplate.render`.
+    ) -> Any:
+        """The prompt of a conversation, as text; see `ChatTemplate.render`.
 
         Args:
             messages: see `ChatTemplate.render`.
@@ -184,6 +206,7 @@ class Tokenizer:
             enable_thinking: see there.
             tools: see there; with them a template named "tool_use" is preferred.
             chat_template: a template's text to use in place of the model's.
+            tokenize: return token ids instead of text.
             variables: further names for the template.
 
         Raises:
@@ -191,7 +214,7 @@ class Tokenizer:
             TypeError: messages or tools are not plain JSON data.
         """
         template = self._choose_template(chat_template, has_tools=bool(tools))
-        return template.render(
+        text = template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -199,6 +222,8 @@ class Tokenizer:
             tools=tools,
             **variables,
         )
+        # The template has written the special tokens already.
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def close(self) -> None:
         """End the chat template's helper process; safe to call again."""

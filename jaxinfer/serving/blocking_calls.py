@@ -2,7 +2,8 @@
 
 import logging
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
@@ -21,7 +22,7 @@ def run_requests(
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     *,
-    show_progress: bool,
+    use_tqdm: bool | Callable[..., Any],
     prefill_only: bool = False,
 ) -> list[RequestOutput]:
     """Run requests to their end; one warning tells of those that failed.
@@ -30,7 +31,7 @@ def run_requests(
         driver: runs them.
         prompts: one for each.
         params: one for each.
-        show_progress: a progress bar on stderr.
+        use_tqdm: whether to show a progress bar on stderr, or what makes one (see `ProgressBar`).
         prefill_only: sample nothing, and leave failures to the caller.
 
     Returns:
@@ -55,7 +56,7 @@ def run_requests(
     ]
     try:
         driver.submit(requests)
-        outputs = _gather(driver, box, len(requests), show_progress=show_progress)
+        outputs = _gather(driver, box, len(requests), use_tqdm)
     except BaseException:
         driver.cancel([request.key for request in requests])
         raise
@@ -113,12 +114,13 @@ def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
 
 
 def _gather(
-    driver: EngineDriver, box: _Box, count: int, *, show_progress: bool
+    driver: EngineDriver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
     """The last output of each request, as they come; shows how fast that goes."""
     outputs: dict[int, RequestOutput] = {}
     num_tokens = 0
-    with ProgressBar(count, "Processed prompts", enabled=show_progress) as bar:
+    make = use_tqdm if callable(use_tqdm) else None
+    with ProgressBar(count, "Processed prompts", enabled=bool(use_tqdm), make=make) as bar:
         while len(outputs) < count:
             i, item = driver.owner.wait_for(box)
             if isinstance(item, BaseException):

@@ -51,10 +51,10 @@ def _template_names(given: Any) -> dict[str, Any]:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise TypeError("chat_template_kwargs must be a dict of names for the template")
-    taken = {"messages", "self"} & given.keys()
+    taken = {"messages", "self", "tokenize"} & given.keys()
     if taken:
         raise ValueError(
-            f"chat_template_kwargs can't set {taken.pop()!r}, which is the conversation's; "
+            f"chat_template_kwargs can't set {taken.pop()!r}, which is taken; "
             "rename it in the template"
         )
     return dict(given)

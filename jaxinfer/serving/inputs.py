@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.request import pack_ids
@@ -42,11 +43,13 @@ class PromptReader:
         tokenizer: None if the engine takes and gives token ids only.
         vocab_size: V, width of the logits; ids must be below it.
         max_model_len: most tokens of prompt and output together.
+        max_logprobs: most log-probabilities at a position.
     """
 
     tokenizer: Tokenizer | None
     vocab_size: int
     max_model_len: int
+    max_logprobs: int = MAX_LOGPROBS
 
     def read(self, prompts: Any, *, num_outputs: int = 1) -> list[Prompt]:
         """Check all prompts of a call.
@@ -135,9 +138,13 @@ class PromptReader:
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """Check sampling parameters against the model and its tokenizer.
 
+        Returns:
+            The same, with numbers for -1 log-probabilities.
+
         Raises:
-            ValueError: a token id is outside the vocabulary, or text is needed but there is no
-                tokenizer; names the field.
+            ValueError: a token id is outside the vocabulary, more log-probabilities are asked for
+                than the engine reports, or text is needed but there is no tokenizer; names the
+                field.
         """
         params.validate_for_vocab(self.vocab_size)
         if self.tokenizer is None and (params.stop or params.bad_words):
@@ -146,7 +153,7 @@ class PromptReader:
         for word in params.bad_words or ():
             if not all(map(self._is_in_vocab, bad_word_spellings(word))):
                 raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
-        return params
+        return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
 
     def _is_in_vocab(self, text: str) -> bool:
         """Whether the model has every token that the tokenizer makes of a text."""

@@ -188,7 +188,7 @@ class LLM:
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
         """Complete prompts; returns when all are done.
 
@@ -196,7 +196,7 @@ class LLM:
             prompts: a string, a list of token ids, a dictionary with "prompt" or
                 "prompt_token_ids" (and perhaps "cache_salt"), or a list of these.
             sampling_params: one for all or one for each; None uses the model's defaults.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr; or what makes one, as `tqdm.tqdm` does.
 
         Returns:
             One output for each prompt, in the order of the prompts.
@@ -209,13 +209,13 @@ class LLM:
         driver = self._open_driver
         checked = self._reader.read(prompts)
         params = self._arguments.params(sampling_params, len(checked))
-        return run_requests(driver, checked, params, show_progress=use_tqdm)
+        return run_requests(driver, checked, params, use_tqdm=use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -298,7 +298,9 @@ class LLM:
         checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request_async(driver, checked, params, request_id, keeps=self)
 
-    def score(self, inputs: Any, *others: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
+    def score(
+        self, inputs: Any, *others: Any, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[ScoreOutput]:
         """Log-probabilities of given tokens, at temperature 1.
 
         Args:
@@ -306,7 +308,7 @@ class LLM:
                 (context, continuation) of strings or token ids (the continuation is scored), or a
                 list of these.
             others: nothing may follow by position.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: as in `generate`.
 
         Returns:
             One output for each input, in order.
@@ -326,7 +328,7 @@ class LLM:
             driver,
             prompts,
             [SamplingParams(prompt_logprobs=0)] * len(prompts),
-            show_progress=use_tqdm,
+            use_tqdm=use_tqdm,
             prefill_only=True,
         )
         return [score_output(o, start) for o, start in zip(outputs, starts, strict=True)]

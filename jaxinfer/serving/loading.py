@@ -222,7 +222,12 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         started[0].engine if len(started) == 1 else group_replicas(started, config),
         tuple(started),
         report,
-        PromptReader(tokenizer, model_config.vocab_size, runner.max_model_len),
+        PromptReader(
+            tokenizer,
+            model_config.vocab_size,
+            runner.max_model_len,
+            config.count_logprobs(model_config.vocab_size),
+        ),
         model_config,
         tokenizer,
         generation,

@@ -167,6 +167,7 @@ def plan_engine(
         have_mailboxes(mesh, tensor_parallel_size(mesh, rules), backend) and reach_each_other(mesh),
         logits_processor,
         sampler,
+        engine_config.count_logprobs(model_config.vocab_size),
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxinfer.sampling_params import MAX_LOGPROBS, SamplingMode
+from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.sampling.custom import (
     CustomSampler,
     LogitsProcessor,

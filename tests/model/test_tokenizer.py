@@ -107,6 +107,23 @@ def test_a_tokenizer_that_may_drop_text_has_no_bound(change):
     assert Tokenizer(backend).least_tokens(" " * 10_000 + "[X]") == 0
 
 
+def test_hugging_faces_names_agree_with_transformers(tokenizer, reference):
+    ids = [tokenizer.encode(text) for text in SAMPLES]
+    assert tokenizer.batch_decode(ids) == reference.batch_decode(ids, skip_special_tokens=True)
+    assert tokenizer.convert_ids_to_tokens(ids[1]) == reference.convert_ids_to_tokens(ids[1])
+    assert tokenizer.convert_ids_to_tokens(5) == reference.convert_ids_to_tokens(5)
+    assert tokenizer.convert_ids_to_tokens([tokenizer.vocab_size, -1]) == [None, None]
+    assert len(tokenizer) == len(reference)
+    assert tokenizer.eos_token_id == tokenizer.eos_token_ids[0]
+
+
+def test_a_conversation_becomes_text_or_ids(tokenizer):
+    messages = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(messages)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.apply_chat_template(messages, tokenize=True) == ids
+
+
 def test_special_tokens_are_told_from_plain_added_ones(tokenizer):
     assert all(tokenizer.is_special(tokenizer.token_to_id(t)) for t in SPECIAL)
     assert not any(tokenizer.is_special(tokenizer.token_to_id(t)) for t in PLAIN)

@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
+from jaxinfer import TextPrompt, TokensPrompt
 from jaxinfer.model.hub import BUNDLED_MODEL
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
@@ -42,6 +43,8 @@ HI, ONCE = TOKENIZER.encode("hi"), TOKENIZER.encode("Once upon")
         ([np.int32(4), np.int64(5)], [[4, 5]]),
         ([np.array([1, 2]), [3]], [[1, 2], [3]]),
         ({"prompt": "hi"}, [HI]),
+        (TextPrompt(prompt="hi"), [HI]),
+        ([TokensPrompt(prompt_token_ids=[1, 2], cache_salt="a")], [[1, 2]]),
         ({"prompt_token_ids": [1, 2]}, [[1, 2]]),
         ({"prompt": "seen", "prompt_token_ids": [1, 2]}, [[1, 2]]),
         ([{"prompt": "hi"}, {"prompt_token_ids": [1]}, "Once upon", [7]], [HI, [1], ONCE, [7]]),

@@ -3,10 +3,12 @@
 import asyncio
 import copy
 import dataclasses
+import io
 import json
 
 import numpy as np
 import pytest
+import tqdm
 
 from jaxinfer import SamplingParams
 from tests.serving.small_llm import (
@@ -250,6 +252,22 @@ def test_a_progress_bar_is_shown_when_asked_for(llm, capsys):
     assert capsys.readouterr().err == ""
     llm.generate([[1]], GREEDY)
     assert "Processed prompts: 100%" in capsys.readouterr().err
+
+
+def test_a_progress_bar_may_be_the_callers(llm, capsys):
+    bars = []
+
+    def make(**options):
+        bars.append(tqdm.tqdm(**options, file=io.StringIO()))
+        return bars[-1]
+
+    llm.generate(PROMPTS, GREEDY, use_tqdm=make)
+    llm.score(PROMPTS[:2], use_tqdm=make)
+    assert [(bar.total, bar.n, bar.desc) for bar in bars] == [
+        (3, 3, "Processed prompts"),
+        (2, 2, "Processed prompts"),
+    ]
+    assert capsys.readouterr().err == ""
 
 
 def test_chat_refuses_what_is_no_conversation(llm):

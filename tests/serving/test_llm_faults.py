@@ -7,6 +7,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxinfer import LLM
@@ -19,6 +20,7 @@ from tests.serving.small_llm import (
     greedy_reference,
     ids,
     reference_logits,
+    reference_logprobs,
     small_llm,
     small_params,
 )
@@ -193,6 +195,23 @@ def test_a_mesh_is_taken_from_sharded_parameters():
 def test_bad_arguments_are_named_at_construction(options, kind, text):
     with pytest.raises(kind, match=text):
         small_llm(**options)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_all_log_probabilities_are_there_where_the_engine_reports_them(name):
+    with small_llm(max_logprobs=-1) as llm:
+        params = GREEDY.clone(**{name: -1}, max_tokens=1)
+        (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    entries = output.outputs[0].logprobs[0] if name == "logprobs" else output.prompt_logprobs[2]
+    expected = reference_logprobs(PROMPTS[0])[-1 if name == "logprobs" else 1]
+    found = [entries[i].logprob for i in range(len(expected))]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("asked", "count"), [(-1, 512), (21, 21)])
+def test_more_log_probabilities_than_the_engine_reports_are_refused(llm, asked, count):
+    with pytest.raises(ValueError, match=f"^logprobs asks for {count}, but max_logprobs is 20"):
+        llm.generate([[1]], GREEDY.clone(logprobs=asked), use_tqdm=False)
 
 
 def test_a_missing_model_is_one_line(tmp_path):
