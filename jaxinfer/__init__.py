@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxinfer.config import EngineConfig
     from jaxinfer.errors import CapacityError, JaxinferError, ModelLoadError, StepError
+    from jaxinfer.inputs import TextPrompt, TokensPrompt
     from jaxinfer.logprobs import ChosenLogprobs, Logprob
     from jaxinfer.model.config import ModelConfig
     from jaxinfer.model.modules import abstract_params, init_params
@@ -44,7 +45,9 @@ __all__ = [
     "ScoreOutput",
     "ShardingRules",
     "StepError",
+    "TextPrompt",
     "Tokenizer",
+    "TokensPrompt",
     "__version__",
     "abstract_params",
     "forward",
@@ -70,7 +73,9 @@ _HOMES = {
     "ScoreOutput": "outputs",
     "ShardingRules": "model.sharding",
     "StepError": "errors",
+    "TextPrompt": "inputs",
     "Tokenizer": "model.tokenizer",
+    "TokensPrompt": "inputs",
     "abstract_params": "model.modules",
     "forward": "model.qwen3",
     "init_params": "model.modules",

@@ -7,6 +7,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+MAX_LOGPROBS = 20
+"""Likeliest tokens that a step reports unless an engine is asked for more."""
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
@@ -14,6 +17,7 @@ AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 _MAX_LENGTH = 1 << 24
 _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
+_VLLM_DTYPES = {"half": "float16", "float": "float32"}
 _SHORT_STEP_WEIGHT_BYTES = 64 << 20
 
 # Arguments a vLLM user may bring along which have no meaning here, and what to write instead.
@@ -70,10 +74,14 @@ class EngineConfig:
         model: a directory, a Hugging Face hub id, or None for the bundled model.
         tokenizer: a directory or hub id to take the tokenizer from; None takes it from `model`.
         revision: branch, tag or commit on the hub.
-        dtype: of weights, activations and KV cache. "auto" is the checkpoint's own dtype on a GPU
-            and float32 on a CPU.
+        dtype: of weights, activations and KV cache: a name ("half" and "float" are vLLM's for
+            float16 and float32), or a type such as ``jnp.bfloat16``; kept as a name. "auto" is the
+            checkpoint's own dtype on a GPU and float32 on a CPU.
         seed: what requests without a seed of their own derive theirs from; in [0, 2**63).
-        max_model_len: most tokens of prompt and output together; None is the model's own limit.
+        max_model_len: most tokens of prompt and output together; None is the model's own limit, or
+            what fits `num_kv_blocks` or, on a CPU, a quarter of the free memory, if that is less.
+        max_logprobs: most log-probabilities a request may ask for at each position; -1 is the whole
+            vocabulary. Steps that report any report as many.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
@@ -119,6 +127,7 @@ class EngineConfig:
     dtype: DType = "auto"
     seed: int = 0
     max_model_len: int | None = None
+    max_logprobs: int = MAX_LOGPROBS
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     block_size: int = 16
@@ -140,12 +149,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "revision", "compilation_cache_dir"):
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         _check_choice("dtype", self.dtype, typing.get_args(DType))
         _check_choice("preemption_mode", self.preemption_mode, typing.get_args(PreemptionMode))
         _check_choice(
             "attention_backend", self.attention_backend, typing.get_args(AttentionBackend)
         )
         _check_integer("seed", self.seed, 0, 2**63 - 1)
+        _check_integer("max_logprobs", self.max_logprobs, -1, _MAX_LENGTH)
         _check_integer("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQS)
         _check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 4096)
         _check_integer("data_parallel_size", self.data_parallel_size, 1, 4096)
@@ -212,6 +223,10 @@ class EngineConfig:
                 raise unknown_keyword(owner, name, known | set(also))
         return cls(**keywords)
 
+    def count_logprobs(self, vocab_size: int) -> int:
+        """Most log-probabilities at a position for a vocabulary of this size."""
+        return vocab_size if self.max_logprobs == -1 else min(self.max_logprobs, vocab_size)
+
     def token_budget(self, platform: str) -> int:
         """Most tokens in one step on `platform` ("cpu", "gpu")."""
         if self.max_num_batched_tokens is not None:
@@ -240,6 +255,13 @@ class EngineConfig:
         if self.dtype != "auto":
             return self.dtype
         return "float32" if platform == "cpu" else checkpoint_dtype
+
+
+def _dtype_name(value: object) -> object:
+    """A dtype's name, for a NumPy or JAX type; anything else as it is, to be refused by name."""
+    if isinstance(value, str):
+        return _VLLM_DTYPES.get(value, value)
+    return getattr(getattr(value, "dtype", value), "name", value)
 
 
 def _check_text(name: str, value: object, *, may_be_empty: bool) -> None:

@@ -24,34 +24,31 @@ LogprobsAtPosition = dict[int, Logprob]
 """Token id to log-probability: the chosen (or given) token first, then the likeliest ones."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ChosenLogprobs(Sequence[LogprobsAtPosition]):
     """What ``logprobs=0`` asks for: each token's own log-probability.
 
     A sequence like the list of dictionaries that more log-probabilities come in, but each is made
     when it is looked at: the hundred thousands of objects of a few rollouts would keep Python's
     garbage collector busier than the rest of the engine (vLLM's ``FlatLogprobs`` are for that,
-    too). It equals such a list, and becomes one when it is pickled or copied.
+    too). It equals such a list, and becomes one when it is pickled or copied;
+    `dataclasses.asdict` makes a dictionary of three flat lists of it, which is JSON.
 
     Args:
-        token_ids: the tokens.
-        values: their log-probabilities, as many.
-        ranks: their ranks, as many; None where not computed.
         text_of: a token's text; None for no text.
 
     Attributes:
+        token_ids: the tokens.
         values: one natural logarithm a token, for instance for an array.
+        ranks: 1 for the likeliest token; None where not computed.
     """
 
-    def __init__(
-        self,
-        token_ids: Sequence[int],
-        values: Sequence[float],
-        ranks: Sequence[int | None],
-        text_of: Callable[[int], str] | None,
-    ) -> None:
-        self.values = values
-        self._token_ids = token_ids
-        self._ranks = ranks
+    token_ids: Sequence[int]
+    values: Sequence[float]
+    ranks: Sequence[int | None]
+    text_of: dataclasses.InitVar[Callable[[int], str] | None]
+
+    def __post_init__(self, text_of: Callable[[int], str] | None) -> None:
         self._text_of = text_of
 
     def __len__(self) -> int:
@@ -62,13 +59,13 @@ class ChosenLogprobs(Sequence[LogprobsAtPosition]):
     @overload
     def __getitem__(self, index: slice) -> "ChosenLogprobs": ...
     def __getitem__(self, index: int | slice) -> "LogprobsAtPosition | ChosenLogprobs":
-        token_ids, values, ranks = self._token_ids[index], self.values[index], self._ranks[index]
+        token_ids, values, ranks = self.token_ids[index], self.values[index], self.ranks[index]
         if isinstance(index, slice):
             return ChosenLogprobs(token_ids, values, ranks, self._text_of)  # pyright: ignore[reportArgumentType]
         return self._entry(token_ids, values, ranks)
 
     def __iter__(self) -> Iterator[LogprobsAtPosition]:
-        return map(self._entry, self._token_ids, self.values, self._ranks)
+        return map(self._entry, self.token_ids, self.values, self.ranks)
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, (ChosenLogprobs, list)):

@@ -82,6 +82,8 @@ class RequestMetrics:
 class RequestOutput:
     """A request and its completions, complete or (when streamed) what is new since the last one.
 
+    `json.dumps(dataclasses.asdict(output))` works for every output.
+
     Attributes:
         request_id: the request's name.
         prompt: the prompt's text; None if it was given as token ids.

@@ -1,6 +1,7 @@
 """How one request wants its tokens chosen: the fields of vLLM's SamplingParams, checked at once."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, no_type_check
@@ -30,7 +31,6 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
-MAX_LOGPROBS = 20
 
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -43,12 +43,15 @@ _GENERATION_CONFIG_FIELDS = {
 
 
 @no_type_check  # its fields check themselves, by name; run-time checkers would come first
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class SamplingParams:
     """What to sample, when to stop, and what to report, for one request.
 
-    Every field is checked at construction; the error names the field. Sequences are stored as
-    tuples. Booleans are not numbers here, and strings are never converted.
+    Every field is checked, together with the others, at construction and at assignment; the error
+    names the field, and a refused assignment changes nothing. Sequences are stored as tuples.
+    Booleans are not numbers here, and strings are never converted. A request takes a copy, so that
+    assignments change later requests only. The hash changes with the fields: keep parameters that
+    are assigned to out of sets.
 
     Attributes:
         n: Number of completions of each prompt, 1 to 1024. With greedy decoding all are the same.
@@ -63,8 +66,9 @@ class SamplingParams:
             prompt or the output, 0.01 to 100; 1 is off.
         presence_penalty: Subtracted from the logits of tokens in the output, -2 to 2; 0 is off.
         frequency_penalty: Subtracted once for each time a token is in the output, -2 to 2.
-        seed: Makes the request's tokens repeatable whatever its batch mates; any signed 64-bit
-            integer; None or -1 leaves the choice to the engine.
+        seed: Makes the request's random draws repeatable: in float32 its tokens are the same
+            whatever its batch mates (in bfloat16 and float16 a near tie may fall otherwise). Any
+            signed 64-bit integer; None or -1 leaves the choice to the engine.
         stop: A string or strings that end the output, at most 64.
         stop_token_ids: Token ids that end the output, at most 64.
         include_stop_str_in_output: Keep the stop string in the text.
@@ -72,7 +76,7 @@ class SamplingParams:
         min_tokens: Ban end-of-sequence and `stop_token_ids` until so many tokens are out.
         max_tokens: At most so many output tokens; None is as many as the model's length allows.
         logprobs: Report the chosen token's log-probability and those of so many likeliest tokens,
-            0 to 20, from the distribution that was sampled.
+            at most the engine's `max_logprobs`, from the distribution that was sampled. -1 is all.
         prompt_logprobs: The same for the prompt's tokens (temperature 1, nothing truncated).
         logit_bias: Token id to a value, -100 to 100, added to its logit; at most 300 entries.
             Keys may be decimal strings, as JSON has no others.
@@ -84,6 +88,7 @@ class SamplingParams:
 
     Raises:
         TypeError: A field has the wrong type.
+        AttributeError: There is no field of the name that is assigned to.
         ValueError: A field is outside its range or two fields contradict each other.
     """
 
@@ -149,8 +154,8 @@ class SamplingParams:
         for name, low, high in (
             ("seed", -(2**63), 2**63 - 1),
             ("max_tokens", 1, MAX_INT32),
-            ("logprobs", 0, MAX_LOGPROBS),
-            ("prompt_logprobs", 0, MAX_LOGPROBS),
+            ("logprobs", -1, MAX_INT32),
+            ("prompt_logprobs", -1, MAX_INT32),
         ):
             value = getattr(self, name)
             put(name, None if value is None else check_integer(name, value, low, high))
@@ -175,6 +180,19 @@ class SamplingParams:
             put("allowed_token_ids", allowed)
         if self.logit_bias is not None:
             put("logit_bias", check_bias(self.logit_bias, MAX_LOGIT_BIAS, MAX_BIAS))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            nearest = difflib.get_close_matches(name, self.__dataclass_fields__, n=1, cutoff=0.75)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise AttributeError(f"SamplingParams has no field {name!r}{hint}")
+        if name not in vars(self):  # under construction
+            self._put(name, value)
+        else:
+            vars(self).update(vars(self.clone(**{name: value})))
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"SamplingParams: {name} can't be deleted; assign a value")
 
     def _put(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -211,7 +229,7 @@ class SamplingParams:
 
     @property
     def _reports_more_than_chosen(self) -> bool:
-        return self.logprobs is not None and (self.logprobs > 0 or self.is_greedy)
+        return self.logprobs is not None and (self.logprobs != 0 or self.is_greedy)
 
     @property
     def has_penalties(self) -> bool:
@@ -235,6 +253,28 @@ class SamplingParams:
                     f"{name} has token id {largest}, but the model's vocabulary ends at "
                     f"{vocab_size - 1}"
                 )
+
+    def with_counted_logprobs(self, vocab_size: int, most: int) -> "SamplingParams":
+        """The same with numbers in place of a `logprobs` or `prompt_logprobs` of -1.
+
+        Args:
+            vocab_size: how many log-probabilities are all.
+            most: how many the engine reports at most.
+
+        Raises:
+            ValueError: more are asked for; names the field.
+        """
+        counts: dict[str, int] = {}
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count == -1:
+                counts[name] = count = vocab_size
+            if count is not None and count > most:
+                raise ValueError(
+                    f"{name} asks for {count}, but max_logprobs is {most}; lower it, or start the "
+                    "engine with a higher max_logprobs (-1 for the whole vocabulary)"
+                )
+        return self.clone(**counts) if counts else self
 
     def clone(self, **changes: Any) -> "SamplingParams":
         """Return a copy with some fields replaced, checked like a new one."""

@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 
+import jax.numpy as jnp
 import pytest
 
 from jaxinfer.config import EngineConfig, max_kv_blocks
@@ -72,6 +73,35 @@ def test_places_in_the_cache_are_int32(block_size):
     assert EngineConfig(block_size=block_size, num_kv_blocks=most).num_kv_blocks == most
     with pytest.raises(ValueError, match=rf"^num_kv_blocks \({most + 1}\).*at most {most}$"):
         EngineConfig(block_size=block_size, num_kv_blocks=most + 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("half", "float16"),
+        ("float", "float32"),
+        (jnp.bfloat16, "bfloat16"),
+        (jnp.dtype("float16"), "float16"),
+        (jnp.zeros(1, jnp.float32).dtype, "float32"),
+    ],
+)
+def test_a_dtype_has_several_spellings(given, name):
+    assert EngineConfig(dtype=given).dtype == name
+
+
+def test_an_impossible_dtype_is_named():
+    with pytest.raises(ValueError, match=r"dtype must be one of .* got 'int32'"):
+        EngineConfig(dtype=typing.cast(typing.Any, jnp.int32))
+
+
+@pytest.mark.parametrize("value", [-2, 2**25, True, "1", None])
+def test_max_logprobs_is_a_number_or_minus_one(value):
+    with pytest.raises((TypeError, ValueError), match=r"^max_logprobs must be"):
+        EngineConfig(max_logprobs=value)
+
+
+def test_log_probabilities_are_counted_within_the_vocabulary():
+    assert [EngineConfig(max_logprobs=n).count_logprobs(9) for n in (-1, 5, 20)] == [9, 5, 9]
 
 
 @pytest.mark.parametrize("name", ["dtype", "preemption_mode", "attention_backend"])

@@ -12,8 +12,8 @@ INTEGERS = {
     "top_k": {-1, 0},
     "min_tokens": {0},
     "max_tokens": {None},
-    "logprobs": {0, None},
-    "prompt_logprobs": {0, None},
+    "logprobs": {-1, 0, None},
+    "prompt_logprobs": {-1, 0, None},
     "seed": {-1, 0, None},
 }
 REALS = {
@@ -29,8 +29,8 @@ MAXIMUM = {
     "top_k": 2**31 - 1,
     "min_tokens": 2**31 - 1,
     "max_tokens": 2**31 - 1,
-    "logprobs": 20,
-    "prompt_logprobs": 20,
+    "logprobs": 2**31 - 1,
+    "prompt_logprobs": 2**31 - 1,
     "seed": 2**63 - 1,
     "temperature": 100,
     "top_p": 1,
@@ -160,10 +160,41 @@ def test_values_are_stored_in_plain_types() -> None:
     assert params.logit_bias == {7: 1.0, 8: -2.5}
 
 
-def test_params_are_frozen_hashable_and_picklable() -> None:
+def test_fields_are_assigned_in_their_plain_type() -> None:
+    params = SamplingParams()
+    params.max_tokens = np.int64(100)
+    params.stop = "end"
+    assert (params.max_tokens, params.stop) == (100, ("end",))
+    assert type(params.max_tokens) is int
+    assert params == SamplingParams(max_tokens=100, stop=["end"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "text"),
+    [
+        ("temperature", 999, ValueError, "temperature"),
+        ("n", True, TypeError, "n must be an integer"),
+        ("min_tokens", 17, ValueError, r"min_tokens \(17\) must not exceed max_tokens \(16\)"),
+        ("max_token", 5, AttributeError, "no field 'max_token'; did you mean 'max_tokens'"),
+        ("zebra", 5, AttributeError, "no field 'zebra'$"),
+    ],
+)
+def test_a_refused_assignment_changes_nothing(name, value, kind, text) -> None:
+    params = SamplingParams(temperature=0.5)
+    with pytest.raises(kind, match=text):
+        setattr(params, name, value)
+    assert params == SamplingParams(temperature=0.5)
+
+
+def test_fields_are_not_deleted() -> None:
+    params = SamplingParams(n=2)
+    with pytest.raises(AttributeError, match="n can't be deleted"):
+        del params.n
+    assert params.n == 2
+
+
+def test_params_are_hashable_and_picklable() -> None:
     params = SamplingParams(logit_bias={1: 2.0}, stop=["a"])
-    with pytest.raises(AttributeError):
-        params.n = 2  # pyright: ignore[reportAttributeAccessIssue]
     assert hash(params) == hash(params.clone())
     assert pickle.loads(pickle.dumps(params)) == params
 
@@ -192,6 +223,7 @@ def test_clone_replaces_and_checks() -> None:
         ({"top_k": 5}, "truncate"),
         ({"top_p": 0.9, "top_k": -1}, "truncate"),
         ({"logprobs": 1}, "full"),
+        ({"logprobs": -1}, "full"),
         ({"temperature": 0.0, "logprobs": 0}, "full"),
         ({"repetition_penalty": 1.1}, "full"),
         ({"presence_penalty": -0.1}, "full"),

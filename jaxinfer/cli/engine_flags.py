@@ -18,6 +18,7 @@ ENGINE_FIELDS = frozenset(
         "dtype",
         "seed",
         "max_model_len",
+        "max_logprobs",
         "max_num_seqs",
         "max_num_batched_tokens",
         "block_size",
@@ -77,6 +78,12 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     unset: Any = argparse.SUPPRESS
     group.add_argument(
         "--max-model-len", type=int, default=unset, help="most tokens of prompt and output together"
+    )
+    group.add_argument(
+        "--max-logprobs",
+        type=int,
+        default=unset,
+        help="most log-probabilities at a position that a request may ask for (20; -1: all)",
     )
     group.add_argument(
         "--max-num-seqs", type=int, default=unset, help="most sequences that run at once"

@@ -212,8 +212,10 @@ def forward(
         float32 logits.
 
     Raises:
-        ValueError: ``attention_mask`` has another shape.
+        ValueError: ``attention_mask`` has another shape, or there is no token.
     """
+    if token_ids.size == 0:
+        raise ValueError(f"token_ids has shape {token_ids.shape}; forward needs at least one token")
     length = token_ids.shape[-1]
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(length), token_ids.shape)

@@ -10,6 +10,7 @@ import tokenizers
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.chat_template import ChatTemplate
 from jaxinfer.model.generation_config import GenerationConfig, read_json
+from jaxinfer.model.token_bounds import TokenBound
 
 _MAX_TOKENIZER_BYTES = 1 << 28
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -58,6 +59,7 @@ class Tokenizer:
             raise ModelLoadError(f"{origin}: not a byte-level BPE tokenizer, which Qwen3 has")
         self._backend = backend
         self._alphabet = _byte_alphabet()
+        self._bound = TokenBound(backend, self._alphabet)
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         added = backend.get_added_tokens_decoder()
@@ -115,6 +117,10 @@ class Tokenizer:
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than so many are in a text; much quicker than `encode`."""
+        return self._bound.least_tokens(text)
+
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         data = b"".join(
@@ -123,6 +129,27 @@ class Tokenizer:
             if not (skip_special_tokens and token_id in self._special_ids)
         )
         return data.decode("utf-8", errors="replace")
+
+    def batch_decode(
+        self, sequences: Iterable[Iterable[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """`decode` of each."""
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
+
+    def convert_ids_to_tokens(self, token_ids: int | Iterable[int]) -> Any:
+        """The vocabulary's spelling of an id, or a list of them; None beyond the vocabulary."""
+        if isinstance(token_ids, int):
+            return self._backend.id_to_token(token_ids) if token_ids >= 0 else None
+        return [self.convert_ids_to_tokens(int(token_id)) for token_id in token_ids]
+
+    def __len__(self) -> int:
+        """Tokens in the vocabulary, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first of `eos_token_ids`."""
+        return next(iter(self.eos_token_ids), None)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; empty for an id beyond the vocabulary."""
@@ -167,9 +194,10 @@ class Tokenizer:
         enable_thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        tokenize: bool = False,
         **variables: Any,
-    ) -> str:
-        """The prompt text of a conversation; see `ChatTemplate.render`.
+    ) -> Any:
+        """The prompt of a conversation, as text; see `ChatTemplate.render`.
 
         Args:
             messages: see `ChatTemplate.render`.
@@ -178,6 +206,7 @@ class Tokenizer:
             enable_thinking: see there.
             tools: see there; with them a template named "tool_use" is preferred.
             chat_template: a template's text to use in place of the model's.
+            tokenize: return token ids instead of text.
             variables: further names for the template.
 
         Raises:
@@ -185,7 +214,7 @@ class Tokenizer:
             TypeError: messages or tools are not plain JSON data.
         """
         template = self._choose_template(chat_template, has_tools=bool(tools))
-        return template.render(
+        text = template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -193,6 +222,8 @@ class Tokenizer:
             tools=tools,
             **variables,
         )
+        # The template has written the special tokens already.
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def close(self) -> None:
         """End the chat template's helper process; safe to call again."""

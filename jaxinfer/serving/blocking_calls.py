@@ -1,7 +1,9 @@
 """Callers that wait for an engine's thread: whole batches, and one request piece by piece."""
 
+import logging
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
@@ -9,6 +11,8 @@ from jaxinfer.serving.driver import EngineDriver
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.progress import ProgressBar
+
+logger = logging.getLogger("jaxinfer")
 
 _Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
 
@@ -18,17 +22,17 @@ def run_requests(
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     *,
-    show_progress: bool,
+    use_tqdm: bool | Callable[..., Any],
     prefill_only: bool = False,
 ) -> list[RequestOutput]:
-    """Run requests to their end.
+    """Run requests to their end; one warning tells of those that failed.
 
     Args:
         driver: runs them.
         prompts: one for each.
         params: one for each.
-        show_progress: a progress bar on stderr.
-        prefill_only: sample nothing.
+        use_tqdm: whether to show a progress bar on stderr, or what makes one (see `ProgressBar`).
+        prefill_only: sample nothing, and leave failures to the caller.
 
     Returns:
         Their outputs, in order.
@@ -52,10 +56,13 @@ def run_requests(
     ]
     try:
         driver.submit(requests)
-        return _gather(driver, box, len(requests), show_progress=show_progress)
+        outputs = _gather(driver, box, len(requests), use_tqdm)
     except BaseException:
         driver.cancel([request.key for request in requests])
         raise
+    if not prefill_only:
+        _warn_of_failures(outputs)
+    return outputs
 
 
 def stream_request(
@@ -94,13 +101,26 @@ def stream_request(
             driver.cancel([key])
 
 
+def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
+    """Say once how many requests ended with an error: their texts don't show it."""
+    failed = [(i, output.error) for i, output in enumerate(outputs) if output.error is not None]
+    if failed:
+        i, cause = failed[0]
+        logger.warning(
+            "%d of %d requests failed; the first, prompts[%d]: %s (each output's .error has its "
+            "cause)",
+            *(len(failed), len(outputs), i, cause),
+        )
+
+
 def _gather(
-    driver: EngineDriver, box: _Box, count: int, *, show_progress: bool
+    driver: EngineDriver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
     """The last output of each request, as they come; shows how fast that goes."""
     outputs: dict[int, RequestOutput] = {}
     num_tokens = 0
-    with ProgressBar(count, "Processed prompts", enabled=show_progress) as bar:
+    make = use_tqdm if callable(use_tqdm) else None
+    with ProgressBar(count, "Processed prompts", enabled=bool(use_tqdm), make=make) as bar:
         while len(outputs) < count:
             i, item = driver.owner.wait_for(box)
             if isinstance(item, BaseException):

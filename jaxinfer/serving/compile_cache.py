@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxinfer.serving.cache_repair import damaged_entries_dropped
+
 # The settings are the process's: two engines that compile at once would undo each other's.
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -33,7 +35,8 @@ def persistent_cache(directory: str | None) -> Iterator[Path | None]:
     """Keep programs compiled inside this block on disk, and find those of earlier processes.
 
     A cache that the user configured (``jax_compilation_cache_dir``, by whatever means) is theirs:
-    it serves as it is and nothing is changed. One thread at a time is inside.
+    it serves as it is and nothing is changed. In any other, entries that can't be read are dropped
+    and written anew. One thread at a time is inside.
 
     Args:
         directory: where; None is `default_directory`, "" keeps nothing.
@@ -62,7 +65,8 @@ def _switched_on(directory: str | None) -> Iterator[Path | None]:
     for name, value in _SETTINGS.items():
         jax.config.update(name, value)
     try:
-        yield path
+        with damaged_entries_dropped(path):
+            yield path
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
         for name, value in before.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.request import pack_ids
@@ -42,11 +43,13 @@ class PromptReader:
         tokenizer: None if the engine takes and gives token ids only.
         vocab_size: V, width of the logits; ids must be below it.
         max_model_len: most tokens of prompt and output together.
+        max_logprobs: most log-probabilities at a position.
     """
 
     tokenizer: Tokenizer | None
     vocab_size: int
     max_model_len: int
+    max_logprobs: int = MAX_LOGPROBS
 
     def read(self, prompts: Any, *, num_outputs: int = 1) -> list[Prompt]:
         """Check all prompts of a call.
@@ -65,7 +68,7 @@ class PromptReader:
         count = len(given.items)
         names = ["prompt"] if given.is_single else [f"prompts[{i}]" for i in range(count)]
         parts = [_split(name, item) for name, item in zip(names, given.items, strict=True)]
-        encoded = iter(self._encode_texts(names, parts))
+        encoded = iter(self._encode_texts(names, parts, num_outputs))
         checked = []
         for name, part in zip(names, parts, strict=True):
             ids = part.token_ids if part.token_ids is not None else next(encoded)
@@ -108,12 +111,40 @@ class PromptReader:
             )
         return Prompt(ids, text, cache_salt, packed)
 
+    def check_text(self, name: str, text: str, *, num_outputs: int = 1) -> Tokenizer:
+        """Refuse a text that can't be tokenized, or that is much too long for it to be worthwhile.
+
+        Returns:
+            The tokenizer, which there is.
+
+        Raises:
+            ValueError: there is no tokenizer, the text is not valid Unicode, or too long.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
+        try:
+            size = len(text.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
+        if size > self.max_model_len:  # else it may well fit
+            least = self.tokenizer.least_tokens(text)
+            if least + num_outputs > self.max_model_len:
+                raise ValueError(
+                    f"{name} has {size} bytes, at least {least} tokens, but max_model_len is "
+                    f"{self.max_model_len}; shorten it or raise max_model_len"
+                )
+        return self.tokenizer
+
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """Check sampling parameters against the model and its tokenizer.
 
+        Returns:
+            The same, with numbers for -1 log-probabilities.
+
         Raises:
-            ValueError: a token id is outside the vocabulary, or text is needed but there is no
-                tokenizer; names the field.
+            ValueError: a token id is outside the vocabulary, more log-probabilities are asked for
+                than the engine reports, or text is needed but there is no tokenizer; names the
+                field.
         """
         params.validate_for_vocab(self.vocab_size)
         if self.tokenizer is None and (params.stop or params.bad_words):
@@ -122,26 +153,21 @@ class PromptReader:
         for word in params.bad_words or ():
             if not all(map(self._is_in_vocab, bad_word_spellings(word))):
                 raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
-        return params
+        return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
 
     def _is_in_vocab(self, text: str) -> bool:
         """Whether the model has every token that the tokenizer makes of a text."""
         ids = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else []
         return max(ids, default=0) < self.vocab_size
 
-    def _encode_texts(self, names: Sequence[str], parts: "Sequence[_Parts]") -> list[list[int]]:
+    def _encode_texts(
+        self, names: Sequence[str], parts: "Sequence[_Parts]", num_outputs: int
+    ) -> list[list[int]]:
         texts = []
         for name, part in zip(names, parts, strict=True):
             if part.token_ids is not None or part.text is None:
                 continue
-            if self.tokenizer is None:
-                raise ValueError(
-                    f"{name} is text, and this engine has no tokenizer; give token ids"
-                )
-            try:
-                part.text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
+            self.check_text(name, part.text, num_outputs=num_outputs)
             texts.append(part.text)
         if self.tokenizer is None or not texts:
             return []

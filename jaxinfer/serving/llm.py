@@ -15,12 +15,12 @@ from jaxinfer.outputs import RequestOutput, ScoreOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
+from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.driver import EngineDriver, wait_for_closing
-from jaxinfer.serving.inputs import Prompt, match_params
-from jaxinfer.serving.loading import ModelSource, load_engine, say
+from jaxinfer.serving.loading import ModelSource, check_given, load_engine
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
@@ -88,10 +88,7 @@ class LLM:
         process_id: int | None = None,
         **engine_args: Any,
     ):
-        if params is not None and model is not None:
-            raise ValueError("give either model or params, not both")
-        if (params is None) != (config is None):
-            raise ValueError("params and config go together: give both or neither")
+        check_given(model, params, config, mesh, rules)
         own = isinstance(tokenizer, Tokenizer)
         keywords = {
             "model": None if model is None else str(model),
@@ -116,7 +113,7 @@ class LLM:
         self._loaded = loaded
         self._engine = loaded.engine
         self._reader = loaded.reader
-        self._said_defaults = False
+        self._arguments = CallArguments(self.engine_config, loaded)
         close_tokenizer = None if own or loaded.tokenizer is None else loaded.tokenizer.close
         self._driver = None
         if self.follows:
@@ -184,14 +181,14 @@ class LLM:
         return not self._finalizer.alive
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used when a call gives no sampling parameters; from `generation_config.json`."""
-        return self._loaded.default_params
+        """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
+        return self._loaded.default_params.clone()
 
     def generate(
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
         """Complete prompts; returns when all are done.
 
@@ -199,7 +196,7 @@ class LLM:
             prompts: a string, a list of token ids, a dictionary with "prompt" or
                 "prompt_token_ids" (and perhaps "cache_salt"), or a list of these.
             sampling_params: one for all or one for each; None uses the model's defaults.
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr; or what makes one, as `tqdm.tqdm` does.
 
         Returns:
             One output for each prompt, in the order of the prompts.
@@ -211,14 +208,14 @@ class LLM:
         """
         driver = self._open_driver
         checked = self._reader.read(prompts)
-        params = self._match(sampling_params, len(checked))
-        return run_requests(driver, checked, params, show_progress=use_tqdm)
+        params = self._arguments.params(sampling_params, len(checked))
+        return run_requests(driver, checked, params, use_tqdm=use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -238,7 +235,8 @@ class LLM:
             enable_thinking: whether the model may think first; None is the template's default.
             tools: JSON schemas of functions that the model may call.
             chat_template: a template's text to use in place of the model's.
-            chat_template_kwargs: further names for the template.
+            chat_template_kwargs: further names for the template; an argument above that is named
+                here, too, has the value that it has here.
 
         Raises:
             TypeError: messages or tools are not plain JSON data.
@@ -247,13 +245,13 @@ class LLM:
         self._check_open()
         prompts = chat_prompts(
             messages,
-            self._loaded.tokenizer,
+            self._reader,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             enable_thinking=enable_thinking,
             tools=tools,
             chat_template=chat_template,
-            **(chat_template_kwargs or {}),
+            chat_template_kwargs=chat_template_kwargs,
         )
         return self.generate(prompts, sampling_params, use_tqdm)
 
@@ -274,7 +272,7 @@ class LLM:
             TypeError, ValueError: as in `generate`, at once.
         """
         driver = self._open_driver
-        checked, params = self._one(prompt, sampling_params)
+        checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request(driver, checked, params, keeps=self)
 
     def astream(
@@ -297,17 +295,20 @@ class LLM:
                 in the iteration.
         """
         driver = self._open_driver
-        checked, params = self._one(prompt, sampling_params)
+        checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request_async(driver, checked, params, request_id, keeps=self)
 
-    def score(self, inputs: Any, use_tqdm: bool = False) -> list[ScoreOutput]:
+    def score(
+        self, inputs: Any, *others: Any, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[ScoreOutput]:
         """Log-probabilities of given tokens, at temperature 1.
 
         Args:
             inputs: a prompt as in `generate` (every token but the first is scored), a tuple
                 (context, continuation) of strings or token ids (the continuation is scored), or a
                 list of these.
-            use_tqdm: show a progress bar on stderr.
+            others: nothing may follow by position.
+            use_tqdm: as in `generate`.
 
         Returns:
             One output for each input, in order.
@@ -317,12 +318,17 @@ class LLM:
             StepError: the model's output for an input was not finite.
         """
         driver = self._open_driver
+        if others:
+            raise TypeError(
+                "score() takes one argument beside use_tqdm=...; write score((context, "
+                "continuation)) to score a continuation, score([text, text]) for several texts"
+            )
         prompts, starts = read_score_inputs(inputs, self._reader)
         outputs = run_requests(
             driver,
             prompts,
             [SamplingParams(prompt_logprobs=0)] * len(prompts),
-            show_progress=use_tqdm,
+            use_tqdm=use_tqdm,
             prefill_only=True,
         )
         return [score_output(o, start) for o, start in zip(outputs, starts, strict=True)]
@@ -338,7 +344,7 @@ class LLM:
         driver = self._open_driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
-        checked, params = self._one(prompt, sampling_params)
+        checked, params = self._arguments.one(prompt, sampling_params)
         driver.add_by_hand(
             NewRequest(
                 key=driver.new_key(),
@@ -410,23 +416,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _one(self, prompt: Any, params: SamplingParams | None) -> tuple[Prompt, SamplingParams]:
-        checked = self._reader.read(prompt)
-        if len(checked) != 1:
-            raise ValueError(f"expected one prompt, got {len(checked)}; use generate() for several")
-        return checked[0], self._match(params, 1)[0]
-
-    def _match(self, params: Any, count: int) -> list[SamplingParams]:
-        if params is None and not self._said_defaults and self._loaded.generation.values:
-            self._said_defaults = True
-            say(
-                self.engine_config,
-                f"Sampling defaults from {self._loaded.generation.origin}: "
-                f"{self._loaded.default_params.difference()}",
-            )
-        matched = match_params(params, count, self._loaded.default_params)
-        return [self._reader.check_params(entry) for entry in matched]
 
     @property
     def _open_driver(self) -> EngineDriver:

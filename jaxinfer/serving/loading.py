@@ -83,6 +83,28 @@ class ModelSource:
     sampler: CustomSampler | None = None
 
 
+def check_given(model: Any, params: Any, config: Any, mesh: Any, rules: Any) -> None:
+    """Check an engine's arguments that are more than text and numbers.
+
+    Raises:
+        TypeError: one has the wrong type; names it.
+        ValueError: two contradict each other.
+    """
+    for name, value, kind, hint in (
+        ("params", params, Mapping, "; a directory is given as model"),
+        ("config", config, ModelConfig, "; ModelConfig.from_directory(...) reads one"),
+        ("mesh", mesh, Mesh, "; jaxinfer.make_mesh(...) makes one"),
+        ("rules", rules, ShardingRules, ""),
+    ):
+        if value is not None and not isinstance(value, kind):
+            wanted, given = kind.__name__, type(value).__name__
+            raise TypeError(f"{name} must be a {wanted}, got {given}{hint}")
+    if params is not None and model is not None:
+        raise ValueError("give either model or params, not both")
+    if (params is None) != (config is None):
+        raise ValueError("params and config go together: give both or neither")
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadedEngine:
     """A running engine and what its callers need beside it.
@@ -200,7 +222,12 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         started[0].engine if len(started) == 1 else group_replicas(started, config),
         tuple(started),
         report,
-        PromptReader(tokenizer, model_config.vocab_size, runner.max_model_len),
+        PromptReader(
+            tokenizer,
+            model_config.vocab_size,
+            runner.max_model_len,
+            config.count_logprobs(model_config.vocab_size),
+        ),
         model_config,
         tokenizer,
         generation,
@@ -390,10 +417,12 @@ def _memory_errors_explained() -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         first = str(error).splitlines()[0]
+        settings = "num_kv_blocks or max_model_len"
+        if jax.default_backend() != "cpu":
+            settings = "gpu_memory_utilization or num_kv_blocks"
         raise CapacityError(
             "the device has too little memory for the weights and the KV cache; lower "
-            "gpu_memory_utilization or num_kv_blocks, raise tensor_parallel_size, or end other "
-            f"programs that use it ({first})"
+            f"{settings}, raise tensor_parallel_size, or end other programs that use it ({first})"
         ) from None
 
 

@@ -42,8 +42,23 @@ def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -
     """
     wanted = max_num_seqs * blocks_per_seq
     enough = max(_ENOUGH_ON_A_CPU // block_bytes, blocks_per_seq)
-    most = int(psutil.virtual_memory().available * _LARGEST_SHARE_OF_RAM) // block_bytes
-    return min(wanted, enough, most) + 1  # block 0 is nobody's
+    return min(wanted, enough, _most_blocks_on_cpu(block_bytes)) + 1  # block 0 is nobody's
+
+
+def longest_on_cpu(*, block_bytes: int, block_size: int) -> int:
+    """Most tokens of a sequence for which `blocks_on_cpu` will have room.
+
+    A sixteenth is left for what start-up takes in between. The result is rounded down to one of
+    eight lengths between a power of two and the next: tables as wide as this are compiled, and what
+    is free differs from one start to the next.
+
+    Args:
+        block_bytes: bytes of a block over all layers.
+        block_size: tokens of a block.
+    """
+    tokens = _most_blocks_on_cpu(block_bytes) * 15 // 16 * block_size
+    grain = max(1 << max(tokens.bit_length() - 4, 0), block_size)
+    return tokens // grain * grain
 
 
 def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
@@ -107,8 +122,16 @@ def check_addressable(num_blocks: int, most: int) -> None:
         )
 
 
-def check_capacity(*, num_blocks: int, block_size: int, max_model_len: int) -> None:
+def check_capacity(
+    *, num_blocks: int, block_size: int, max_model_len: int, remedy: str = "raise num_kv_blocks"
+) -> None:
     """Refuse a cache that can't hold one full-length request.
+
+    Args:
+        num_blocks: those of the cache, block 0 included.
+        block_size: tokens of a block.
+        max_model_len: tokens of such a request.
+        remedy: what else helps, beside a lower `max_model_len`.
 
     Raises:
         CapacityError: names the max_model_len that would fit.
@@ -118,7 +141,7 @@ def check_capacity(*, num_blocks: int, block_size: int, max_model_len: int) -> N
         raise CapacityError(
             f"max_model_len={max_model_len} does not fit the KV cache: {num_blocks} blocks of "
             f"{block_size} hold {usable} tokens (block 0 is reserved); set max_model_len to at "
-            f"most {usable}, or raise num_kv_blocks or gpu_memory_utilization"
+            f"most {usable}, or {remedy}"
         )
 
 
@@ -133,6 +156,10 @@ def bytes_per_device(params: Any) -> int:
 def step_bytes(programs: Sequence[jax.stages.Compiled]) -> int:
     """Device memory that the largest of these programs needs beyond its arguments."""
     return max((_program_bytes(program) for program in programs), default=0)
+
+
+def _most_blocks_on_cpu(block_bytes: int) -> int:
+    return int(psutil.virtual_memory().available * _LARGEST_SHARE_OF_RAM) // block_bytes
 
 
 def _program_bytes(program: jax.stages.Compiled) -> int:

@@ -9,11 +9,12 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.request import FinishReason, Request
 from jaxinfer.serving.request_group import RequestGroup
-from jaxinfer.serving.result import StepResult, TokenScores
+from jaxinfer.serving.result import LEFT_VOCAB, OK, StepResult, TokenScores
 from jaxinfer.serving.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler import Scheduler
 
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
+_LEFT_VOCAB = "the custom sampler chose a token id outside the model's vocabulary"
 
 logger = logging.getLogger("jaxinfer")
 
@@ -132,7 +133,7 @@ class OpenRequests:
         if reason is None:
             return
         if reason == "error":
-            group.error = group.error or _NOT_FINITE
+            group.error = group.error or _cause(sampled, update.row)
         # A stop string ends a request that the scheduler would go on with.
         self._scheduler.finish(update.request, "stop", completion.stop_reason)
         self._forget(update.request)
@@ -208,3 +209,12 @@ class OpenRequests:
     def _forget(self, request: Request) -> None:
         self._members.pop(request.request_id, None)
         self._synchronous.discard(request.request_id)
+
+
+def _cause(sampled: TokenScores, row: int) -> str:
+    """Why a row's first token that is not ok is none."""
+    if sampled.status is not None:
+        bad = sampled.status[row][sampled.status[row] != OK]
+        if bad.size and bad[0] == LEFT_VOCAB:
+            return _LEFT_VOCAB
+    return _NOT_FINITE

@@ -43,6 +43,8 @@ class StartupReport:
         num_kv_tokens: tokens that fit the cache.
         kv_bytes: bytes of the pages on each device.
         max_model_len: most tokens of a sequence.
+        max_context_length: the model's own limit.
+        is_cut: whether `max_model_len` is below it because no more fits the cache.
         full_length_concurrency: sequences of that length that fit at once.
         attention_backend: the implementation chosen.
         attention_reason: why.
@@ -58,6 +60,8 @@ class StartupReport:
     num_kv_tokens: int
     kv_bytes: int
     max_model_len: int
+    max_context_length: int
+    is_cut: bool
     full_length_concurrency: float
     attention_backend: Backend
     attention_reason: str
@@ -71,12 +75,19 @@ class StartupReport:
         devices = f"{self.num_devices} {self.platform} device" + "s" * (self.num_devices > 1)
         if self.num_replicas > 1:
             devices += f" in {self.num_replicas} replicas"
-        return (
+        text = (
             f"KV cache: {self.num_kv_blocks:,} blocks, {self.num_kv_tokens:,} tokens, "
             f"{self.kv_bytes / 2**30:.2f} GiB on each of {devices}; "
             f"{self.full_length_concurrency:.1f} sequences of {self.max_model_len:,} tokens at "
             f"once. Attention: {self.attention_backend} ({self.attention_reason})"
         )
+        if self.is_cut:
+            text += (
+                f"\nmax_model_len is {self.max_model_len:,}, the longest that fits the KV cache; "
+                f"the model could do {self.max_context_length:,} "
+                "(set max_model_len to another length)"
+            )
+        return text
 
     def of_replicas(self, count: int) -> "StartupReport":
         """The report of so many replicas, of which this is one's."""
@@ -147,7 +158,21 @@ def plan_engine(
     device = mesh.local_devices[0]
     dtype = params["model"]["embed_tokens"].dtype.name
     backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
-    max_model_len = engine_config.max_model_len or model_config.max_context_length
+    context = StepContext(
+        model_config,
+        mesh,
+        rules,
+        backend,
+        engine_config.block_size,
+        have_mailboxes(mesh, tensor_parallel_size(mesh, rules), backend) and reach_each_other(mesh),
+        logits_processor,
+        sampler,
+        engine_config.count_logprobs(model_config.vocab_size),
+    )
+    # As few blocks as possible until their number is known: temporaries don't depend on it.
+    programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
+    devices = mesh.local_devices if devices is None else devices
+    max_model_len = _max_model_len(programs, engine_config, devices, fewest)
     weight_bytes = memory.bytes_per_device(params)
     buckets = choose_buckets(
         max_num_seqs=engine_config.max_num_seqs,
@@ -158,28 +183,18 @@ def plan_engine(
         platform=device.platform,
         rows_in_unit=_rows_in_unit(model_config, mesh, rules, backend),
     )
-    context = StepContext(
-        model_config,
-        mesh,
-        rules,
-        backend,
-        engine_config.block_size,
-        have_mailboxes(mesh, tensor_parallel_size(mesh, rules), backend) and reach_each_other(mesh),
-        logits_processor,
-        sampler,
-    )
-    # As few blocks as possible until their number is known: temporaries don't depend on it.
-    programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
     if lowering is None:
         lowering = start_lowering(engine_config.compilation_cache_dir)
     compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
-    devices = mesh.local_devices if devices is None else devices
     first = compiler(programs)
     try:
         blocks, probes = _count_blocks(programs, buckets, engine_config, devices, first, lowering)
         blocks = fewest(blocks)
         memory.check_capacity(
-            num_blocks=blocks, block_size=engine_config.block_size, max_model_len=max_model_len
+            num_blocks=blocks,
+            block_size=engine_config.block_size,
+            max_model_len=max_model_len,
+            remedy=_remedy(engine_config, device.platform, max_model_len),
         )
     except BaseException:
         first.close()
@@ -192,6 +207,9 @@ def plan_engine(
         num_kv_tokens=usable,
         kv_bytes=kv_cache.block_bytes(programs) * blocks,
         max_model_len=max_model_len,
+        max_context_length=model_config.max_context_length,
+        is_cut=engine_config.max_model_len is None
+        and max_model_len < model_config.max_context_length,
         full_length_concurrency=usable / max_model_len,
         attention_backend=backend,
         attention_reason=reason,
@@ -230,6 +248,38 @@ def _rows_in_unit(config: ModelConfig, mesh: Mesh, rules: ShardingRules, backend
         return 0
     heads = num_page_heads(config, tensor_parallel_size(mesh, rules))
     return rows_in_unit(config.num_attention_heads // heads)
+
+
+def _max_model_len(
+    programs: Programs,
+    config: EngineConfig,
+    devices: Sequence[Any],
+    fewest: Callable[[int], int],
+) -> int:
+    """Most tokens of a sequence: as asked for, or the model's limit, or the longest that fits."""
+    if config.max_model_len is not None:
+        return config.max_model_len
+    longest = programs.context.config.max_context_length
+    if config.num_kv_blocks is not None:
+        return min(longest, (config.num_kv_blocks - 1) * config.block_size)
+    if devices[0].platform != "cpu":
+        return longest
+    block_bytes = kv_cache.block_bytes(programs) * len(devices)
+    fits = memory.longest_on_cpu(block_bytes=block_bytes, block_size=config.block_size)
+    return min(longest, max(fewest(fits), config.block_size))
+
+
+def _remedy(config: EngineConfig, platform: str, max_model_len: int) -> str:
+    """What lets a longer sequence fit, where a shorter one is not wanted."""
+    blocks = -(-max_model_len // config.block_size) + 1
+    if config.num_kv_blocks is not None:
+        return f"raise num_kv_blocks to {blocks}"
+    if platform == "cpu":
+        return (
+            "free memory (the KV cache takes up to a quarter of what is available), or set "
+            f"num_kv_blocks={blocks} to take what that needs"
+        )
+    return "raise gpu_memory_utilization"
 
 
 def _count_blocks(

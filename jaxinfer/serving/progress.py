@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +21,8 @@ class ProgressBar:
         enabled: False shows nothing.
         unit: what is counted.
         unit_scale: whether numbers are shortened with k, M, G.
+        make: makes the bar in tqdm's place, from ``total`` and ``desc`` by name; it needs `update`,
+            `set_postfix_str` and `close`.
     """
 
     def __init__(
@@ -31,10 +33,13 @@ class ProgressBar:
         enabled: bool,
         unit: str = "it",
         unit_scale: bool = False,
+        make: Callable[..., Any] | None = None,
     ) -> None:
         self._start = time.perf_counter()
-        self._bar: _Bar | None = None
-        if enabled:
+        self._bar: Any = None
+        if make is not None:
+            self._bar = make(total=total, desc=description)  # what it raises is the caller's
+        elif enabled:
             with self._ending_on_failure():
                 self._bar = _Bar(
                     total=total,

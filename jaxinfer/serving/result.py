@@ -4,7 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_TOKEN, _OK, _LOGPROB, _RANK, _TOP = range(5)
+_TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
+
+OK = 1
+LEFT_VOCAB = 2
+"""Statuses of a chosen token; any other: the logits were not finite, or nothing was allowed."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,8 @@ class TokenScores:
         ranks: int32 ``[...]``, 1 for the likeliest; only in mode "full", else None.
         top_ids: int32 ``[..., k]``, likeliest first; only in mode "full", else None.
         top_logprobs: float32 ``[..., k]``; only in mode "full", else None.
+        status: int32 ``[...]``, `OK` where `ok`, `LEFT_VOCAB` where a custom sampler's choice is
+            no token; None where nobody knows more than `ok`.
     """
 
     tokens: np.ndarray
@@ -26,6 +32,7 @@ class TokenScores:
     ranks: np.ndarray | None = None
     top_ids: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
+    status: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class StepResult:
 def unpack_scores(packed: np.ndarray) -> TokenScores:
     """Split int32 ``[..., columns]`` as a step packs it; views, nothing is copied."""
     columns = packed.shape[-1]
-    scores = {"tokens": packed[..., _TOKEN], "ok": packed[..., _OK] != 0}
+    status = packed[..., _STATUS]
+    scores = {"tokens": packed[..., _TOKEN], "ok": status == OK, "status": status}
     if columns > _LOGPROB:
         scores["logprobs"] = packed[..., _LOGPROB].view(np.float32)
     if columns > _RANK:

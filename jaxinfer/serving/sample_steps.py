@@ -13,8 +13,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.model.qwen3 import final_hidden, lm_head
-from jaxinfer.sampling_params import MAX_LOGPROBS, SamplingMode
+from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape
+from jaxinfer.serving.result import LEFT_VOCAB
 from jaxinfer.serving.sampler import StepOutput, advance, sample
 from jaxinfer.serving.sampling.layout import SamplingArrays
 from jaxinfer.serving.sampling.logprobs import ranks, top_tokens
@@ -63,7 +64,7 @@ def sample_step(
         arrays,
         mode=mode,
         axis=context.axis,
-        max_logprobs=num_logprobs(context),
+        max_logprobs=context.num_logprobs,
         last_token_ids=fed,
         logits_processor=context.logits_processor,
         sampler=context.sampler,
@@ -159,7 +160,7 @@ def prompt_logprobs_step(
         logits = lm_head(head, final_hidden(head, x, context.config))
         highest = axis.stack(logits.max(-1)).max(-1)
         total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
-        top_ids, _ = top_tokens(logits, num_logprobs(context), axis)
+        top_ids, _ = top_tokens(logits, context.num_logprobs, axis)
         values = axis.take(logits, jnp.concatenate([chosen[:, None], top_ids], axis=1))
         logprobs = values - highest[:, None] - jnp.log(total)[:, None]
         rank = ranks(logits, values[:, 0], axis)
@@ -174,18 +175,16 @@ def prompt_logprobs_step(
     return packed.reshape(T + pad, -1)[:T]
 
 
-def num_logprobs(context: StepContext) -> int:
-    """How many likeliest tokens a step reports."""
-    return min(MAX_LOGPROBS, context.config.vocab_size)
-
-
 def _pack(output: StepOutput) -> jax.Array:
     """All of a step's results in one int32 array ``[B, columns]``; `result.py` is its inverse."""
 
     def bits(x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int32)
 
-    columns = [output.tokens[:, None], output.ok.astype(jnp.int32)[:, None]]
+    status = output.ok.astype(jnp.int32)
+    if output.left_vocab is not None:
+        status = jnp.where(output.left_vocab, LEFT_VOCAB, status)
+    columns = [output.tokens[:, None], status[:, None]]
     if output.logprobs is not None:
         columns.append(bits(output.logprobs)[:, None])
     if output.ranks is not None and output.top_logprobs is not None:

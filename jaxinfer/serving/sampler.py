@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxinfer.sampling_params import MAX_LOGPROBS, SamplingMode
+from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.sampling.custom import (
     CustomSampler,
     LogitsProcessor,
@@ -55,6 +56,8 @@ class StepOutput(NamedTuple):
         top_logprobs: float32 `[B, k]`, their log-probabilities; truncated tokens have minus
             infinity. Only in mode "full".
         ranks: int32 `[B]`, 1 for the likeliest token; only in mode "full".
+        left_vocab: bool `[B]`, whether a row is not ok because the custom sampler left the
+            vocabulary; None without one.
     """
 
     tokens: jax.Array
@@ -63,6 +66,7 @@ class StepOutput(NamedTuple):
     top_ids: jax.Array | None = None
     top_logprobs: jax.Array | None = None
     ranks: jax.Array | None = None
+    left_vocab: jax.Array | None = None
 
 
 def sample(
@@ -116,17 +120,20 @@ def sample(
         return StepOutput(best, ok)
 
     distribution = with_temperature(largest, rows)
+    left_vocab = None
     if sampler is not None:
         tokens = sampler(vocab_axis.whole(logits), state, row_keys(rows))
         vocab_size = vocab_axis.sum(jnp.full_like(tokens, logits.shape[1]))
-        ok = ok & (tokens >= 0) & (tokens < vocab_size)
+        in_vocab = (tokens >= 0) & (tokens < vocab_size)
+        left_vocab, ok = ok & ~in_vocab, ok & in_vocab
         tokens = jnp.where(ok, tokens, best)
         total = vocab_axis.sum(_weigh(logits, distribution, vocab_axis).sum(1))
     else:
         if mode != "temperature":
             distribution = truncate(logits, rows, distribution, vocab_axis)
         tokens, total = _draw(logits, rows, best, distribution, vocab_axis)
-    return _report(logits, tokens, total, ok, distribution, mode, max_logprobs, vocab_axis)
+    output = _report(logits, tokens, total, ok, distribution, mode, max_logprobs, vocab_axis)
+    return output._replace(left_vocab=left_vocab)
 
 
 def advance(arrays: SamplingArrays, steps: jax.Array | int = 1) -> SamplingArrays:

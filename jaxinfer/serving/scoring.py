@@ -74,14 +74,13 @@ def _read_pair(
         raise ValueError(f"{name}: the continuation is empty; there is nothing to score")
     if not isinstance(context, str):
         return reader.check_token_ids(name, [*context, *continuation], num_outputs=0), len(context)
-    if reader.tokenizer is None:
-        raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
     # Tokens may join over the border: the continuation begins where the two tokenizations part.
     text = context + continuation
-    token_ids = reader.tokenizer.encode(text)
+    tokenizer = reader.check_text(name, text, num_outputs=0)
+    token_ids = tokenizer.encode(text)
     prompt = reader.check_token_ids(name, token_ids, num_outputs=0, text=text)
     start = 0
-    for ours, theirs in zip(reader.tokenizer.encode(context), token_ids, strict=False):
+    for ours, theirs in zip(tokenizer.encode(context), token_ids, strict=False):
         if ours != theirs:
             break
         start += 1

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.kernels.attention import Backend, norm_rope_write, paged_attention
 from jaxinfer.kernels.projections import Stream, begin, begin_sum
 from jaxinfer.kernels.tensor_axis import TensorAxis
@@ -52,6 +53,7 @@ class StepContext:
         mailboxes: whether small sums go through the devices' mailboxes (`mailboxes.py`).
         logits_processor: a user's change of the logits, compiled into the sampler.
         sampler: a user's replacement of the draw.
+        max_logprobs: most likeliest tokens that a step reports.
     """
 
     config: ModelConfig
@@ -62,6 +64,12 @@ class StepContext:
     mailboxes: bool = False
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
+    max_logprobs: int = MAX_LOGPROBS
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many likeliest tokens a step reports, where it reports any."""
+        return min(self.max_logprobs, self.config.vocab_size)
 
     @property
     def num_devices(self) -> int:

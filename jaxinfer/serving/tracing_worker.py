@@ -61,6 +61,7 @@ def describe_work(
         "backend": context.backend,
         "block_size": context.block_size,
         "mailboxes": context.mailboxes,
+        "max_logprobs": context.max_logprobs,
         "num_blocks": programs.num_blocks,
         "num_slots": programs.num_slots,
         "params": [
@@ -126,6 +127,7 @@ def _programs(description: dict[str, Any]) -> Programs:
         description["backend"],
         description["block_size"],
         description["mailboxes"],
+        max_logprobs=description["max_logprobs"],
     )
     return Programs(
         context,

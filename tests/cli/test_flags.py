@@ -41,7 +41,8 @@ def test_flags_left_out_leave_the_librarys_defaults():
 def test_vllms_names_reach_the_configuration():
     line = (
         "--model m --tokenizer t --revision r --dtype bfloat16 --seed 3 --max-model-len 512 "
-        "--max-num-seqs 4 --max-num-batched-tokens 64 --block-size 32 --num-kv-blocks 9 "
+        "--max-logprobs 9 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 32 "
+        "--num-kv-blocks 9 "
         "--gpu-memory-utilization 0.5 --no-enable-prefix-caching --swap-space 1.5 "
         "--preemption-mode swap --tensor-parallel-size 2 --attention-backend xla "
         "--data-parallel-size 3 --no-replica-threads "
@@ -55,6 +56,7 @@ def test_vllms_names_reach_the_configuration():
         dtype="bfloat16",
         seed=3,
         max_model_len=512,
+        max_logprobs=9,
         max_num_seqs=4,
         max_num_batched_tokens=64,
         block_size=32,

@@ -143,3 +143,9 @@ def test_ids_outside_the_table_are_clamped_not_wrapped(params):
     found = embed(params, jnp.array([-1, CONFIG.vocab_size]))
     table = params["model"]["embed_tokens"]
     np.testing.assert_array_equal(found, table[jnp.array([0, CONFIG.vocab_size - 1])])
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+def test_no_tokens_are_one_clear_error(params, shape):
+    with pytest.raises(ValueError, match=re.escape(f"token_ids has shape {shape}; forward needs")):
+        forward(params, CONFIG, jnp.zeros(shape, jnp.int32))

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import unicodedata
 
 import pytest
 import tokenizers
@@ -61,6 +62,66 @@ def test_decode_of_any_ids_equals_the_library(ids, skip):
 
 def test_encode_batch_is_encode_of_each(tokenizer):
     assert tokenizer.encode_batch(SAMPLES) == [tokenizer.encode(text) for text in SAMPLES]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "Once upon a time " * 50, "\u03b9\u0308\u0301" * 99, "<tool_call>" * 40, "각" * 9],
+)
+def test_no_text_has_fewer_tokens_than_its_bound(tokenizer, text):
+    for form in ("NFC", "NFD"):
+        written = unicodedata.normalize(form, text)
+        assert tokenizer.least_tokens(written) <= len(tokenizer.encode(written))
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_no_text_at_all_has_fewer_tokens_than_its_bound(text):
+    tokenizer = Tokenizer(BACKEND)
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_the_bound_grows_with_the_text(tokenizer):
+    longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+    assert tokenizer.least_tokens("x" * 1000 * longest) == 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda backend: backend.enable_truncation(4),
+        lambda backend: backend.add_tokens([tokenizers.AddedToken("[X]", lstrip=True)]),
+        lambda backend: setattr(backend, "normalizer", tokenizers.normalizers.Strip()),
+        lambda backend: setattr(
+            backend,
+            "pre_tokenizer",
+            tokenizers.pre_tokenizers.Sequence(
+                [tokenizers.pre_tokenizers.Whitespace(), tokenizers.pre_tokenizers.ByteLevel()]
+            ),
+        ),
+    ],
+)
+def test_a_tokenizer_that_may_drop_text_has_no_bound(change):
+    backend = tokenizers.Tokenizer.from_str(BACKEND.to_str())
+    change(backend)
+    assert Tokenizer(backend).least_tokens(" " * 10_000 + "[X]") == 0
+
+
+def test_hugging_faces_names_agree_with_transformers(tokenizer, reference):
+    ids = [tokenizer.encode(text) for text in SAMPLES]
+    assert tokenizer.batch_decode(ids) == reference.batch_decode(ids, skip_special_tokens=True)
+    assert tokenizer.convert_ids_to_tokens(ids[1]) == reference.convert_ids_to_tokens(ids[1])
+    assert tokenizer.convert_ids_to_tokens(5) == reference.convert_ids_to_tokens(5)
+    assert tokenizer.convert_ids_to_tokens([tokenizer.vocab_size, -1]) == [None, None]
+    assert len(tokenizer) == len(reference)
+    assert tokenizer.eos_token_id == tokenizer.eos_token_ids[0]
+
+
+def test_a_conversation_becomes_text_or_ids(tokenizer):
+    messages = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(messages)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.apply_chat_template(messages, tokenize=True) == ids
 
 
 def test_special_tokens_are_told_from_plain_added_ones(tokenizer):

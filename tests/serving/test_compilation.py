@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src import compilation_cache
 
 from jaxinfer.serving.compilation import CompilationCounter, CompiledPrograms
 from jaxinfer.serving.compile_cache import default_directory, persistent_cache, store_directory
@@ -142,12 +143,37 @@ def test_the_second_process_finds_programs_on_disk(tmp_path):
         jax.monitoring.unregister_event_listener(listen)
 
 
+@pytest.mark.parametrize("damage", ["cut short", "emptied", "overwritten"])
+def test_damaged_entries_are_dropped_once_said_and_written_anew(tmp_path, caplog, damage):
+    _programs(str(tmp_path)).compile([8, 16], show_progress=False)
+    entries = {path: path.read_bytes() for path in tmp_path.glob("*-cache")}
+    assert len(entries) == 2
+    for path, data in entries.items():
+        path.write_bytes(
+            {"cut short": data[: len(data) // 2], "emptied": b""}.get(damage, bytes(len(data)))
+        )
+    said = []
+    for _ in range(2):
+        jax.clear_caches()  # as a new process would begin
+        caplog.clear()
+        programs = _programs(str(tmp_path))
+        programs.compile([8, 16], show_progress=False)
+        assert programs[8](jnp.ones(8))[0] == 3
+        said.append([record.getMessage() for record in caplog.records])
+    assert said[0] == [
+        f"{tmp_path}: dropped 2 damaged entries of the compilation cache; compiled anew"
+    ]
+    assert said[1] == []
+    assert set(tmp_path.glob("*-cache")) == set(entries)
+
+
 def test_jax_is_left_as_it_was(tmp_path):
-    before = _settings()
+    before, read = _settings(), compilation_cache.get_executable_and_time
     with persistent_cache(str(tmp_path)) as path:
         assert path == tmp_path
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
     assert _settings() == before
+    assert compilation_cache.get_executable_and_time is read
 
 
 def test_a_cache_that_the_user_configured_is_theirs(tmp_path):

@@ -47,7 +47,7 @@ class Driven:
 
     def run(self, prompts, params=PARAMS):
         prompts = [Prompt(list(ids)) for ids in prompts]
-        return run_requests(self.driver, prompts, [params] * len(prompts), show_progress=False)
+        return run_requests(self.driver, prompts, [params] * len(prompts), use_tqdm=False)
 
     def stream(self, token_ids, params=PARAMS):
         return stream_request(self.driver, Prompt(token_ids), params)

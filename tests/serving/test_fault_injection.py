@@ -175,7 +175,7 @@ def test_a_progress_bar_that_raises_ends_nothing(setup, monkeypatch):
 
     monkeypatch.setattr("sys.stderr", Broken())
     outputs = blocking_calls.run_requests(
-        setup.driver, [Prompt([i]) for i in range(3)], [PARAMS] * 3, show_progress=True
+        setup.driver, [Prompt([i]) for i in range(3)], [PARAMS] * 3, use_tqdm=True
     )
     monkeypatch.undo()
     assert [output.error for output in outputs] == [None] * 3

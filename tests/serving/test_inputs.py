@@ -1,12 +1,18 @@
 """Every way to write a prompt is understood, and everything else is named in one clear error."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
+from jaxinfer import TextPrompt, TokensPrompt
+from jaxinfer.model.hub import BUNDLED_MODEL
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.inputs import PromptReader, match_params
 from jaxinfer.serving.request import pack_ids
+from jaxinfer.serving.scoring import read_score_inputs
 from tests.model.small_tokenizer import build_backend
 
 TOKENIZER = Tokenizer(build_backend())
@@ -37,6 +43,8 @@ HI, ONCE = TOKENIZER.encode("hi"), TOKENIZER.encode("Once upon")
         ([np.int32(4), np.int64(5)], [[4, 5]]),
         ([np.array([1, 2]), [3]], [[1, 2], [3]]),
         ({"prompt": "hi"}, [HI]),
+        (TextPrompt(prompt="hi"), [HI]),
+        ([TokensPrompt(prompt_token_ids=[1, 2], cache_salt="a")], [[1, 2]]),
         ({"prompt_token_ids": [1, 2]}, [[1, 2]]),
         ({"prompt": "seen", "prompt_token_ids": [1, 2]}, [[1, 2]]),
         ([{"prompt": "hi"}, {"prompt_token_ids": [1]}, "Once upon", [7]], [HI, [1], ONCE, [7]]),
@@ -112,6 +120,29 @@ def test_a_prompt_may_fill_the_model_when_nothing_is_generated():
     assert len(READER.read([1] * 16, num_outputs=0)[0].token_ids) == 16
     with pytest.raises(ValueError, match="17 tokens, but max_model_len is 16"):
         READER.read([1] * 17, num_outputs=0)
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (lambda reader, text: reader.read(["a", text]), r"prompts\[1\]"),
+        (lambda reader, text: read_score_inputs((text, "b"), reader), r"inputs\[0\]"),
+        (
+            lambda reader, text: chat_prompts([{"role": "user", "content": text}], reader),
+            "messages",
+        ),
+    ],
+)
+def test_a_text_that_is_much_too_long_is_refused_before_it_is_tokenized(monkeypatch, read, name):
+    def encode(*_, **__):
+        raise AssertionError("tokenized")
+
+    with contextlib.closing(Tokenizer.from_directory(BUNDLED_MODEL)) as tokenizer:
+        monkeypatch.setattr(tokenizer, "encode", encode)
+        monkeypatch.setattr(tokenizer, "encode_batch", encode)
+        reader = PromptReader(tokenizer, 2048, max_model_len=100)
+        with pytest.raises(ValueError, match=f"{name} has .* at least .* max_model_len is 100"):
+            read(reader, "lots of text " * 1000)
 
 
 def test_text_needs_a_tokenizer():

@@ -1,9 +1,14 @@
 """The offline API on a real, tiny model: vLLM's calls give what the plain forward gives."""
 
 import asyncio
+import copy
+import dataclasses
+import io
+import json
 
 import numpy as np
 import pytest
+import tqdm
 
 from jaxinfer import SamplingParams
 from tests.serving.small_llm import (
@@ -60,6 +65,22 @@ def test_logprobs_are_the_models(llm, kind):
         assert entry[tokens[position]].logprob == pytest.approx(row[tokens[position]], abs=1e-4)
         assert set(np.argsort(-row)[:3]) <= set(entry)
         assert entry[int(row.argmax())].rank == 1
+
+
+@pytest.mark.parametrize("count", [None, 0, 2])
+def test_an_output_as_a_dictionary_is_json(llm, count):
+    params = GREEDY.clone(logprobs=count, prompt_logprobs=count)
+    (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    read = json.loads(json.dumps(dataclasses.asdict(output)))
+    assert read["outputs"][0]["token_ids"] == output.outputs[0].token_ids
+    logprobs = output.outputs[0].logprobs
+    if count == 0:
+        assert read["outputs"][0]["logprobs"] == {
+            "token_ids": output.outputs[0].token_ids,
+            "values": logprobs.values,
+            "ranks": logprobs.ranks,
+        }
+        assert copy.deepcopy(logprobs) == list(logprobs)
 
 
 def test_seeds_make_answers_repeatable_whatever_the_batch_mates(llm):
@@ -184,6 +205,48 @@ def test_chat_takes_a_template_and_names_for_it(llm):
     assert output.prompt == "hi glad"
 
 
+def test_names_for_the_template_win_over_arguments_of_chat(llm):
+    (output,) = llm.chat(
+        [{"role": "user", "content": "hi"}],
+        GREEDY,
+        use_tqdm=False,
+        enable_thinking=True,
+        chat_template_kwargs={"enable_thinking": False},
+    )
+    assert output.prompt.endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "text"),
+    [
+        ({"messages": []}, ValueError, "chat_template_kwargs can't set 'messages'"),
+        ("thinking", TypeError, "chat_template_kwargs must be a dict"),
+        ({1: 2}, TypeError, "chat_template_kwargs must be a dict"),
+    ],
+)
+def test_bad_names_for_the_template_are_one_error(llm, names, kind, text):
+    with pytest.raises(kind, match=text):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, chat_template_kwargs=names)
+
+
+def test_default_parameters_are_the_callers_to_change(llm):
+    params = llm.get_default_sampling_params()
+    params.max_tokens = 3
+    params.temperature = 0.0
+    (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == greedy_reference(PROMPTS[0], 3)
+    assert llm.get_default_sampling_params().max_tokens == 16
+
+
+def test_assignments_leave_requests_alone_that_were_made_before(llm):
+    params = GREEDY.clone()
+    llm.add_request("a", PROMPTS[0], params)
+    params.max_tokens = 2
+    while llm.has_unfinished_requests():
+        outputs = llm.step()
+    assert outputs[-1].outputs[0].token_ids == greedy_reference(PROMPTS[0], 6)
+
+
 def test_a_progress_bar_is_shown_when_asked_for(llm, capsys):
     llm.generate([[1]], GREEDY, use_tqdm=False)
     assert capsys.readouterr().err == ""
@@ -191,9 +254,29 @@ def test_a_progress_bar_is_shown_when_asked_for(llm, capsys):
     assert "Processed prompts: 100%" in capsys.readouterr().err
 
 
+def test_a_progress_bar_may_be_the_callers(llm, capsys):
+    bars = []
+
+    def make(**options):
+        bars.append(tqdm.tqdm(**options, file=io.StringIO()))
+        return bars[-1]
+
+    llm.generate(PROMPTS, GREEDY, use_tqdm=make)
+    llm.score(PROMPTS[:2], use_tqdm=make)
+    assert [(bar.total, bar.n, bar.desc) for bar in bars] == [
+        (3, 3, "Processed prompts"),
+        (2, 2, "Processed prompts"),
+    ]
+    assert capsys.readouterr().err == ""
+
+
 def test_chat_refuses_what_is_no_conversation(llm):
     with pytest.raises(TypeError, match="messages must be a list"):
         llm.chat("hi", GREEDY)
+    with pytest.raises(TypeError, match=r"messages must be a list.*NoneType"):
+        llm.chat(None, GREEDY)
+    with pytest.raises(TypeError, match=r"messages\[1\] must be a list.*NoneType"):
+        llm.chat([[{"role": "user", "content": "x"}], None], GREEDY)
     with pytest.raises(ValueError, match="Unexpected role alien"):
         llm.chat([{"role": "alien", "content": "x"}], GREEDY)
 
@@ -270,6 +353,12 @@ def test_a_text_as_long_as_the_model_can_be_scored(llm):
 def test_bad_score_inputs_are_named(llm, inputs, kind, text):
     with pytest.raises(kind, match=text):
         llm.score(inputs)
+
+
+@pytest.mark.parametrize("more", ["b", True])
+def test_scoring_takes_no_second_text(llm, more):
+    with pytest.raises(TypeError, match=r"write score\(\(context, continuation\)\)"):
+        llm.score("a", more)
 
 
 def test_async_streams_of_one_loop_add_up_to_the_answers(llm):

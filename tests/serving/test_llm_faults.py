@@ -7,6 +7,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxinfer import LLM
@@ -19,6 +20,7 @@ from tests.serving.small_llm import (
     greedy_reference,
     ids,
     reference_logits,
+    reference_logprobs,
     small_llm,
     small_params,
 )
@@ -78,11 +80,14 @@ def test_a_step_that_raises_is_survived(llm, monkeypatch):
     assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-def test_nan_weights_end_the_requests_and_good_weights_serve_the_next(llm):
+def test_nan_weights_end_the_requests_and_good_weights_serve_the_next(llm, caplog):
     expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     bad = jax.tree.map(lambda leaf: leaf * jnp.nan, small_params())
     llm.update_params(bad)
+    caplog.clear()
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"3 of 3 requests failed; the first, prompts[0]: {outputs[0].error} (")
     assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 3
     assert all("not finite" in output.error for output in outputs)
     with pytest.raises(StepError, match="not finite"):
@@ -174,6 +179,11 @@ def test_a_mesh_is_taken_from_sharded_parameters():
         ({"block_size": 12}, ValueError, "block_size must be a power of two"),
         ({"model": "x"}, ValueError, "either model or params"),
         ({"config": None}, ValueError, "params and config go together"),
+        ({"config": "dir"}, TypeError, "config must be a ModelConfig, got str; ModelConfig.from"),
+        ({"params": None, "config": "dir"}, TypeError, "config must be a ModelConfig, got str"),
+        ({"params": "dir"}, TypeError, "params must be a Mapping, got str; a directory is given"),
+        ({"mesh": "x"}, TypeError, "mesh must be a Mesh, got str; jaxinfer.make_mesh"),
+        ({"rules": "x"}, TypeError, "rules must be a ShardingRules, got str"),
         ({"dtype": "bfloat16"}, ValueError, "dtype is bfloat16, but params are float32"),
         ({"num_kv_blocks": 3}, CapacityError, "max_model_len to at most 32"),
         ({"mesh": make_mesh(2), "tensor_parallel_size": 4}, ValueError, "the mesh has 2 devices"),
@@ -185,6 +195,23 @@ def test_a_mesh_is_taken_from_sharded_parameters():
 def test_bad_arguments_are_named_at_construction(options, kind, text):
     with pytest.raises(kind, match=text):
         small_llm(**options)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_all_log_probabilities_are_there_where_the_engine_reports_them(name):
+    with small_llm(max_logprobs=-1) as llm:
+        params = GREEDY.clone(**{name: -1}, max_tokens=1)
+        (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    entries = output.outputs[0].logprobs[0] if name == "logprobs" else output.prompt_logprobs[2]
+    expected = reference_logprobs(PROMPTS[0])[-1 if name == "logprobs" else 1]
+    found = [entries[i].logprob for i in range(len(expected))]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("asked", "count"), [(-1, 512), (21, 21)])
+def test_more_log_probabilities_than_the_engine_reports_are_refused(llm, asked, count):
+    with pytest.raises(ValueError, match=f"^logprobs asks for {count}, but max_logprobs is 20"):
+        llm.generate([[1]], GREEDY.clone(logprobs=asked), use_tqdm=False)
 
 
 def test_a_missing_model_is_one_line(tmp_path):
@@ -206,6 +233,20 @@ def test_a_logits_processor_is_compiled_into_the_step_and_a_bad_row_ends_alone()
         assert bad.outputs[0].finish_reason == "error"
         assert bad.outputs[0].token_ids == []
         assert llm.generate([[5]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == [7] * 6
+
+
+def test_a_custom_sampler_that_leaves_the_vocabulary_is_the_cause_that_is_named(caplog):
+    def sampler(logits, state, keys):
+        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return jnp.where(state.positions > 4, -1, tokens)
+
+    with small_llm(sampler=sampler) as llm:
+        good, bad = llm.generate([[1], [1, 2, 3]], GREEDY.clone(max_tokens=4), use_tqdm=False)
+    assert good.error is None
+    assert bad.error == "the custom sampler chose a token id outside the model's vocabulary"
+    assert len(bad.outputs[0].token_ids) == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"1 of 2 requests failed; the first, prompts[1]: {bad.error} (")
 
 
 def test_a_custom_sampler_replaces_the_draw():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import pytest
@@ -13,6 +14,7 @@ from jaxinfer.model import weights
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.model.weights import save_params
+from jaxinfer.serving import memory
 from jaxinfer.serving.device_params import describe_params, place_params
 from jaxinfer.serving.loading import ModelSource, choose_mesh
 from tests.model.small_tokenizer import write_tokenizer
@@ -127,12 +129,59 @@ def test_yarn_stretches_what_max_model_len_may_be():
         small_llm(config=stretched, max_model_len=1025)
 
 
+def _free_memory(monkeypatch, size):
+    monkeypatch.setattr(
+        memory.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=size)
+    )
+
+
+def test_on_a_cpu_the_longest_length_that_fits_is_taken_and_said(monkeypatch, capsys):
+    _free_memory(monkeypatch, 4 * 512 * 150)  # 512 bytes a token; a quarter is taken
+    with small_llm(max_model_len=None, num_kv_blocks=None, show_progress=True) as llm:
+        assert llm.max_model_len == 128
+        assert "max_model_len is 128, the longest that fits" in capsys.readouterr().err
+        (output,) = llm.generate([[1] * 120], GREEDY.clone(max_tokens=None), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 8
+
+
+def test_the_models_own_length_is_taken_in_silence_where_it_fits(monkeypatch, capsys):
+    with small_llm(max_model_len=None, num_kv_blocks=None, show_progress=True) as llm:
+        assert llm.max_model_len == CONFIG.max_position_embeddings
+        assert "longest that fits" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_given_blocks_bound_the_length_that_nobody_gave(replicas):
+    with small_llm(max_model_len=None, num_kv_blocks=9, data_parallel_size=replicas) as llm:
+        assert llm.max_model_len == 128
+        assert [each.runner.max_model_len for each in llm._loaded.replicas] == [128] * replicas
+
+
+def test_replicas_on_a_cpu_have_one_length(monkeypatch):
+    _free_memory(monkeypatch, 4 * 2 * 512 * 150)
+    with small_llm(max_model_len=None, num_kv_blocks=None, data_parallel_size=2) as llm:
+        assert [each.runner.max_model_len for each in llm._loaded.replicas] == [128, 128]
+
+
+def test_a_length_that_does_not_fit_a_cpu_has_advice_for_a_cpu(monkeypatch):
+    _free_memory(monkeypatch, 4 * 512 * 150)
+    with pytest.raises(CapacityError, match=r"most 144, or free memory .* num_kv_blocks=17") as e:
+        small_llm(max_model_len=256, num_kv_blocks=None)
+    assert "gpu" not in str(e.value)
+    small_llm(max_model_len=256, num_kv_blocks=17).close()  # what it advised
+
+
+def test_a_length_that_does_not_fit_the_blocks_given_names_their_number():
+    with pytest.raises(CapacityError, match="at most 128, or raise num_kv_blocks to 17"):
+        small_llm(max_model_len=256, num_kv_blocks=9)
+
+
 def test_too_little_memory_is_one_line_that_says_what_helps(monkeypatch):
     def allocate(programs):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
 
     monkeypatch.setattr("jaxinfer.serving.kv_cache.allocate", allocate)
-    with pytest.raises(CapacityError, match="lower gpu_memory_utilization") as caught:
+    with pytest.raises(CapacityError, match="lower num_kv_blocks or max_model_len") as caught:
         small_llm()
     assert "\n" not in str(caught.value)
 
@@ -178,3 +227,20 @@ def test_what_checks_the_weights_is_kept_for_the_next_start(directory, tmp_path,
     monkeypatch.setattr(weights, "is_finite", jax.jit(weight_check))
     open_llm(directory, compilation_cache_dir=str(tmp_path)).close()
     assert list(tmp_path.glob("jit_weight_check-*"))
+
+
+@pytest.mark.slow
+def test_an_engine_heals_a_damaged_compilation_cache(tmp_path, caplog):
+    said = []
+    for _ in range(3):
+        caplog.clear()
+        with small_llm(compilation_cache_dir=str(tmp_path)) as llm:
+            (output,) = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == greedy_reference([1, 2, 3], 4)
+        said.append("".join(record.getMessage() for record in caplog.records))
+        if len(said) == 1:
+            for path in [*tmp_path.glob("*-cache"), *tmp_path.glob("traced/*")]:
+                path.write_bytes(path.read_bytes()[:-100])
+        jax.clear_caches()  # as a new process would begin
+    assert (said[0], said[2]) == ("", "")
+    assert "damaged entries of the compilation cache" in said[1]

@@ -3,6 +3,8 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.errors import CapacityError
@@ -85,6 +87,24 @@ def test_a_cpu_gets_room_for_every_sequence_within_reason(monkeypatch):
     assert count(blocks_per_seq=2000, max_num_seqs=9) == 2000 + 1  # but one sequence must fit
     available(GIB)
     assert count(blocks_per_seq=2000) == 256 + 1  # unless that takes a quarter of the memory
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**40), st.sampled_from([2**14, 3 * 2**20]), st.sampled_from([8, 16, 256]))
+def test_the_longest_sequence_on_a_cpu_fits_and_wastes_little(available, block_bytes, block_size):
+    with pytest.MonkeyPatch.context() as patch:
+        size = types.SimpleNamespace(available=available)
+        patch.setattr(memory.psutil, "virtual_memory", lambda: size)
+        longest = memory.longest_on_cpu(block_bytes=block_bytes, block_size=block_size)
+        blocks = memory.blocks_on_cpu(
+            block_bytes=block_bytes,
+            blocks_per_seq=max(longest // block_size, 1),
+            max_num_seqs=1,
+        )
+    assert longest % block_size == 0
+    assert longest <= (blocks - 1) * block_size
+    most = available // 4 // block_bytes * block_size
+    assert longest >= 0.8 * most - 2 * block_size
 
 
 def test_too_few_blocks_name_the_length_that_fits():

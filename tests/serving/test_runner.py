@@ -272,8 +272,8 @@ def test_closing_frees_the_pages_and_keeps_the_callers_arrays():
 
 def test_a_cache_too_small_for_one_request_names_the_length_that_fits():
     with pytest.raises(CapacityError, match="at most 56"):
-        make_runner(num_kv_blocks=8)
-    assert isinstance(make_runner(num_kv_blocks=9), Runner)
+        make_runner(num_kv_blocks=8, max_model_len=64)
+    assert isinstance(make_runner(num_kv_blocks=9, max_model_len=64), Runner)
 
 
 def test_the_report_counts_blocks_tokens_and_sequences(runner):

@@ -39,8 +39,10 @@ def start_replicas(
             each = start_engine(setup, tree, mesh, lowering=lowering, devices=devices)
             undo.callback(each.runner.close)
             started.append(each)
-            blocks = started[0].runner.num_kv_blocks
-            config = dataclasses.replace(setup.config, num_kv_blocks=blocks)
+            first = started[0].runner
+            config = dataclasses.replace(
+                setup.config, num_kv_blocks=first.num_kv_blocks, max_model_len=first.max_model_len
+            )
             setup = dataclasses.replace(setup, config=config)
         undo.pop_all()
     return started
