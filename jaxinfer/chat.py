@@ -27,7 +27,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--system", help="system message")
     parser.add_argument("--no-thinking", action="store_true", help="ask for no thinking")
     parser.add_argument("-q", "--quiet", action="store_true", help="no statistics, no progress")
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, max_tokens=_MAX_TOKENS)
     add_engine_flags(parser)
     return parser
 

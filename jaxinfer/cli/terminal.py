@@ -1,9 +1,12 @@
 """What a person types and sees: prompts, messages of several lines, dimmed text."""
 
 import contextlib
+import re
 import sys
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+# C0 but for tab and line feed, DEL, and C1, whose U+009B begins an escape sequence like ESC [.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _QUOTES = '"""'
 
 
@@ -38,7 +41,7 @@ def show(text: str, *, dim: bool = False) -> None:
     A model can be made to write escape sequences; they must not reach the terminal.
     """
     if sys.stdout.isatty():
-        text = "".join(c if c >= " " or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+        text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
         text = f"{_DIM}{text}{_PLAIN}" if dim else text
     sys.stdout.write(text)
     sys.stdout.flush()

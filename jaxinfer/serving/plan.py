@@ -307,7 +307,9 @@ def _compiler(
         return own | dict(options)
 
     lower = functools.partial(lowering.lower, programs)
-    return CompiledPrograms(lower, options_for, config.compilation_cache_dir)
+    return CompiledPrograms(
+        lower, options_for, config.compilation_cache_dir, says_so=config.show_progress
+    )
 
 
 def _compute_capability(device: Any) -> tuple[int, int] | None:
