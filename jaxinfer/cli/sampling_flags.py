@@ -90,4 +90,5 @@ def check_sampling(fields: Mapping[str, Any]) -> None:
     """
     from jaxinfer.sampling_params import SamplingParams
 
-    SamplingParams(**({"max_tokens": None} | dict(fields)))
+    given: dict[str, Any] = {"max_tokens": None, **fields}
+    SamplingParams(**given)

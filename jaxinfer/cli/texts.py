@@ -66,10 +66,15 @@ def read_standard_input() -> str:
     return checked_text(stream.read(), "standard input")
 
 
-def keep_undecodable_input() -> None:
-    """Let a line of standard input that is not UTF-8 be read, so that it can be refused by itself.
+def prepare_lines() -> None:
+    """Have `input` give a line that is not UTF-8 too, so that it can be refused by itself.
 
     Otherwise Python gives up a whole buffer of lines at its first wrong byte.
+
+    Raises:
+        ValueError: standard input is closed.
     """
+    if sys.stdin is None:
+        raise ValueError("standard input is closed, and a chat reads its messages there")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
