@@ -61,7 +61,7 @@ def open_engine(
     from jaxinfer import LLM
 
     with speaking_of_flags():
-        llm = LLM(**({"show_progress": not quiet} | defaults | engine_arguments(arguments)))
+        llm = LLM(**{"show_progress": not quiet, **defaults, **engine_arguments(arguments)})
     with llm:
         try:
             yield llm

@@ -81,6 +81,8 @@ def user_message(error: Exception) -> str | None:
     text = " ".join(str(error).split())
     if any(words in text for words in _DISK_FULL):
         return f"no space left on the disk ({_shorten(text)})"
+    if "os_error_code" in text:  # TensorStore, about a file
+        return _shorten(text)
     if any(words in text for words in _OUT_OF_MEMORY):
         return f"out of device memory; {_MEMORY_ADVICE} ({_shorten(text)})"
     if isinstance(error, JaxinferError | ValueError):

@@ -1,5 +1,7 @@
 """However a command ends, its user sees one line at most and a telling exit status."""
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -64,6 +66,51 @@ def test_too_little_memory_says_which_flags_to_lower(error, capsys):
 def test_a_bug_keeps_its_traceback(error):
     with pytest.raises(type(error)):
         run_command("generate", _raises(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/out/model.safetensors"),
+        ValueError("RESOURCE_EXHAUSTED: Error writing /out: No space left on device"),
+    ],
+)
+def test_a_full_disk_is_not_taken_for_memory(error, capsys):
+    assert run_command("convert", _raises(error)) == 1
+    message = capsys.readouterr().err
+    assert "error: no space left on the disk" in message
+    assert "/out" in message
+    assert "memory" not in message
+
+
+@pytest.mark.parametrize(
+    ("redirection", "line"),
+    [
+        (">&-", "jaxinfer generate: error: standard output is closed; give it a file or a pipe\n"),
+        ("2>&-", ""),
+        (">/dev/full", "no space left on the disk"),
+    ],
+)
+def test_closed_and_full_outputs_are_one_line_at_most(redirection, line):
+    program = (
+        "from jaxinfer.cli.process import run_command, end_process, print_error\n"
+        "def body(): print('text'); print_error('generate', 'x') if sys.stderr.name != 2 else 0\n"
+        "import sys\n"
+        "end_process(run_command('generate', lambda: body() or 0))\n"
+    )
+    done = subprocess.run(
+        f'"{sys.executable}" -c "$PROGRAM" {redirection}',
+        shell=True,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PROGRAM": program},
+        timeout=20,
+    )
+    assert done.returncode == (0 if redirection == "2>&-" else 1)
+    assert done.stdout == ("text\n" if redirection == "2>&-" else "")
+    assert line in done.stderr
+    assert done.stderr.count("\n") == bool(line)
 
 
 def test_ctrl_c_is_status_130_without_a_word(capsys):
