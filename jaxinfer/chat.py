@@ -26,11 +26,12 @@ _MAX_TOKENS = 2048
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer chat`."""
     parser = CommandParser("chat", "Talk with a model; /help inside lists what can be typed.")
-    parser.add_argument("--system", type=text_argument, help="system message")
+    parser.add_argument("--system", type=text_argument, help="system message (default: none)")
     parser.add_argument("--no-thinking", action="store_true", help="ask for no thinking")
     parser.add_argument("-q", "--quiet", action="store_true", help="no statistics, no progress")
-    add_sampling_flags(parser, max_tokens=_MAX_TOKENS)
-    add_engine_flags(parser)
+    add_sampling_flags(parser, max_tokens=f"{_MAX_TOKENS}, at most half of the context")
+    own = {"max_num_seqs": "1", "compile_ahead": "at first use", "seed": "another each time"}
+    add_engine_flags(parser, defaults=own)
     return parser
 
 

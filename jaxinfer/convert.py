@@ -29,7 +29,7 @@ def build_parser() -> CommandParser:
         choices=["float32", "bfloat16", "float16"],
         help="dtype of the written weights (default: the one config.json names)",
     )
-    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress bar, no summary")
     return parser
 

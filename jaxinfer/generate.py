@@ -47,20 +47,25 @@ def build_parser() -> CommandParser:
         'and sampling fields of its own ("-" reads standard input)',
     )
     parser.add_argument("--chat", action="store_true", help="send each prompt as a chat message")
-    parser.add_argument("--system", type=text_argument, help="system message (with --chat)")
+    parser.add_argument(
+        "--system", type=text_argument, help="system message, with --chat (default: none)"
+    )
     parser.add_argument(
         "--no-thinking", action="store_true", help="ask for no thinking (with --chat)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")
     parser.add_argument(
-        "--output", metavar="FILE", help="write the JSON objects to a new file instead"
+        "--output",
+        metavar="FILE",
+        help="write the JSON objects to a new file (default: standard output)",
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on after the answers in --output's file"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="nothing but text and errors")
     add_sampling_flags(parser, max_tokens=_MAX_TOKENS)
-    add_engine_flags(parser)
+    own = {"max_num_seqs": "the number of prompts, at most 256", "compile_ahead": "at first use"}
+    add_engine_flags(parser, defaults=own)
     return parser
 
 

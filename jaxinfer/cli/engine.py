@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _FIELDS = {name: "--" + name.replace("_", "-") for name in ENGINE_FIELDS | SAMPLING_FIELDS} | {
     "temperature": "--temp",
+    "show_progress": "--quiet",
     "enable_prefix_caching": "--no-enable-prefix-caching",
 }
 # Whole names with an underscore anywhere, others as the first word: "stop" and "seed" are English,

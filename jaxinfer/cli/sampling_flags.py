@@ -32,7 +32,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str
         max_tokens: the command's own default, for --help.
     """
     unset: Any = argparse.SUPPRESS
-    group = parser.add_argument_group("sampling (defaults come from the model)")
+    group = parser.add_argument_group("sampling (defaults are the model's)")
     group.add_argument(
         "-m",
         "--max-tokens",

@@ -68,7 +68,9 @@ class StartupReport:
     num_replicas: int = 1
 
     def __str__(self) -> str:
-        devices = f"{self.num_devices} {self.platform} device" + "s" * (self.num_devices > 1)
+        devices = f"{self.num_devices} {self.platform.upper()} device" + "s" * (
+            self.num_devices > 1
+        )
         if self.num_replicas > 1:
             devices += f" in {self.num_replicas} replicas"
         return (
