@@ -192,7 +192,14 @@ def test_prompts_are_lines_as_an_editor_counts_them(tmp_path):
     assert [line.where for line in lines] == [f"{file}:1", f"{file}:3"]
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.text())
+# Line breaks of other programs, controls, marks and letters that not every encoding has.
+AWKWARD = st.sampled_from('\u2028\u2029\x85\x0b\x0c\x1c\x1e\r\n\x1b\x7f\x9b\ufeff"\\é字😀')
+
+
+@given(
+    st.text(AWKWARD | st.characters(exclude_categories=["Cs"]), min_size=1),
+    st.text(AWKWARD | st.characters()),
+)
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
 def test_what_json_writes_can_be_read_as_prompts(tmp_path_factory, encoding, prompt, text):
     file = tmp_path_factory.mktemp("answers") / "answers.jsonl"
@@ -292,6 +299,25 @@ def test_a_prompt_that_the_engine_refuses_is_named_by_file_and_line(engines, cap
     assert output.out == ""
 
 
+def test_a_request_that_fails_is_named_by_line_and_the_others_are_answered(
+    monkeypatch, capsys, tmp_path
+):
+    def reply(prompt):
+        if prompt == "two":
+            raise ArithmeticError("not finite")
+        return [prompt.upper()]
+
+    monkeypatch.setitem(vars(jaxinfer), "LLM", lambda **arguments: FakeLLM(reply))
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\ntwo\nthree\n")
+    assert main(["--prompts-file", str(file), "--json", "-q"]) == 1
+    output = capsys.readouterr()
+    assert output.err == f"jaxinfer generate: error: {file}:2: not finite\n"
+    records = [json.loads(line) for line in output.out.splitlines()]
+    assert [record["text"] for record in records] == ["ONE", "", "THREE"]
+    assert [record.get("error") for record in records] == [None, "not finite", None]
+
+
 def test_an_interrupted_file_of_answers_is_gone_on_with(monkeypatch, capsys, tmp_path):
     prompts, answers = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
     prompts.write_text("one\ntwo\nthree\n")
@@ -305,13 +331,14 @@ def test_an_interrupted_file_of_answers_is_gone_on_with(monkeypatch, capsys, tmp
 
     def interrupted(prompt):
         if prompt == "two":
+            assert "ONE" in answers.read_text(), "each answer is written when it ends"
             raise KeyboardInterrupt
         return [prompt.upper()]
 
     assert run(interrupted)[0] == 130
     assert [json.loads(line)["text"] for line in answers.read_text().splitlines()] == ["ONE"]
     with answers.open("a") as file:
-        file.write('{"prompt": "tw')  # as a killed process leaves it
+        file.write('{"prompt": "tw' + "x" * 5000)  # as a killed process leaves it
     assert run(lambda prompt: [prompt.upper()])[0] == 1
     assert "--resume goes on with it" in capsys.readouterr().err
     status, engine = run(lambda prompt: [prompt.upper()], "--resume")

@@ -77,7 +77,11 @@ class FakeLLM:
     def step(self) -> list[RequestOutput]:
         """Answer the last request that waits."""
         request_id, text = self.waiting.pop()
-        output = _output(text, "".join(self.reply(text)), "stop")
+        try:
+            output = _output(text, "".join(self.reply(text)), "stop")
+        except ArithmeticError as error:  # one request's fault, as the engine contains it
+            output = _output(text, "", "error")
+            output.error = str(error)
         output.request_id = request_id
         return [output]
 
