@@ -20,10 +20,12 @@ def open_answers(path: Path, lines: Sequence[PromptLine], *, resume: bool) -> tu
         The file, open at its end, and the number of prompts that are answered in it.
 
     Raises:
-        ValueError: it holds something and `resume` was not asked for, or what it holds are not
-            answers to the first of these prompts.
+        ValueError: it is a directory or device, it holds something and `resume` was not asked for,
+            or what it holds are not answers to the first of these prompts.
         OSError: it can't be written.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not a file; without --output, --json prints the answers")
     data = path.read_bytes() if path.exists() else b""
     if data and not resume:
         raise ValueError(f"{path}: exists; --resume goes on with it")
