@@ -29,26 +29,35 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--model-shape",
         choices=SHAPE_NAMES,
-        help="random weights of this Qwen3's shape instead of a model's own",
+        help="random weights of this Qwen3's shape (default: a model's own)",
     )
     parser.add_argument(
         "--workload",
         choices=WORKLOAD_NAMES,
-        help="run a named workload of docs/performance.md instead of the table",
+        help="run a named workload of docs/performance.md (default: the table of speeds)",
     )
     parser.add_argument(
         "--kernels",
         nargs="?",
         const="",
         metavar="NAME",
-        help="time the GPU kernels by themselves, all or those whose case contains NAME",
+        help="time the GPU kernels by themselves, those whose case contains NAME (default: all)",
     )
-    parser.add_argument("--batch-sizes", type=comma_separated_integers, help="sequences (1,8)")
-    parser.add_argument("--prompt-lengths", type=comma_separated_integers, help="tokens (128)")
     parser.add_argument(
-        "--decode-steps", type=positive_integer, help="steps to time decoding over (32)"
+        "--batch-sizes", type=comma_separated_integers, help="numbers of sequences (default: 1,8)"
     )
-    parser.add_argument("--repeats", type=positive_integer, default=3, help="medians of (3)")
+    parser.add_argument(
+        "--prompt-lengths", type=comma_separated_integers, help="numbers of tokens (default: 128)"
+    )
+    parser.add_argument(
+        "--decode-steps", type=positive_integer, help="steps to time decoding over (default: 32)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=positive_integer,
+        default=3,
+        help="runs to take the median of (default: 3)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     add_engine_flags(parser)
@@ -78,12 +87,14 @@ def _misplaced(arguments: "argparse.Namespace") -> tuple[str, str] | None:
 
 
 def _run(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.platform import start_platform
 
     start_platform(process_arguments(arguments))
     if arguments.kernels is not None:
         return time_kernels(arguments.kernels, repeats=arguments.repeats, as_json=arguments.json)
-    report = workload_report(arguments) if arguments.workload else speed_report(arguments)
+    with speaking_of_flags():
+        report = workload_report(arguments) if arguments.workload else speed_report(arguments)
     if report is None:
         return OK
     if arguments.json:

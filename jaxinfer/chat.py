@@ -1,15 +1,17 @@
 """`jaxinfer chat`: a conversation with a model in the terminal."""
 
+import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
+from jaxinfer.cli.engine_flags import add_engine_flags
 from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, print_error, run_command
 from jaxinfer.cli.process_flags import process_arguments
-from jaxinfer.cli.sampling_flags import add_sampling_flags, sampling_arguments
+from jaxinfer.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_arguments
+from jaxinfer.cli.texts import text_argument
 
 if TYPE_CHECKING:
     import argparse
@@ -24,11 +26,12 @@ _MAX_TOKENS = 2048
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer chat`."""
     parser = CommandParser("chat", "Talk with a model; /help inside lists what can be typed.")
-    parser.add_argument("--system", help="system message")
+    parser.add_argument("--system", type=text_argument, help="system message (default: none)")
     parser.add_argument("--no-thinking", action="store_true", help="ask for no thinking")
     parser.add_argument("-q", "--quiet", action="store_true", help="no statistics, no progress")
-    add_sampling_flags(parser)
-    add_engine_flags(parser)
+    add_sampling_flags(parser, max_tokens=f"{_MAX_TOKENS}, at most half of the context")
+    own = {"max_num_seqs": "1", "compile_ahead": "at first use", "seed": "another each time"}
+    add_engine_flags(parser, defaults=own)
     return parser
 
 
@@ -41,14 +44,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.answers import tokenizer_of
     from jaxinfer.cli.conversation import Conversation
+    from jaxinfer.cli.engine import open_engine, speaking_of_flags
     from jaxinfer.cli.platform import start_platform
     from jaxinfer.cli.terminal import prepare_line_editing
+    from jaxinfer.cli.texts import prepare_lines
 
+    with speaking_of_flags():
+        check_sampling(sampling_arguments(arguments))
+    prepare_lines()
     start_platform(process_arguments(arguments))
-    from jaxinfer import LLM
-
-    defaults = {"compile_ahead": False, "max_num_seqs": 1, "show_progress": not arguments.quiet}
-    with LLM(**(defaults | engine_arguments(arguments))) as llm:
+    # Another conversation every time, unless --seed asks for the same one.
+    defaults = {"compile_ahead": False, "max_num_seqs": 1, "seed": secrets.randbits(31)}
+    with open_engine(arguments, defaults, quiet=arguments.quiet) as llm:
         if llm.follows:
             llm.follow()
             return OK
@@ -73,27 +80,26 @@ def _default_max_tokens(llm: "LLM") -> int:
 
 def _converse(llm: "LLM", conversation: "Conversation", *, quiet: bool) -> None:
     """Read and answer until the user leaves."""
+    from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.terminal import read_message
 
     while True:
         try:
             line = read_message()
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
-            continue
-        if not line.strip():
-            continue
-        try:
             if line.startswith("/"):
                 reply = conversation.run_slash_command(line)
                 if reply is None:
                     return
                 print(reply, file=sys.stderr)
-            else:
-                _answer(llm, conversation, line, quiet=quiet)
-        except ValueError as error:  # a wrong setting, or a conversation that has grown too long
+            elif line.strip():
+                with speaking_of_flags():
+                    _answer(llm, conversation, line, quiet=quiet)
+        except EOFError:
+            return
+        except KeyboardInterrupt:  # at the prompt, or a second one while an answer ends
+            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+        # Not text, a wrong setting, a conversation that has grown too long: nothing has changed.
+        except ValueError as error:
             print_error("chat", " ".join(str(error).split()))
 
 
@@ -101,52 +107,74 @@ def _answer(llm: "LLM", conversation: "Conversation", line: str, *, quiet: bool)
     """Answer `line`; Ctrl-C stops the answer and keeps what has been said.
 
     Raises:
-        ValueError: the conversation does not fit the model, or a setting is out of its range; the
-            message is taken back.
+        ValueError: the conversation does not fit the model, or a setting is out of its range.
+        KeyboardInterrupt: a second Ctrl-C.
     """
-    from jaxinfer.cli.answers import Answer, tokenizer_of
-    from jaxinfer.cli.terminal import note
+    from jaxinfer.cli.answers import Answer, cut_reason, tokenizer_of
+    from jaxinfer.cli.terminal import end_line, note
+    from jaxinfer.cli.thinking import OPEN, is_thinking, spoken
 
-    conversation.ask(line)
-    answer = Answer()
+    params = llm.get_default_sampling_params().clone(**conversation.sampling)
+    prompt = tokenizer_of(llm).apply_chat_template(
+        conversation.messages(line), enable_thinking=conversation.thinking
+    )
+    inside = prompt.rstrip().endswith(OPEN)
+    answer, is_whole = Answer(), False
     try:
-        params = llm.get_default_sampling_params().clone(**conversation.sampling)
-        prompt = tokenizer_of(llm).apply_chat_template(
-            conversation.messages(), enable_thinking=conversation.thinking
-        )
-        conversation.answer(_speak(llm, prompt, params, answer))
-    except ValueError:
-        conversation.take_back()
-        raise
-    if answer.statistics is not None and not quiet:
+        _speak(llm, prompt, params, answer, inside=inside)
+        is_whole = True
+    except KeyboardInterrupt:  # at any point, so that only what `answer` holds is certain
+        pass
+    end_line(was_cut=not is_whole)
+    said = spoken(answer.text, inside=inside, is_whole=is_whole)
+    if said or is_whole:
+        conversation.keep(line, said)
+    if not is_whole:
+        note(_stopped(said))
+    if quiet:
+        return
+    reason = cut_reason(answer, params, llm.max_model_len, setting="/set max_tokens")
+    if reason is not None:
+        while_thinking = is_thinking(answer.text, inside=inside)
+        note(f"({reason}{_IN_THOUGHT if while_thinking else ''})")
+    if answer.statistics is not None:
         note(answer.statistics.line())
 
 
-def _speak(llm: "LLM", prompt: str, params: "SamplingParams", answer: "Answer") -> str:
-    """Stream an answer to the terminal, thinking dimmed; returns what was said aloud.
+_IN_THOUGHT = "; it was still thinking, which /set thinking off leaves out"
 
-    Ctrl-C reaches us between two steps, never inside one: the engine sees to that.
+
+def _stopped(said: str) -> str:
+    """What Ctrl-C has done."""
+    if said:
+        return "(stopped; what was said is kept; Ctrl-D leaves)"
+    return (
+        "(stopped before anything was said, so your message is forgotten; what the engine compiles "
+        "or computes just now ends before the next answer begins; Ctrl-D leaves)"
+    )
+
+
+def _speak(
+    llm: "LLM", prompt: str, params: "SamplingParams", answer: "Answer", *, inside: bool
+) -> None:
+    """Stream an answer to the terminal and into `answer`, thinking dimmed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the request is aborted.
     """
     from jaxinfer.cli.answers import stream_answer, tokenizer_of
     from jaxinfer.cli.terminal import show
-    from jaxinfer.cli.thinking import OPEN, ThinkingSplitter
+    from jaxinfer.cli.thinking import ThinkingSplitter
 
-    said = ""
-    splitter = ThinkingSplitter(inside=prompt.rstrip().endswith(OPEN))
+    splitter = ThinkingSplitter(inside=inside)
     token_ids = tokenizer_of(llm).encode(prompt, add_special_tokens=False)
-    try:
-        with closing(stream_answer(llm, token_ids, params, answer)) as pieces:
-            for piece in pieces:
-                for thinking, text in splitter.feed(piece):
-                    show(text, dim=thinking)
-                    said += "" if thinking else text
-    except KeyboardInterrupt:
-        pass
+    pieces = stream_answer(llm, {"prompt_token_ids": token_ids}, params, answer)
+    with closing(pieces):
+        for piece in pieces:
+            for thinking, text in splitter.feed(piece):
+                show(text, dim=thinking)
     for thinking, text in splitter.finish():
         show(text, dim=thinking)
-        said += "" if thinking else text
-    print(flush=True)
-    return said.strip()
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ def build_parser() -> CommandParser:
         choices=["float32", "bfloat16", "float16"],
         help="dtype of the written weights (default: the one config.json names)",
     )
-    parser.add_argument("--revision", help="branch, tag or commit on the hub")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar, no summary")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress bar, no summary")
     return parser
 
 
@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from jaxinfer.cli.platform import start_platform
+
+    start_platform()
     from jaxinfer.model.conversion import convert_directory
     from jaxinfer.model.hub import resolve_model
     from jaxinfer.serving.progress import ProgressBar
@@ -50,8 +53,12 @@ def _run(arguments: argparse.Namespace) -> int:
     source = resolve_model(arguments.model, arguments.revision)
     output, to, dtype = Path(arguments.output), arguments.to, arguments.dtype
     shown = not arguments.quiet
-    with ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True) as bar:
-        written = convert_directory(source, output, to, dtype, bar.advance_to)
+    try:
+        with ProgressBar(None, "Loading", enabled=shown, unit="B", unit_scale=True) as bar:
+            written = convert_directory(source, output, to, dtype, bar.advance_to)
+    except KeyboardInterrupt:
+        print(f"interrupted; {output} was not written", file=sys.stderr, flush=True)
+        raise
     if not arguments.quiet:
         print(f"wrote {output} ({written})", file=sys.stderr)
     return OK

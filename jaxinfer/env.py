@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
+from jaxinfer.cli.statistics import count
 
 # The shape that backends are chosen for here; every published dense Qwen3 has head_dim 128.
 _HEAD_DIM, _GROUP_SIZE, _BLOCK_SIZE = 128, 2, 16
@@ -17,18 +18,22 @@ def build_parser() -> CommandParser:
     """The flags of `jaxinfer env`."""
     parser = CommandParser("env", "Show versions, devices and what would be used on this machine.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no report: the exit status says if JAX starts"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = build_parser().parse_args(argv)
-    return run_command("env", lambda: _run(as_json=arguments.json))
+    return run_command("env", lambda: _run(as_json=arguments.json, quiet=arguments.quiet))
 
 
-def _run(*, as_json: bool) -> int:
+def _run(*, as_json: bool, quiet: bool) -> int:
     report = environment()
-    print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
+    if not quiet:
+        print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
     return OK
 
 
@@ -108,15 +113,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
     rows.append(("device", device))
     if machine["driver"]:
         rows.append(("driver", machine["driver"]))
-    rows.append(("cpu", f"{machine['cpu']}, {machine['cpu_cores']} cores"))
+    rows.append(("cpu", f"{machine['cpu']}, {count(machine['cpu_cores'], 'core')}"))
     for name, why in report["attention_backend"].items():
         rows.append((f"attention {name}", why.partition("; supported here")[0]))
-    rows.append(
-        (
-            "compile cache",
-            f"{cache['directory']} ({cache['files']} files, {cache['bytes'] / 10**6:.1f} MB)",
-        )
-    )
+    size = f"{count(cache['files'], 'file')}, {cache['bytes'] / 10**6:.1f} MB"
+    rows.append(("compile cache", f"{cache['directory']} ({size})"))
     rows.append(("bundled model", report["bundled_model"] or "missing from this installation"))
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
+from jaxinfer.cli.engine_flags import add_engine_flags
 from jaxinfer.cli.parser import CommandParser, positive_integer
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.cli.process_flags import process_arguments
@@ -29,13 +29,19 @@ def build_parser() -> CommandParser:
     )
     parser = CommandParser("evaluate", description, _EXAMPLES)
     parser.add_argument(
-        "--questions", type=positive_integer, default=50, help="of each of nine kinds (50)"
+        "--questions",
+        type=positive_integer,
+        default=50,
+        help="number of questions of each of nine kinds (default: 50)",
     )
-    parser.add_argument("--question-seed", type=int, default=0, help="draws other questions (0)")
+    parser.add_argument(
+        "--question-seed", type=int, default=0, help="draws other questions (default: 0)"
+    )
     parser.add_argument("--check", action="store_true", help="exit status 1 below a bar")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    add_engine_flags(parser)
+    own = {"max_num_seqs": str(_MAX_NUM_SEQS), "compile_ahead": "at first use"}
+    add_engine_flags(parser, defaults=own)
     return parser
 
 
@@ -66,7 +72,7 @@ def evaluation_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
 
     None on processes that follow process 0.
     """
-    from jaxinfer import LLM
+    from jaxinfer.cli.engine import open_engine
     from jaxinfer.evaluation.engine_trials import run_trials, story_loss
     from jaxinfer.evaluation.rates import below_bar, questions, rates
     from jaxinfer.evaluation.report import rate_records
@@ -74,12 +80,8 @@ def evaluation_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
 
     count, seed = arguments.questions, arguments.question_seed
     asked = questions(count, seed)
-    defaults = {
-        "compile_ahead": False,
-        "max_num_seqs": _MAX_NUM_SEQS,
-        "show_progress": not arguments.quiet,
-    }
-    with LLM(**(defaults | engine_arguments(arguments))) as llm:
+    defaults = {"compile_ahead": False, "max_num_seqs": _MAX_NUM_SEQS}
+    with open_engine(arguments, defaults, quiet=arguments.quiet) as llm:
         if llm.follows:
             llm.follow()
             return None

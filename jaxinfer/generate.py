@@ -1,176 +1,238 @@
 """`jaxinfer generate`: text after a prompt on stdout as it is written, statistics on stderr."""
 
-import json
+import contextlib
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
+from jaxinfer.cli.engine_flags import add_engine_flags
 from jaxinfer.cli.parser import CommandParser
-from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+from jaxinfer.cli.process import FAILED, OK, end_process, print_error, run_command
 from jaxinfer.cli.process_flags import is_first_process, is_one_of_several, process_arguments
-from jaxinfer.cli.sampling_flags import add_sampling_flags, sampling_arguments
+from jaxinfer.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_arguments
+from jaxinfer.cli.texts import text_argument
 
 if TYPE_CHECKING:
     import argparse
 
     from jaxinfer import LLM, SamplingParams
+    from jaxinfer.cli.answers import Answer
+    from jaxinfer.cli.prompts import PromptLine
     from jaxinfer.cli.statistics import BatchStatistics, RunStatistics
 
 _MAX_TOKENS = 256
 
 _EXAMPLES = """examples:
-  jaxinfer generate -p "Once upon a time"
+  jaxinfer generate "Once upon a time"
   jaxinfer generate --model Qwen/Qwen3-0.6B --chat -p "Why is the sky blue?" --temp 0.6
   cat question.txt | jaxinfer generate -p - --quiet
-  jaxinfer generate --prompts-file prompts.txt --json > answers.jsonl"""
+  jaxinfer generate --prompts-file prompts.txt --output answers.jsonl
+  jaxinfer generate --prompts-file prompts.txt --output answers.jsonl --resume"""
 
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer generate`."""
     parser = CommandParser("generate", "Write text after a prompt, or after many.", _EXAMPLES)
-    parser.add_argument("-p", "--prompt", help='the prompt ("-" reads standard input)')
-    parser.add_argument(
-        "--prompts-file", help='one prompt a line, or .jsonl with strings or {"prompt": ...}'
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "positional_prompt", nargs="?", metavar="PROMPT", type=text_argument, help="as -p"
+    )
+    source.add_argument(
+        "-p", "--prompt", type=text_argument, help='the prompt ("-" reads standard input)'
+    )
+    source.add_argument(
+        "--prompts-file",
+        help='one prompt a line, or .jsonl with strings or {"prompt": ...}, which may hold an "id" '
+        'and sampling fields of its own ("-" reads standard input)',
     )
     parser.add_argument("--chat", action="store_true", help="send each prompt as a chat message")
-    parser.add_argument("--system", help="system message (with --chat)")
+    parser.add_argument(
+        "--system", type=text_argument, help="system message, with --chat (default: none)"
+    )
     parser.add_argument(
         "--no-thinking", action="store_true", help="ask for no thinking (with --chat)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write the JSON objects to a new file (default: standard output)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on after the answers in --output's file"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="nothing but text and errors")
-    add_sampling_flags(parser)
-    add_engine_flags(parser)
+    add_sampling_flags(parser, max_tokens=_MAX_TOKENS)
+    own = {"max_num_seqs": "the number of prompts, at most 256", "compile_ahead": "at first use"}
+    add_engine_flags(parser, defaults=own)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.positional_prompt is not None:
+        arguments.prompt = arguments.positional_prompt
+    if not arguments.chat and (arguments.system is not None or arguments.no_thinking):
+        flag = "--no-thinking" if arguments.system is None else "--system"
+        parser.error(f"{flag} needs --chat")
+    if arguments.resume and arguments.output is None:
+        parser.error("--resume needs --output, the file to go on with")
     return run_command("generate", lambda: _run(arguments))
 
 
 def _run(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.engine import open_engine, speaking_of_flags
     from jaxinfer.cli.platform import start_platform
-    from jaxinfer.cli.prompts import read_prompts
 
-    prompts: list[str] = []
-    if not is_one_of_several(arguments):
-        prompts = read_prompts(arguments.prompt, arguments.prompts_file)
-    start_platform(process_arguments(arguments))
-    # Other processes hear of a mistake only from a process that they have met.
-    if is_one_of_several(arguments) and is_first_process():
-        prompts = read_prompts(arguments.prompt, arguments.prompts_file)
-    with _open_engine(arguments, len(prompts)) as llm:
+    with speaking_of_flags():
+        check_sampling(sampling_arguments(arguments))
+    defaults: dict[str, Any] = {"compile_ahead": False}  # an engine for this run alone
+    with contextlib.ExitStack() as stack:
+        lines: list[PromptLine] = []
+        out = sys.stdout
+        if not is_one_of_several(arguments):
+            lines, out = _read(arguments, stack)
+            if not lines:
+                return OK
+            defaults["max_num_seqs"] = min(len(lines), 256)
+        start_platform(process_arguments(arguments))
+        # Other processes hear of a mistake only from a process that they have met.
+        if is_one_of_several(arguments) and is_first_process():
+            lines, out = _read(arguments, stack)
+        llm = stack.enter_context(open_engine(arguments, defaults, quiet=arguments.quiet))
         if llm.follows:
             llm.follow()
             return OK
-        params = _sampling_params(llm, arguments)
-        token_ids = [_encode(llm, prompt, arguments) for prompt in prompts]
-        if len(prompts) == 1:
-            return _one(llm, prompts[0], token_ids[0], params, arguments)
-        return _many(llm, prompts, token_ids, params, arguments)
+        if not lines:
+            return OK
+        if arguments.prompts_file is None:
+            return _one(llm, lines[0], out, arguments)
+        return _many(llm, lines, out, arguments)
 
 
-def _open_engine(arguments: "argparse.Namespace", num_prompts: int) -> "LLM":
-    """An engine for this run alone: no more rows than prompts, shapes compiled as they come up."""
-    from jaxinfer import LLM
+def _read(
+    arguments: "argparse.Namespace", stack: contextlib.ExitStack
+) -> "tuple[list[PromptLine], TextIO]":
+    """The prompts that are still to be answered, and where to."""
+    from jaxinfer.cli.prompts import read_prompts
 
-    defaults: dict[str, Any] = {"compile_ahead": False, "show_progress": not arguments.quiet}
-    if not is_one_of_several(arguments):  # only process 0 knows the prompts
-        defaults["max_num_seqs"] = min(num_prompts, 256)
-    return LLM(**(defaults | engine_arguments(arguments)))
+    lines = read_prompts(arguments.prompt, arguments.prompts_file)
+    if arguments.output is None:
+        return lines, sys.stdout
+    from jaxinfer.cli.answer_file import open_answers
+
+    file, num_done = open_answers(Path(arguments.output), lines, resume=arguments.resume)
+    stack.enter_context(file)
+    if num_done and not arguments.quiet:
+        print(f"{num_done} of {len(lines)} prompts are answered already", file=sys.stderr)
+    return lines[num_done:], file
 
 
-def _sampling_params(llm: "LLM", arguments: "argparse.Namespace") -> "SamplingParams":
+def _sampling_params(
+    llm: "LLM", line: "PromptLine", arguments: "argparse.Namespace"
+) -> "SamplingParams":
+    """The model's defaults, then the flags, then the line's own fields."""
+    from jaxinfer.cli.engine import speaking_of_flags
+
     given = {"max_tokens": _MAX_TOKENS} | sampling_arguments(arguments)
-    return llm.get_default_sampling_params().clone(**given)
+    with speaking_of_flags():
+        params = llm.get_default_sampling_params().clone(**given)
+    try:
+        return params.clone(**line.sampling)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{line.where}: {error}") from None
 
 
-def _encode(llm: "LLM", prompt: str, arguments: "argparse.Namespace") -> list[int]:
+def _prompt(llm: "LLM", line: "PromptLine", arguments: "argparse.Namespace") -> dict[str, Any]:
+    """What the engine is given: the text, or the ids of a chat, whose template has its own BOS."""
+    if not arguments.chat:
+        return {"prompt": line.text}
     from jaxinfer.cli.answers import tokenizer_of
 
-    tokenizer = tokenizer_of(llm)
-    if not arguments.chat:
-        return tokenizer.encode(prompt)
-    messages = [{"role": "user", "content": prompt}]
+    messages = [{"role": "user", "content": line.text}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
     thinking = False if arguments.no_thinking else None
+    tokenizer = tokenizer_of(llm)
     text = tokenizer.apply_chat_template(messages, enable_thinking=thinking)
-    return tokenizer.encode(text, add_special_tokens=False)
+    return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
 
-def _one(
-    llm: "LLM",
-    prompt: str,
-    token_ids: list[int],
-    params: "SamplingParams",
-    arguments: "argparse.Namespace",
-) -> int:
+def _one(llm: "LLM", line: "PromptLine", out: TextIO, arguments: "argparse.Namespace") -> int:
     """Stream the only answer."""
-    from jaxinfer.cli.answers import Answer, stream_answer
+    from jaxinfer.cli.answers import Answer, cut_reason, stream_answer
+    from jaxinfer.cli.engine import speaking_of_flags
+    from jaxinfer.cli.terminal import note, show
 
-    answer = Answer()
-    for text in stream_answer(llm, token_ids, params, answer):
-        if not arguments.json:
-            print(text, end="", flush=True)
-    if arguments.json:
-        record = _record(prompt, answer.text, answer.token_ids, answer.finish_reason)
-        record["statistics"] = answer.statistics and answer.statistics.fields()
-        print(json.dumps(record, ensure_ascii=False))
+    as_json = arguments.json or arguments.output is not None
+    answer, params = Answer(), _sampling_params(llm, line, arguments)
+    prompt = _prompt(llm, line, arguments)
+    with speaking_of_flags():
+        for text in stream_answer(llm, prompt, params, answer):
+            if not as_json:
+                show(text)
+    if as_json:
+        _write_json(answer, line, out)
     else:
-        print()
-    _print_statistics(answer.statistics, arguments)
+        print(flush=True)
+    if not arguments.quiet:
+        if reason := cut_reason(answer, params, llm.max_model_len, setting="--max-tokens"):
+            note(f"({reason})")
+        _print_statistics(answer.statistics)
     return OK
 
 
 def _many(
-    llm: "LLM",
-    prompts: list[str],
-    token_ids: list[list[int]],
-    params: "SamplingParams",
-    arguments: "argparse.Namespace",
+    llm: "LLM", lines: "list[PromptLine]", out: TextIO, arguments: "argparse.Namespace"
 ) -> int:
-    """Run all prompts as one batch and print the answers in the order of the prompts."""
-    from jaxinfer.cli.statistics import batch_statistics
+    """Run all prompts as one batch; each answer is written when it and those before it are done."""
+    from jaxinfer.cli.prompt_batch import answer_all
+    from jaxinfer.cli.statistics import Stopwatch, batch_statistics
+    from jaxinfer.cli.terminal import show
 
-    compiled = llm.num_compilations
-    inputs: Any = [{"prompt_token_ids": ids} for ids in token_ids]
-    outputs = llm.generate(inputs, params, use_tqdm=not arguments.quiet)
-    status = OK
-    for prompt, output in zip(prompts, outputs, strict=True):
-        answer = output.outputs[0]
-        record = _record(prompt, answer.text, list(answer.token_ids), answer.finish_reason)
-        if output.error is not None:
+    as_json = arguments.json or arguments.output is not None
+    watch, answers, status = Stopwatch(llm), [], OK
+    params = [_sampling_params(llm, line, arguments) for line in lines]
+    prompts = [_prompt(llm, line, arguments) for line in lines]
+    answered = answer_all(llm, lines, prompts, params)
+    for line, answer in zip(lines, _counted(answered, len(lines), out, arguments), strict=True):
+        answers.append(answer)
+        if answer.error is not None:
             status = FAILED
-            record["error"] = output.error
-            print(f"jaxinfer generate: error: {prompt!r}: {output.error}", file=sys.stderr)
-        if arguments.json:
-            print(json.dumps(record, ensure_ascii=False))
+            print_error("generate", f"{line.where}: {answer.error}")
+        if as_json:
+            _write_json(answer, line, out)
         else:
-            print(f"=== {prompt}\n{answer.text}\n")
-    statistics = batch_statistics(outputs, llm.num_compilations - compiled)
-    _print_statistics(statistics, arguments)
+            show(f"=== {line.text}\n{answer.text}\n\n")
+    if not arguments.quiet:
+        _print_statistics(batch_statistics(answers, watch))
     return status
 
 
-def _record(
-    prompt: str, text: str, token_ids: list[int], finish_reason: str | None
-) -> dict[str, Any]:
-    return {
-        "prompt": prompt,
-        "text": text,
-        "token_ids": token_ids,
-        "finish_reason": finish_reason,
-    }
+def _counted(
+    answers: "Iterator[Answer]", total: int, out: TextIO, arguments: "argparse.Namespace"
+) -> "Iterator[Answer]":
+    """The same answers, counted by a bar where they are not themselves on the terminal."""
+    from jaxinfer.serving.progress import ProgressBar
+
+    enabled = not arguments.quiet and not out.isatty()
+    with ProgressBar(total, "Answered prompts", enabled=enabled) as bar:
+        for answer in answers:
+            yield answer
+            bar.update()
 
 
-def _print_statistics(
-    statistics: "RunStatistics | BatchStatistics | None", arguments: "argparse.Namespace"
-) -> None:
-    if statistics is not None and not arguments.quiet:
+def _write_json(answer: "Answer", line: "PromptLine", out: TextIO) -> None:
+    from jaxinfer.cli.json_lines import json_line
+
+    print(json_line(answer.record(line), out.encoding or "utf-8"), file=out, flush=True)
+
+
+def _print_statistics(statistics: "RunStatistics | BatchStatistics | None") -> None:
+    if statistics is not None:
         print(statistics.line(), file=sys.stderr)
 
 

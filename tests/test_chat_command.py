@@ -23,7 +23,8 @@ def talk(monkeypatch, capsys):
             return engine
 
         monkeypatch.setitem(vars(jaxinfer), "LLM", start)
-        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        data = "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         status = main(list(arguments))
         output = capsys.readouterr()
         return engine, output.out, output.err, status
@@ -88,10 +89,10 @@ def test_a_wrong_command_is_one_line_and_the_chat_goes_on(talk, line, message):
     assert len(engine.requests) == 1
 
 
-def test_a_setting_out_of_range_takes_the_message_back(talk):
-    engine, _, err, _ = talk("/set temperature -1", "lost", "/set temperature 0", "kept")
-    assert "temperature must be from 0" in err
-    assert [prompt for prompt, _ in engine.requests] == ["<user>kept"]
+def test_a_setting_out_of_range_is_refused_at_once_and_changes_nothing(talk):
+    engine, _, err, _ = talk("/set temperature 0.5", "/set temperature 999", "hello")
+    assert "temperature must be from 0 to 100, got 999" in err
+    assert [params.temperature for _, params in engine.requests] == [0.5]
 
 
 def test_help_lists_every_command(talk):
@@ -129,6 +130,81 @@ def test_ctrl_c_stops_the_answer_only(talk):
     assert engine.aborted == 1
     # What was said before the interruption stays in the conversation.
     assert engine.requests[1][0] == "<user>tell me everything<assistant>once upon<user>hello"
+
+
+def test_ctrl_c_says_what_becomes_of_the_message(talk):
+    interrupting = [_Interrupting(["once", " upon"], after=1), _Interrupting(["never"], after=0)]
+    engine, out, err, _ = talk(
+        "one", "two", "three", reply=lambda prompt: interrupting.pop(0) if interrupting else ["ok"]
+    )
+    assert out == "once\n\nok\n"
+    assert "(stopped; what was said is kept" in err
+    assert "(stopped before anything was said, so your message is forgotten" in err
+    assert engine.requests[2][0] == "<user>one<assistant>once<user>three"
+
+
+@pytest.mark.parametrize("thinking_on", [False, True])
+@pytest.mark.parametrize("after", range(1, 6))
+def test_ctrl_c_never_shows_tags_repeats_text_or_keeps_thinking(talk, after, thinking_on):
+    pieces = ["<th", "ink>a secret", " plan</th", "ink>ver", "y well", "."]
+    if thinking_on:  # the template has opened the tag
+        pieces[:2] = ["a secr", "et"]
+    replies = [_Interrupting(pieces, after)]
+    lines = ["/set thinking on"] if thinking_on else []
+    engine, out, _, _ = talk(
+        *lines, "one", "two", reply=lambda prompt: replies.pop() if replies else ["ok"]
+    )
+    shown, _, _ = out.partition("\n")
+    assert "a secret planvery well.".startswith(shown)
+    said = {4: "ver", 5: "very well"}.get(after)
+    kept = f"<user>one<assistant>{said}<user>two" if said else "<user>two"
+    assert engine.requests[1][0].removesuffix("<think>") == kept
+
+
+def test_ctrl_c_between_two_pieces_on_the_screen_is_no_different(talk, monkeypatch):
+    """The interrupt comes after a part was shown and before anything else was done with it."""
+    shown = []
+
+    def show_and_interrupt(text, *, dim=False):
+        shown.append(text)
+        if text == "well":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxinfer.cli.terminal.show", show_and_interrupt)
+    replies = [["<think>a plan</think>well", " then"]]
+    engine, *_ = talk("one", "two", reply=lambda prompt: replies.pop() if replies else ["ok"])
+    assert shown == ["a plan", "well", "ok"]
+    assert engine.requests[1][0] == "<user>one<assistant>well<user>two"
+
+
+def test_a_line_that_is_not_utf8_is_refused_and_the_chat_goes_on(talk):
+    engine, out, err, status = talk("caf\udce9", "/system caf\udce9", "hello", arguments=["-q"])
+    assert (status, out) == (0, "fine thanks\n")
+    assert err.count("not UTF-8 text") == 2
+    assert [prompt for prompt, _ in engine.requests] == ["<user>hello"]
+
+
+def test_an_answer_that_was_cut_says_so(talk):
+    _, out, err, _ = talk("hello", arguments=["-m", "5"])
+    assert out == "fine \n"
+    assert "cut at /set max_tokens 5" in err
+    assert "still thinking" not in err
+
+
+def test_a_cut_while_thinking_says_that_there_was_no_answer_yet(talk):
+    _, _, err, _ = talk("hello", reply=lambda _: ["<think>hm, well"], arguments=["-m", "10"])
+    assert "still thinking" in err
+
+
+def test_each_chat_starts_differently_unless_a_seed_is_given(talk):
+    seeds = {talk("hello")[0].arguments["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+    assert talk("hello", arguments=["--seed", "7"])[0].arguments["seed"] == 7
+
+
+def test_a_closed_standard_input_is_one_line(talk, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main([]) == 1
 
 
 class _Interrupting(list):

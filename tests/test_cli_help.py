@@ -1,11 +1,14 @@
 """`--help` answers at once, and a mistake on the command line is one line."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
 
 from jaxinfer.__main__ import COMMANDS, dispatch
+from jaxinfer.bench import build_parser
+from jaxinfer.config import EngineConfig
 
 HEAVY = ("jax", "flax", "orbax", "tokenizers", "huggingface_hub", "transformers", "torch")
 
@@ -55,3 +58,27 @@ def test_a_mistake_on_the_command_line_is_one_line_and_status_2(name, capsys):
     assert output.out == ""
     assert output.err.startswith(f"jaxinfer {name}: error: ")
     assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_the_default_of_every_value(name):
+    parser = importlib.import_module(f"jaxinfer.{name}").build_parser()
+    from_the_model = "sampling (defaults are the model's)"
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            if not action.option_strings or action.nargs == 0 or group.title == from_the_model:
+                continue
+            if action.dest in ("prompt", "prompts_file"):  # one of them must be given
+                continue
+            assert "default:" in (action.help or ""), action.option_strings
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_be_quiet(name):
+    parser = importlib.import_module(f"jaxinfer.{name}").build_parser()
+    assert any({"-q", "--quiet"} <= set(action.option_strings) for action in parser._actions)
+
+
+def test_defaults_in_help_are_those_of_the_configuration():
+    text = build_parser().format_help()
+    assert f"(default: {EngineConfig.block_size})" in text

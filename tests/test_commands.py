@@ -86,6 +86,51 @@ def test_ctrl_c_in_a_chat_stops_the_answer_and_the_chat_goes_on():
     assert b"Traceback" not in err
 
 
+@pytest.mark.slow
+def test_ctrl_c_twice_while_a_chat_compiles_leaves_it_usable(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # so that everything must be compiled
+    process = _start("jaxinfer.chat", "-m", "3", "--temp", "0", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(b"Tell me a story\n")
+    process.stdin.flush()
+    _read_until(process, b"compiling")
+    process.send_signal(signal.SIGINT)
+    assert b"your message is forgotten" in _read_until(process, b"(stopped")
+    process.send_signal(signal.SIGINT)
+    _read_until(process, b"Ctrl-D or /exit leaves")
+    out, err = process.communicate(b"Hello\n", timeout=120)
+    assert process.returncode == 0
+    assert len(out.split(b"\n", 1)[1].strip()) > 0
+    assert b"prompt 9 tokens" in err, "the forgotten message is no part of the prompt"
+    assert b"Traceback" not in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_an_answer_compiles_says_what_happens_and_a_second_one_leaves(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    process = _start("jaxinfer.generate", "Once", "-m", "3")
+    _read_until(process, b"compiling")
+    process.send_signal(signal.SIGINT)
+    _read_until(process, b"stopping after the step that runs; Ctrl-C again stops at once")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"compiled" not in err, "it did not wait"
+    assert b"Traceback" not in err
+
+
+def _read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
+    """Lines of stderr up to the one with `text`, which is returned."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return line
+    raise AssertionError(f"{text!r} did not come")
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -112,10 +157,12 @@ def test_what_is_no_qwen3_is_one_line_that_names_it(tmp_path, capsys, config, me
 
 
 def test_a_cache_too_small_for_the_model_length_says_what_would_fit(capsys):
-    assert dispatch(["generate", "-p", "x", "-q", "--num-kv-blocks", "3"]) == 1
+    flags = ["--num-kv-blocks", "3", "--max-model-len", "4096"]
+    assert dispatch(["generate", "-p", "x", "-q", *flags]) == 1
     output = capsys.readouterr()
     assert output.err.count("\n") == 1
-    assert "max_model_len" in output.err
+    assert "--max-model-len" in output.err
+    assert "max_model_len" not in output.err
 
 
 def test_a_prompt_that_is_too_long_is_one_line_with_both_numbers(capsys):

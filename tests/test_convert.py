@@ -1,6 +1,12 @@
 """`jaxinfer convert`: a directory stays loadable in either format, and mistakes give one line."""
 
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -87,3 +93,80 @@ def test_a_companion_that_links_outside_is_not_copied(source, tmp_path, capfd):
     assert main([str(model), str(tmp_path / "out"), "--quiet"]) == 1
     assert "a link out of the model directory" in capfd.readouterr().err
     assert not (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_a_disk_that_is_too_small_is_one_line_before_anything_is_read(
+    source, tmp_path, capfd, monkeypatch
+):
+    small = SimpleNamespace(free=1000)
+    monkeypatch.setattr("jaxinfer.model.conversion.shutil.disk_usage", lambda path: small)
+    monkeypatch.setattr("jaxinfer.model.conversion.load_params", None)
+    assert main([str(source), str(tmp_path / "out"), "--quiet"]) == 1
+    error = capfd.readouterr().err
+    assert f"{tmp_path / 'out'}: no space left on the disk" in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["safetensors", "orbax"])
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
+    source, tmp_path, capfd, monkeypatch, to
+):
+    """A limit on the size of files stands in for a full disk: the same error at the same call."""
+    usage = SimpleNamespace(free=10**12)
+    monkeypatch.setattr("jaxinfer.model.conversion.shutil.disk_usage", lambda path: usage)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)  # is put back
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        status = main([str(source), str(tmp_path / "out"), "--to", to, "--quiet"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    error = capfd.readouterr().err
+    assert status == 1
+    assert error.count("\n") == 1, error
+    assert "File too large" in error
+    assert "memory" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_nothing_and_says_so(source, tmp_path, capfd, monkeypatch):
+    def interrupted(params, config, directory):
+        (directory / "model.safetensors").write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxinfer.model.conversion.save_params", interrupted)
+    arguments = [str(source), str(tmp_path / "out"), "--to", "safetensors", "--quiet"]
+    assert main(arguments) == 130
+    assert f"interrupted; {tmp_path / 'out'} was not written" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_killed_run_do_not_block_its_repetition(source, tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    killed, running = (tmp_path / f".out.partial-{pid}" for pid in (ended.pid, os.getppid()))
+    for directory in (killed, running):
+        directory.mkdir()
+        (directory / "half").write_text("half")
+    assert main([str(source), str(tmp_path / "out"), "--quiet"]) == 0
+    assert not killed.exists()
+    assert running.exists(), "another run may still write it"
+    assert is_checkpoint(tmp_path / "out")
+
+
+def test_an_empty_directory_is_filled(source, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert main([str(source), str(tmp_path / "out"), "-q"]) == 0
+    assert is_checkpoint(tmp_path / "out")
+
+
+def test_an_unusable_platform_is_one_line(source, tmp_path, capfd, monkeypatch):
+    def broken():
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr("jax.default_backend", broken)
+    assert main([str(source), str(tmp_path / "out"), "-q"]) == 1
+    assert "JAX_PLATFORMS=cuda allows nothing else" in capfd.readouterr().err

@@ -1,12 +1,18 @@
 """`jaxinfer generate`: text on stdout, statistics on stderr, one line for every mistake."""
 
+import dataclasses
 import io
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxinfer
+from jaxinfer.cli.json_lines import json_line
+from jaxinfer.cli.prompts import LINE_SAMPLING_FIELDS, read_prompts
 from jaxinfer.generate import main
+from jaxinfer.sampling_params import SamplingParams
 from tests.cli.fake_llm import FakeLLM
 
 
@@ -21,6 +27,10 @@ def engines(monkeypatch):
 
     monkeypatch.setitem(vars(jaxinfer), "LLM", start)
     return started
+
+
+def _pipe(monkeypatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 def test_text_goes_to_stdout_and_statistics_to_stderr(engines, capsys):
@@ -40,7 +50,7 @@ def test_quiet_prints_the_text_alone(engines, capsys):
 
 
 def test_a_dash_reads_standard_input(engines, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    _pipe(monkeypatch, b"from a pipe")
     assert main(["-p", "-", "-q"]) == 0
     assert capsys.readouterr().out == "FROM A PIPE\n"
 
@@ -53,7 +63,7 @@ def test_json_holds_text_tokens_and_statistics(engines, capsys):
     assert record["finish_reason"] == "stop"
     assert record["statistics"]["prompt_tokens"] == 3
     assert record["statistics"]["generation_tokens"] == 3
-    assert record["statistics"]["num_compilations"] == 1
+    assert record["statistics"]["total_s"] == 3.0
 
 
 def test_a_file_of_prompts_is_one_batch_answered_in_order(engines, capsys, tmp_path):
@@ -106,8 +116,8 @@ def test_chat_sends_the_prompt_through_the_template(engines):
         ([], "no prompt: give -p"),
         (["-p", ""], "no prompt"),
         (["--prompts-file", "/no/such/file"], "/no/such/file"),
-        (["-p", "abc", "--temp", "-1"], "temperature"),
-        (["-p", "abc", "--max-tokens", "0"], "max_tokens"),
+        (["-p", "abc", "--temp", "-1"], "--temp must"),
+        (["-p", "abc", "--max-tokens", "0"], "--max-tokens must"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_1(engines, capsys, arguments, message):
@@ -137,3 +147,250 @@ def test_ctrl_c_in_the_middle_of_the_text_is_status_130(monkeypatch, capsys):
     assert main(["-p", "abc"]) == 130
     assert "Traceback" not in capsys.readouterr().err
     assert engine.closed
+
+
+NOT_UTF8 = "caf\udce9"  # how Python gives the bytes b"caf\xe9" of an argument
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-p", NOT_UTF8], [NOT_UTF8], ["--chat", "-p", "x", "--system", NOT_UTF8]]
+)
+def test_an_argument_that_is_not_utf8_is_one_line(engines, capsys, arguments):
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert leaving.value.code == 2
+    assert "not UTF-8 text" in error
+    assert error.count("\n") == 1
+
+
+def test_a_pipe_that_is_not_utf8_is_one_line(engines, capsys, monkeypatch):
+    _pipe(monkeypatch, b"fine\ncaf\xe9")
+    assert main(["-p", "-"]) == 1
+    assert "standard input:2: not UTF-8 text (byte 0xe9)" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(engines, capsys, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"fine\ncaf\xe9\n")
+    assert main(["--prompts-file", str(file)]) == 1
+    assert f"{file}:2: not UTF-8 text" in capsys.readouterr().err
+
+
+def test_half_a_character_in_json_is_named_with_its_line(engines, capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"fine"\n"\\ud800"\n')
+    assert main(["--prompts-file", str(file)]) == 1
+    assert f"{file}:2: not UTF-8 text" in capsys.readouterr().err
+
+
+def test_prompts_are_lines_as_an_editor_counts_them(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\ufeffone\u2028still one\r\n\r\ntwo\x85\x0cstill two\rand".encode())
+    lines = read_prompts(None, str(file))
+    assert [line.text for line in lines] == ["one\u2028still one", "two\x85\x0cstill two\rand"]
+    assert [line.where for line in lines] == [f"{file}:1", f"{file}:3"]
+
+
+# Line breaks of other programs, controls, marks and letters that not every encoding has.
+AWKWARD = st.sampled_from('\u2028\u2029\x85\x0b\x0c\x1c\x1e\r\n\x1b\x7f\x9b\ufeff"\\é字😀')
+
+
+@given(
+    st.text(AWKWARD | st.characters(exclude_categories=["Cs"]), min_size=1),
+    st.text(AWKWARD | st.characters()),
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_what_json_writes_can_be_read_as_prompts(tmp_path_factory, encoding, prompt, text):
+    file = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    answer = {"prompt": prompt, "text": text, "token_ids": [1], "finish_reason": "stop"}
+    file.write_bytes((json_line(answer, encoding) + "\n").encode(encoding))
+    assert file.read_text(encoding).splitlines()[1:] == []
+    assert [line.text for line in read_prompts(None, str(file))] == [prompt]
+
+
+def test_answers_of_the_command_are_prompts_again(engines, capsys, tmp_path):
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    prompt = "a\u2028\x85\x0c\x7f\x1b\ufeffb"
+    assert main(["-p", prompt, "--json", "-q"]) == 0
+    first.write_text(capsys.readouterr().out)
+    assert main(["--prompts-file", str(first), "--output", str(second), "-q"]) == 0
+    assert json.loads(second.read_text())["prompt"] == prompt
+
+
+def test_one_line_and_many_have_the_same_shape(engines, capsys, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\ntwo\n")
+    main(["-p", "one", "--json", "-q"])
+    main(["--prompts-file", str(file), "--json", "-q"])
+    single, *many = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert single == many[0]
+    assert single.keys() == many[1].keys()
+
+
+def test_a_json_line_brings_its_sampling_and_gets_its_id_back(engines, capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a", "id": "x-1", "max_tokens": 7, "stop": ["!"]}\n"b"\n')
+    assert main(["--prompts-file", str(file), "--json", "-q", "-m", "9"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record.get("id", "none") for record in records] == ["x-1", "none"]
+    by_prompt = dict(engines[0].requests)
+    assert (by_prompt["a"].max_tokens, by_prompt["a"].stop) == (7, ("!",))
+    assert (by_prompt["b"].max_tokens, by_prompt["b"].stop) == (9, ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ('"maxtokens": 5', "unknown key 'maxtokens'"),
+        ('"n": 2', "unknown key 'n'"),
+        ('"max_tokens": "5"', "max_tokens must be an integer"),
+        ('"temperature": 999', "temperature must be from 0 to 100"),
+        ('"id": [1]', "id must be"),
+    ],
+)
+def test_a_key_that_is_not_honoured_is_an_error(engines, capsys, tmp_path, fields, cause):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'"fine"\n{{"prompt": "a", {fields}}}\n')
+    assert main(["--prompts-file", str(file)]) == 1
+    assert f"{file}:2: {cause}" in capsys.readouterr().err
+    assert engines == []
+
+
+def test_the_sampling_fields_of_a_line_are_fields():
+    assert set(dataclasses.asdict(SamplingParams())) >= LINE_SAMPLING_FIELDS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-p", "x", "--prompts-file", "f"],
+        ["x", "-p", "y"],
+        ["x", "--system", "s"],
+        ["x", "--no-thinking"],
+        ["x", "--resume"],
+    ],
+)
+def test_flags_that_would_be_ignored_are_refused(engines, capsys, arguments):
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    assert leaving.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_prompt_needs_no_flag(engines, capsys):
+    assert main(["hello", "-q"]) == 0
+    assert capsys.readouterr().out == "HELLO\n"
+
+
+@pytest.mark.parametrize("data", [b"one\ntwo\n", b'{"prompt": "one"}\n{"prompt": "two"}\n'])
+def test_prompts_can_come_from_a_pipe(engines, capsys, monkeypatch, data):
+    _pipe(monkeypatch, data)
+    assert main(["--prompts-file", "-", "-q"]) == 0
+    assert capsys.readouterr().out == "=== one\nONE\n\n=== two\nTWO\n\n"
+
+
+def test_a_prompt_that_the_engine_refuses_is_named_by_file_and_line(engines, capsys, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n" + "x" * 1001)
+    assert main(["--prompts-file", str(file), "-q"]) == 1
+    output = capsys.readouterr()
+    assert f"{file}:2: prompt has 1001 tokens" in output.err
+    assert output.out == ""
+
+
+def test_a_request_that_fails_is_named_by_line_and_the_others_are_answered(
+    monkeypatch, capsys, tmp_path
+):
+    def reply(prompt):
+        if prompt == "two":
+            raise ArithmeticError("not finite")
+        return [prompt.upper()]
+
+    monkeypatch.setitem(vars(jaxinfer), "LLM", lambda **arguments: FakeLLM(reply))
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\ntwo\nthree\n")
+    assert main(["--prompts-file", str(file), "--json", "-q"]) == 1
+    output = capsys.readouterr()
+    assert output.err == f"jaxinfer generate: error: {file}:2: not finite\n"
+    records = [json.loads(line) for line in output.out.splitlines()]
+    assert [record["text"] for record in records] == ["ONE", "", "THREE"]
+    assert [record.get("error") for record in records] == [None, "not finite", None]
+
+
+def test_an_interrupted_file_of_answers_is_gone_on_with(monkeypatch, capsys, tmp_path):
+    prompts, answers = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("one\ntwo\nthree\n")
+
+    def run(reply, *arguments):
+        engine = FakeLLM(reply)
+        engine.waiting = _FirstComeFirstServed()
+        monkeypatch.setitem(vars(jaxinfer), "LLM", lambda **arguments: engine)
+        line = ["--prompts-file", str(prompts), "--output", str(answers), "-q", *arguments]
+        return main(line), engine
+
+    def interrupted(prompt):
+        if prompt == "two":
+            assert "ONE" in answers.read_text(), "each answer is written when it ends"
+            raise KeyboardInterrupt
+        return [prompt.upper()]
+
+    assert run(interrupted)[0] == 130
+    assert [json.loads(line)["text"] for line in answers.read_text().splitlines()] == ["ONE"]
+    with answers.open("a") as file:
+        file.write('{"prompt": "tw' + "x" * 5000)  # as a killed process leaves it
+    assert run(lambda prompt: [prompt.upper()])[0] == 1
+    assert "--resume goes on with it" in capsys.readouterr().err
+    status, engine = run(lambda prompt: [prompt.upper()], "--resume")
+    assert status == 0
+    assert [prompt for prompt, _ in engine.requests] == ["two", "three"]
+    texts = [json.loads(line)["text"] for line in answers.read_text().splitlines()]
+    assert texts == ["ONE", "TWO", "THREE"]
+    prompts.write_text("one\nother\nthree\n")
+    assert run(lambda prompt: [prompt], "--resume")[0] == 1
+    assert f"{answers}:2: not an answer to {prompts}:2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["/dev/stdout", "/", "/no/such/directory/file"])
+def test_a_file_of_answers_that_can_not_be_is_one_line(engines, capsys, output):
+    assert main(["x", "--output", output]) == 1
+    error = capsys.readouterr().err
+    assert output in error
+    assert error.count("\n") == 1
+    assert engines == []
+
+
+class _FirstComeFirstServed(list):
+    def pop(self, index=0):
+        return super().pop(index)
+
+
+def test_an_answer_that_was_cut_says_so_and_how_to_get_more(engines, capsys):
+    assert main(["-p", "abcdef", "-m", "4"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "ABCD\n"
+    assert "cut at --max-tokens 4" in output.err
+    assert "ended by length" in output.err
+    main(["-p", "abcdef"])
+    assert "cut" not in capsys.readouterr().err
+
+
+def test_compiling_is_shown_as_such_and_not_laid_to_speed(engines, capsys):
+    main(["-p", "abc"])
+    assert "compiling 1 program, 0.2 s" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_no_escape_sequences_and_a_pipe_gets_the_bytes(monkeypatch, capsys):
+    attack = "a\x1b]0;owned\x07\x9b31m\x7fb\tc"
+    monkeypatch.setitem(vars(jaxinfer), "LLM", lambda **_: FakeLLM(lambda prompt: [attack]))
+    main(["-p", "x", "-q"])
+    assert capsys.readouterr().out == f"{attack}\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    main(["-p", "x", "-q"])
+    assert capsys.readouterr().out == "a\\x1b]0;owned\\x07\\x9b31m\\x7fb\tc\n"
+
+
+def test_control_characters_in_json_are_escaped(monkeypatch, capsys):
+    monkeypatch.setitem(vars(jaxinfer), "LLM", lambda **_: FakeLLM(lambda prompt: ["\x9b31mé"]))
+    main(["-p", "x", "-q", "--json"])
+    assert '"text": "\\u009b31mé"' in capsys.readouterr().out

@@ -5,10 +5,12 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.cli.prompts import PromptLine
 from jaxinfer.cli.statistics import RunStatistics, Stopwatch, peak_memory_bytes
 
 if TYPE_CHECKING:
     from jaxinfer import LLM, SamplingParams, Tokenizer
+    from jaxinfer.outputs import RequestMetrics, RequestOutput
 
 
 @dataclasses.dataclass
@@ -18,14 +20,51 @@ class Answer:
     Attributes:
         text: all of it so far.
         token_ids: its tokens.
-        finish_reason: "stop" or "length"; None if the stream was left early.
-        statistics: of the run; None while it goes on.
+        finish_reason: "stop", "length" or "error"; None if the stream was left early.
+        error: what went wrong, with "error".
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: of these, tokens whose KV was already in the cache.
+        metrics: when things happened to it.
+        statistics: of the run; None while it goes on, and for an answer of many.
     """
 
     text: str = ""
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    metrics: "RequestMetrics | None" = None
     statistics: RunStatistics | None = None
+
+    def extend(self, output: "RequestOutput") -> None:
+        """Add what is new in `output`."""
+        piece = output.outputs[0]
+        self.text += piece.text
+        self.token_ids.extend(piece.token_ids)
+        self.finish_reason, self.error = piece.finish_reason, output.error
+        self.prompt_tokens = len(output.prompt_token_ids)
+        self.cached_tokens, self.metrics = output.num_cached_tokens, output.metrics
+
+    def record(self, line: PromptLine) -> dict[str, Any]:
+        """The answer to `line` as JSON-like values; times are in seconds from its arrival."""
+        record: dict[str, Any] = {} if line.id is None else {"id": line.id}
+        record |= {
+            "prompt": line.text,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+        }
+        if self.error is not None:
+            record["error"] = self.error
+        record["statistics"] = {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generation_tokens": len(self.token_ids),
+            "first_token_s": self.metrics and self.metrics.ttft,
+            "total_s": self.metrics and self.metrics.e2e_latency,
+        }
+        return record
 
 
 def tokenizer_of(llm: "LLM") -> "Tokenizer":
@@ -40,38 +79,63 @@ def tokenizer_of(llm: "LLM") -> "Tokenizer":
 
 
 def stream_answer(
-    llm: "LLM", prompt_token_ids: list[int], params: "SamplingParams", answer: Answer
+    llm: "LLM", prompt: Any, params: "SamplingParams", answer: Answer
 ) -> Generator[str]:
     """Yield the text of an answer piece by piece and fill `answer` meanwhile.
 
     Closing the iterator aborts the request.
 
+    Args:
+        llm: answers.
+        prompt: as `LLM.stream` takes it.
+        params: how.
+        answer: an empty one.
+
     Raises:
         ValueError: the prompt does not fit the model, or the request failed.
     """
-    watch, compiled = Stopwatch(), llm.num_compilations
-    outputs: Any = llm.stream({"prompt_token_ids": prompt_token_ids}, params)
-    cached = 0
+    watch = Stopwatch(llm)
+    outputs: Any = llm.stream(prompt, params)
     try:
         with closing(outputs):
             for output in outputs:
                 if output.error is not None:
                     raise ValueError(f"the request failed: {output.error}")
-                piece = output.outputs[0]
-                if piece.token_ids:
+                if output.outputs[0].token_ids:
                     watch.mark_first_token()
-                answer.text += piece.text
-                answer.token_ids.extend(piece.token_ids)
-                answer.finish_reason = piece.finish_reason
-                cached = output.num_cached_tokens
-                yield piece.text
+                answer.extend(output)
+                yield output.outputs[0].text
     finally:
         answer.statistics = RunStatistics(
-            prompt_tokens=len(prompt_token_ids),
-            cached_tokens=cached,
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
             generation_tokens=len(answer.token_ids),
+            finish_reason=answer.finish_reason,
             first_token_s=watch.first_token_s(),
+            first_compile_s=watch.first_compile_s(),
             total_s=watch.elapsed(),
-            num_compilations=llm.num_compilations - compiled,
+            num_compilations=watch.num_compilations(),
+            compile_s=watch.compile_s(),
             peak_memory_bytes=peak_memory_bytes(),
         )
+
+
+def cut_reason(
+    answer: Answer, params: "SamplingParams", max_model_len: int, *, setting: str
+) -> str | None:
+    """Why an answer ended before the model ended it, and what to change; None if it was not cut.
+
+    Args:
+        answer: the whole of it.
+        params: what it was sampled with.
+        max_model_len: most tokens of prompt and output together.
+        setting: how the user sets the maximum number of tokens, for example "--max-tokens".
+    """
+    if answer.finish_reason != "length":
+        return None
+    if params.max_tokens is not None and len(answer.token_ids) >= params.max_tokens:
+        return f"cut at {setting} {params.max_tokens}; raise it for a longer answer"
+    return (
+        f"cut where prompt and answer fill the context of {max_model_len} tokens; "
+        "--max-model-len sets it"
+    )

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from jaxinfer.cli.sampling_flags import check_sampling
+
 SAMPLING_SETTINGS: dict[str, type] = {
     "temperature": float,
     "top_p": float,
@@ -42,23 +44,17 @@ class Conversation:
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
     thinking: bool | None = None
 
-    def messages(self) -> list[dict[str, str]]:
-        """The messages for the chat template."""
-        if self.system is None:
-            return list(self.turns)
-        return [{"role": "system", "content": self.system}, *self.turns]
+    def messages(self, question: str) -> list[dict[str, str]]:
+        """The messages for the chat template, when the user asks `question` next."""
+        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*before, *self.turns, {"role": "user", "content": question}]
 
-    def ask(self, text: str) -> None:
-        """Add what the user says."""
-        self.turns.append({"role": "user", "content": text})
-
-    def answer(self, text: str) -> None:
-        """Add what the model said."""
-        self.turns.append({"role": "assistant", "content": text})
-
-    def take_back(self) -> None:
-        """Remove the user's last message, which got no answer."""
-        self.turns.pop()
+    def keep(self, question: str, answer: str) -> None:
+        """Add what the user asked and what the model said, both or (on an interrupt) none."""
+        self.turns += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
 
     def run_slash_command(self, line: str) -> str | None:
         """Carry out a line that begins with "/".
@@ -67,7 +63,8 @@ class Conversation:
             What to tell the user, or None when they want to leave.
 
         Raises:
-            ValueError: no such command or setting, or a value that does not parse.
+            ValueError: no such command or setting, or a value that does not parse or is out of its
+                range; nothing has changed.
         """
         name, _, rest = line.strip().partition(" ")
         rest = rest.strip()
@@ -97,10 +94,12 @@ class Conversation:
         elif name in SAMPLING_SETTINGS:
             kind = SAMPLING_SETTINGS[name]
             try:
-                self.sampling[name] = kind(value)
+                changed = self.sampling | {name: kind(value)}
             except ValueError:
                 article = "a whole number" if kind is int else "a number"
                 raise ValueError(f"{name} must be {article}, got {value!r}") from None
+            check_sampling(changed)
+            self.sampling = changed
         else:
             known = ", ".join([*SAMPLING_SETTINGS, "thinking"])
             raise ValueError(f"no setting {name!r}; there are {known}")

@@ -5,6 +5,8 @@ the parsed arguments: defaults live in `EngineConfig` alone.
 """
 
 import argparse
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.cli.parser import given
@@ -40,15 +42,53 @@ ENGINE_FIELDS = frozenset(
 )
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+# What --help says of fields whose default is None: the engine decides.
+_DECIDED_LATER = {
+    "model": "the bundled model",
+    "tokenizer": "the model's",
+    "revision": "main",
+    "max_model_len": "the model's own limit",
+    "max_num_batched_tokens": "16384 on a GPU, 2048 on a CPU",
+    "num_kv_blocks": "what device memory holds",
+    "replica_threads": "a thread each, except on emulated CPU devices",
+    "compilation_cache_dir": "~/.cache/jaxinfer/xla",
+    "compile_ahead": "at start-up on a GPU, at first use on a CPU",
+    "num_decode_steps": "8; 1 for large models on a CPU",
+    "device_timeout": "300 on a GPU, 0 on a CPU",
+}
+
+
+def add_engine_flags(
+    parser: argparse.ArgumentParser, *, defaults: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Add one flag for each field of `EngineConfig` (`--quiet` of a command sets show_progress).
 
     And those that say where other processes of the same engine are.
+
+    Args:
+        parser: takes them.
+        defaults: what --help says of fields for which the command has defaults of its own.
     """
-    _add_model_flags(parser.add_argument_group("model"))
-    _add_cache_flags(parser.add_argument_group("KV cache and scheduling"))
-    _add_device_flags(parser.add_argument_group("devices and compilation"))
+    groups = [
+        parser.add_argument_group(title)
+        for title in ("model", "KV cache and scheduling", "devices and compilation")
+    ]
+    for group, add in zip(
+        groups, (_add_model_flags, _add_cache_flags, _add_device_flags), strict=True
+    ):
+        add(group)
+        for action in group._group_actions:
+            if action.nargs != 0 or isinstance(action, argparse.BooleanOptionalAction):
+                default = defaults.get(action.dest) or _default(action.dest)
+                action.help = f"{action.help} (default: {default})"
     add_process_flags(parser.add_argument_group("several hosts"))
+
+
+def _default(name: str) -> str:
+    from jaxinfer.config import EngineConfig
+
+    value = getattr(EngineConfig, name)
+    return _DECIDED_LATER[name] if value is None else str(value)
 
 
 def engine_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -61,7 +101,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
         default=unset,
-        help="a directory or a Hugging Face hub id; without it the bundled model",
+        help="a directory or a Hugging Face hub id",
     )
     group.add_argument("--tokenizer", default=unset, help="take the tokenizer from here instead")
     group.add_argument("--revision", default=unset, help="branch, tag or commit on the hub")
@@ -71,37 +111,50 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=("auto", "float32", "bfloat16", "float16"),
         help="of weights and KV cache (auto: the checkpoint's on a GPU, float32 on a CPU)",
     )
-    group.add_argument("--seed", type=int, default=unset, help="makes a sampled run repeatable")
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=unset,
+        help="seed of the samples; a run with the same one repeats them",
+    )
 
 
 def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     unset: Any = argparse.SUPPRESS
     group.add_argument(
-        "--max-model-len", type=int, default=unset, help="most tokens of prompt and output together"
+        "--max-model-len",
+        type=int,
+        default=unset,
+        help="maximum number of tokens of prompt and output together",
     )
     group.add_argument(
         "--max-logprobs",
         type=int,
         default=unset,
-        help="most log-probabilities at a position that a request may ask for (20; -1: all)",
+        help="maximum number of log-probabilities at a position that a request may ask for "
+        "(-1: all)",
     )
     group.add_argument(
-        "--max-num-seqs", type=int, default=unset, help="most sequences that run at once"
+        "--max-num-seqs",
+        type=int,
+        default=unset,
+        help="maximum number of sequences that run at once",
     )
     group.add_argument(
-        "--max-num-batched-tokens", type=int, default=unset, help="most tokens in one step"
+        "--max-num-batched-tokens",
+        type=int,
+        default=unset,
+        help="maximum number of tokens in one step",
     )
     group.add_argument(
         "--block-size", type=int, default=unset, help="tokens in a KV block: 8, 16, ... 256"
     )
-    group.add_argument(
-        "--num-kv-blocks", type=int, default=unset, help="KV blocks, instead of measuring memory"
-    )
+    group.add_argument("--num-kv-blocks", type=int, default=unset, help="number of KV blocks")
     group.add_argument(
         "--gpu-memory-utilization",
         type=float,
         default=unset,
-        help="share of device memory that the engine may use (0.9)",
+        help="share of a GPU's memory that the engine may use",
     )
     group.add_argument(
         "--no-enable-prefix-caching",
@@ -124,7 +177,10 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
 def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     unset: Any = argparse.SUPPRESS
     group.add_argument(
-        "--tensor-parallel-size", type=int, default=unset, help="devices to spread the model over"
+        "--tensor-parallel-size",
+        type=int,
+        default=unset,
+        help="number of devices to spread the model over",
     )
     group.add_argument(
         "--data-parallel-size",
@@ -156,11 +212,11 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
         help="compile every shape at start-up, or each at its first use",
     )
     group.add_argument(
-        "--num-decode-steps", type=int, default=unset, help="tokens decoded in one launch"
+        "--num-decode-steps", type=int, default=unset, help="number of tokens decoded in one launch"
     )
     group.add_argument(
         "--device-timeout",
         type=float,
         default=unset,
-        help="seconds after which a device that does not answer ends the process (300; 0: never)",
+        help="seconds after which a device that does not answer ends the process (0: never)",
     )

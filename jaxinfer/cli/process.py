@@ -14,6 +14,10 @@ USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
+# Words by which the system, TensorStore and others say that a disk is full. They come first:
+# TensorStore calls that RESOURCE_EXHAUSTED.
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+
 # Words by which XLA, NCCL and the allocators say that memory ran out.
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OUT_OF_MEMORY")
 
@@ -30,6 +34,11 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         the reader of stdout went away. Errors that are no user's mistake (bugs) propagate with
         their traceback: it is what a bug report needs.
     """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # print would take stdout instead
+    if sys.stdout is None:
+        print_error(name, "standard output is closed; give it a file or a pipe")
+        return FAILED
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that can't show a character must not end the command.
         sys.stdout.reconfigure(errors="replace")
@@ -50,6 +59,8 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         if message is None:
             raise
         print_error(name, message)
+        if isinstance(error, OSError):
+            _discard_unwritable_stdout()
         return FAILED
 
 
@@ -68,6 +79,10 @@ def user_message(error: Exception) -> str | None:
     from jaxinfer.errors import JaxinferError
 
     text = " ".join(str(error).split())
+    if any(words in text for words in _DISK_FULL):
+        return f"no space left on the disk ({_shorten(text)})"
+    if "os_error_code" in text:  # TensorStore, about a file
+        return _shorten(text)
     if any(words in text for words in _OUT_OF_MEMORY):
         return f"out of device memory; {_MEMORY_ADVICE} ({_shorten(text)})"
     if isinstance(error, JaxinferError | ValueError):
@@ -113,6 +128,14 @@ def _discard_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+def _discard_unwritable_stdout() -> None:
+    """The same where it takes no more, for example on a full disk."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
 
 
 def _shorten(text: str, limit: int = 300) -> str:

@@ -15,11 +15,20 @@ def add_process_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--coordinator-address",
         default=unset,
-        help="HOST:PORT of process 0, or auto under Slurm, Kubernetes or MPI",
+        help="HOST:PORT of process 0, or auto under Slurm, Kubernetes or MPI "
+        "(default: $JAX_COORDINATOR_ADDRESS, else there is one process)",
     )
-    group.add_argument("--num-processes", type=int, default=unset, help="how many there are")
     group.add_argument(
-        "--process-id", type=int, default=unset, help="this one, from 0, which does the talking"
+        "--num-processes",
+        type=int,
+        default=unset,
+        help="number of processes (default: $JAX_NUM_PROCESSES)",
+    )
+    group.add_argument(
+        "--process-id",
+        type=int,
+        default=unset,
+        help="this one, from 0, which takes the requests (default: $JAX_PROCESS_ID)",
     )
 
 

@@ -1,53 +1,123 @@
 """Reads the prompts of `generate`: from the command line, standard input or a file."""
 
+import dataclasses
 import json
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from jaxinfer.cli.sampling_flags import check_sampling
+from jaxinfer.cli.texts import checked_text, decode_file, read_standard_input
+
+LINE_SAMPLING_FIELDS = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "min_tokens",
+        "max_tokens",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "skip_special_tokens",
+    }
+)
+"""What a JSON line may say of its own sampling: all that shows in an answer of one completion."""
+
+# What `--json` writes beside the prompt and its id: answers can be prompts again.
+_ANSWER_KEYS = frozenset({"text", "token_ids", "finish_reason", "error", "statistics"})
 
 
-def read_prompts(prompt: str | None, prompts_file: str | None) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class PromptLine:
+    """One prompt to continue.
+
+    Attributes:
+        text: the prompt.
+        where: what errors call it, for example "prompts.jsonl:3".
+        id: the user's name for it, which its answer bears; None without one.
+        sampling: `SamplingParams` fields for this prompt alone.
+    """
+
+    text: str
+    where: str
+    id: str | int | None = None
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read_prompts(prompt: str | None, prompts_file: str | None) -> list[PromptLine]:
     """The prompts to continue, at least one.
 
     Args:
         prompt: the text of `-p`; "-" reads all of standard input.
         prompts_file: a file with one prompt a line, or JSON lines if its name ends in .jsonl:
-            each a string or an object with "prompt".
+            each a string or an object with "prompt", and perhaps "id" and sampling fields. "-"
+            reads lines from standard input, JSON if the first one is an object.
 
     Raises:
         ValueError: no prompt was given, or a line is no prompt; names file and line.
         OSError: the file can't be read.
     """
     if prompts_file is not None:
-        prompts = _read_file(Path(prompts_file))
-    elif prompt == "-":
-        prompts = [sys.stdin.read()]
-    else:
-        prompts = [prompt] if prompt is not None else []
-    if not prompts or prompts == [""]:
-        source = prompts_file or ("standard input" if prompt == "-" else None)
-        if source:
-            raise ValueError(f"{source} holds no prompt")
+        lines = _read_lines(prompts_file)
+        if not lines:
+            raise ValueError(f"{_name(prompts_file)} holds no prompt")
+        return lines
+    if prompt == "-":
+        if text := read_standard_input():
+            return [PromptLine(text, "standard input")]
+        raise ValueError("standard input holds no prompt")
+    if not prompt:
         raise ValueError("no prompt: give -p TEXT, -p - for standard input, or --prompts-file FILE")
-    return prompts
+    return [PromptLine(prompt, "the prompt")]
 
 
-def _read_file(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text") from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if path.suffix != ".jsonl":
-        return [line for _, line in numbered]
-    return [_json_prompt(line, f"{path}:{number}") for number, line in numbered]
+def _name(prompts_file: str) -> str:
+    return "standard input" if prompts_file == "-" else prompts_file
 
 
-def _json_prompt(line: str, where: str) -> str:
+def _read_lines(prompts_file: str) -> list[PromptLine]:
+    name = _name(prompts_file)
+    if prompts_file == "-":
+        text = read_standard_input()
+        is_json = text.lstrip().startswith('{"')
+    else:
+        text = decode_file(Path(prompts_file).read_bytes(), name)
+        is_json = prompts_file.endswith(".jsonl")
+    read = _json_prompt if is_json else PromptLine
+    # Not splitlines(), which also splits at characters that a prompt may hold.
+    numbered = enumerate((line.removesuffix("\r") for line in text.split("\n")), 1)
+    return [read(line, f"{name}:{number}") for number, line in numbered if line.strip(" \t")]
+
+
+def _json_prompt(line: str, where: str) -> PromptLine:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"{where}: not JSON") from None
-    prompt = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(prompt, str) or not prompt:
+    fields = {"prompt": value} if isinstance(value, str) else value
+    text = fields.get("prompt") if isinstance(fields, dict) else None
+    if not isinstance(text, str) or not text:
         raise ValueError(f'{where}: expected a string or {{"prompt": "..."}}')
-    return prompt
+    for key in fields:
+        if key not in {"prompt", "id"} | LINE_SAMPLING_FIELDS | _ANSWER_KEYS:
+            known = ", ".join(["prompt", "id", *sorted(LINE_SAMPLING_FIELDS)])
+            raise ValueError(f"{where}: unknown key {key!r:.80}; a line may hold {known}")
+    name = fields.get("id")
+    if isinstance(name, bool) or not isinstance(name, str | int | None):
+        raise ValueError(f"{where}: id must be a string or an integer")
+    sampling = {key: fields[key] for key in fields if key in LINE_SAMPLING_FIELDS}
+    try:
+        check_sampling(sampling)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    return PromptLine(checked_text(text, where), where, name, sampling)

@@ -1,9 +1,11 @@
 """The flags that say how tokens are chosen; each one's destination is a `SamplingParams` field."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.cli.parser import given
+from jaxinfer.cli.texts import text_argument
 
 SAMPLING_FIELDS = frozenset(
     {
@@ -22,12 +24,28 @@ SAMPLING_FIELDS = frozenset(
 )
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the sampling flags; those left out keep the model's own defaults."""
+def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str) -> None:
+    """Add the sampling flags; those left out keep the model's own defaults.
+
+    Args:
+        parser: takes them.
+        max_tokens: the command's own default, for --help.
+    """
     unset: Any = argparse.SUPPRESS
-    group = parser.add_argument_group("sampling (defaults come from the model)")
-    group.add_argument("-m", "--max-tokens", type=int, default=unset, help="most tokens to write")
-    group.add_argument("--min-tokens", type=int, default=unset, help="fewest tokens to write")
+    group = parser.add_argument_group("sampling (defaults are the model's)")
+    group.add_argument(
+        "-m",
+        "--max-tokens",
+        type=int,
+        default=unset,
+        help=f"maximum number of tokens to generate (default: {max_tokens})",
+    )
+    group.add_argument(
+        "--min-tokens",
+        type=int,
+        default=unset,
+        help="minimum number of tokens to generate (default: 0)",
+    )
     group.add_argument(
         "--temp",
         "--temperature",
@@ -48,7 +66,11 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(f"--{name}-penalty", type=float, default=unset, help=what)
     group.add_argument(
-        "--stop", action="append", default=unset, help="stop at this text (may be repeated)"
+        "--stop",
+        action="append",
+        type=text_argument,
+        default=unset,
+        help="stop at this text (may be repeated)",
     )
     group.add_argument(
         "--ignore-eos", action="store_true", default=unset, help="go on past the end-of-text token"
@@ -58,3 +80,15 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 def sampling_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
     """The sampling fields that the user gave."""
     return given(namespace, SAMPLING_FIELDS)
+
+
+def check_sampling(fields: Mapping[str, Any]) -> None:
+    """Check sampling fields as far as they can be without a model.
+
+    Raises:
+        TypeError, ValueError: as `SamplingParams`.
+    """
+    from jaxinfer.sampling_params import SamplingParams
+
+    given: dict[str, Any] = {"max_tokens": None, **fields}
+    SamplingParams(**given)

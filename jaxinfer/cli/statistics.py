@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxinfer.outputs import RequestOutput
+    from jaxinfer import LLM
+    from jaxinfer.cli.answers import Answer
 
 GIGABYTE = 10**9
 
@@ -17,81 +18,101 @@ class RunStatistics:
     """What one run cost, seen from the outside.
 
     Attributes:
-        prompt_tokens: tokens read, over all prompts.
+        prompt_tokens: tokens read.
         cached_tokens: of these, tokens whose KV was already in the cache.
-        generation_tokens: tokens written, over all prompts.
+        generation_tokens: tokens written.
+        finish_reason: why the answer ended; None if it was left early.
         first_token_s: seconds from submission to the first token.
+        first_compile_s: of these, seconds of compiling.
         total_s: seconds from submission to the last token.
         num_compilations: programs that were compiled within `total_s`.
+        compile_s: seconds of `total_s` that compiling took.
         peak_memory_bytes: see `peak_memory_bytes`.
     """
 
     prompt_tokens: int
     cached_tokens: int
     generation_tokens: int
+    finish_reason: str | None
     first_token_s: float
+    first_compile_s: float
     total_s: float
     num_compilations: int
+    compile_s: float
     peak_memory_bytes: int
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Tokens read a second, up to the first token."""
-        return self.prompt_tokens / self.first_token_s if self.first_token_s > 0 else 0.0
+        """Tokens read a second, up to the first token, compiling left out."""
+        seconds = self.first_token_s - self.first_compile_s
+        return self.prompt_tokens / seconds if seconds > 0 else 0.0
 
     @property
     def generation_tokens_per_s(self) -> float:
-        """Tokens written a second after the first; 0 when there was only one."""
-        seconds = self.total_s - self.first_token_s
+        """Tokens written a second after the first, compiling left out; 0 for a single one."""
+        compiling = self.compile_s - self.first_compile_s
+        seconds = self.total_s - self.first_token_s - compiling
         return (self.generation_tokens - 1) / seconds if seconds > 0 else 0.0
 
     def line(self) -> str:
         """The statistics in one line."""
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
-        return " | ".join(
-            (
-                f"prompt {self.prompt_tokens} tokens{cached}, "
-                f"{self.prompt_tokens_per_s:.1f} tok/s{_compiled(self.num_compilations)}",
-                f"generation {self.generation_tokens} tokens, "
-                f"{self.generation_tokens_per_s:.1f} tok/s",
-                f"first token {self.first_token_s:.3f} s",
-                f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
-            )
-        )
-
-    def fields(self) -> dict[str, float | int]:
-        """The statistics for JSON: the attributes and the two rates."""
-        return {
-            **dataclasses.asdict(self),
-            "prompt_tokens_per_s": self.prompt_tokens_per_s,
-            "generation_tokens_per_s": self.generation_tokens_per_s,
-        }
+        parts = [
+            f"prompt {count(self.prompt_tokens, 'token')}{cached}, "
+            f"{self.prompt_tokens_per_s:.1f} tok/s",
+            f"generation {count(self.generation_tokens, 'token')}, "
+            f"{self.generation_tokens_per_s:.1f} tok/s",
+            *_compiled(self.num_compilations, self.compile_s),
+            f"first token {self.first_token_s:.3f} s",
+            *([f"ended by {self.finish_reason}"] if self.finish_reason else []),
+            f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
+        ]
+        return " | ".join(parts)
 
 
 class Stopwatch:
-    """Seconds since it was made, and the moment of the first token."""
+    """Seconds and compilations of an engine since it was made, and up to the first token."""
 
-    def __init__(self) -> None:
+    def __init__(self, llm: "LLM") -> None:
+        self._llm = llm
+        self._num_compilations, self._compile_s = llm.num_compilations, llm.compile_seconds
         self._start = time.perf_counter()
-        self._first: float | None = None
+        self._first: tuple[float, float] | None = None
 
     def mark_first_token(self) -> None:
         """Note the time of the first token; later calls change nothing."""
         if self._first is None:
-            self._first = self.elapsed()
+            self._first = self.elapsed(), self.compile_s()
 
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self._start
 
+    def num_compilations(self) -> int:
+        """Programs compiled since the start."""
+        return self._llm.num_compilations - self._num_compilations
+
+    def compile_s(self) -> float:
+        """Seconds that compiling took since the start."""
+        return self._llm.compile_seconds - self._compile_s
+
     def first_token_s(self) -> float:
         """Seconds from the start to the first token, or to now when none has come."""
-        return self.elapsed() if self._first is None else self._first
+        return self._first[0] if self._first else self.elapsed()
+
+    def first_compile_s(self) -> float:
+        """Of these, seconds of compiling."""
+        return self._first[1] if self._first else self.compile_s()
 
 
-def _compiled(count: int) -> str:
-    """Says that a time includes compiling; an empty string when it does not."""
-    return f" while compiling {count} program{'s' * (count > 1)}" if count else ""
+def count(number: int, noun: str) -> str:
+    """A number and a noun in the right form: "1 token", "2 tokens"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _compiled(number: int, seconds: float) -> list[str]:
+    """What compiling took, as a part of the line; nothing if there was none."""
+    return [f"compiling {count(number, 'program')}, {seconds:.1f} s"] if number else []
 
 
 def peak_memory_bytes() -> int:
@@ -129,7 +150,9 @@ class BatchStatistics:
         generation_tokens: tokens written.
         first_token_s: seconds from submission to the first token of any.
         total_s: seconds from submission to the last token of all.
+        num_cut: answers that ended with "length".
         num_compilations: programs that were compiled meanwhile.
+        compile_s: seconds that compiling took.
         peak_memory_bytes: see `peak_memory_bytes`.
     """
 
@@ -139,37 +162,44 @@ class BatchStatistics:
     generation_tokens: int
     first_token_s: float
     total_s: float
+    num_cut: int
     num_compilations: int
+    compile_s: float
     peak_memory_bytes: int
 
     def line(self) -> str:
         """The statistics in one line."""
-        rate = self.generation_tokens / self.total_s if self.total_s > 0 else 0.0
-        return " | ".join(
-            (
-                f"{self.num_prompts} prompts, {self.prompt_tokens} tokens "
-                f"({self.cached_tokens} cached)",
-                f"generation {self.generation_tokens} tokens in {self.total_s:.2f} s, "
-                f"{rate:.1f} tok/s",
-                f"first token {self.first_token_s:.3f} s{_compiled(self.num_compilations)}",
-                f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
-            )
-        )
+        seconds = self.total_s - self.compile_s
+        rate = self.generation_tokens / seconds if seconds > 0 else 0.0
+        cut = f"{self.num_cut} of {self.num_prompts} cut at their maximum length"
+        parts = [
+            f"{count(self.num_prompts, 'prompt')}, {count(self.prompt_tokens, 'token')} "
+            f"({self.cached_tokens} cached)",
+            f"generation {count(self.generation_tokens, 'token')} in {self.total_s:.2f} s, "
+            f"{rate:.1f} tok/s",
+            *_compiled(self.num_compilations, self.compile_s),
+            f"first token {self.first_token_s:.3f} s",
+            *([cut] if self.num_cut else []),
+            f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
+        ]
+        return " | ".join(parts)
 
 
-def batch_statistics(outputs: "Sequence[RequestOutput]", num_compilations: int) -> BatchStatistics:
+def batch_statistics(answers: "Sequence[Answer]", watch: Stopwatch) -> BatchStatistics:
     """Statistics of requests that were submitted together, from their own clocks."""
-    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    metrics = [answer.metrics for answer in answers if answer.metrics is not None]
     start = min((metric.arrival_time for metric in metrics), default=0.0)
     firsts = [metric.first_token_time for metric in metrics if metric.first_token_time is not None]
     ends = [metric.finished_time for metric in metrics if metric.finished_time is not None]
     return BatchStatistics(
-        num_prompts=len(outputs),
-        prompt_tokens=sum(len(output.prompt_token_ids) for output in outputs),
-        cached_tokens=sum(output.num_cached_tokens for output in outputs),
-        generation_tokens=sum(metric.num_generated_tokens for metric in metrics),
+        num_prompts=len(answers),
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        cached_tokens=sum(answer.cached_tokens for answer in answers),
+        generation_tokens=sum(len(answer.token_ids) for answer in answers),
         first_token_s=min(firsts, default=start) - start,
         total_s=max(ends, default=start) - start,
-        num_compilations=num_compilations,
+        num_cut=sum(answer.finish_reason == "length" for answer in answers),
+        num_compilations=watch.num_compilations(),
+        compile_s=watch.compile_s(),
         peak_memory_bytes=peak_memory_bytes(),
     )

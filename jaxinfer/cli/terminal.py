@@ -1,9 +1,14 @@
 """What a person types and sees: prompts, messages of several lines, dimmed text."""
 
 import contextlib
+import re
 import sys
 
+from jaxinfer.cli.texts import checked_text
+
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+# C0 but for tab and line feed, DEL, and C1, whose U+009B begins an escape sequence like ESC [.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _QUOTES = '"""'
 
 
@@ -21,15 +26,16 @@ def read_message(prompt: str = ">>> ", more: str = "... ") -> str:
     Raises:
         EOFError: Ctrl-D, or the end of a piped standard input.
         KeyboardInterrupt: Ctrl-C.
+        ValueError: the message is not UTF-8; the next one can be read.
     '''
     interactive = sys.stdin.isatty()
     line = input(prompt if interactive else "")
     if not line.lstrip().startswith(_QUOTES):
-        return line
+        return checked_text(line, "the message")
     text = line.lstrip().removeprefix(_QUOTES)
     while not text.rstrip().endswith(_QUOTES):
         text += "\n" + input(more if interactive else "")
-    return text.rstrip().removesuffix(_QUOTES).strip("\n")
+    return checked_text(text.rstrip().removesuffix(_QUOTES).strip("\n"), "the message")
 
 
 def show(text: str, *, dim: bool = False) -> None:
@@ -38,10 +44,15 @@ def show(text: str, *, dim: bool = False) -> None:
     A model can be made to write escape sequences; they must not reach the terminal.
     """
     if sys.stdout.isatty():
-        text = "".join(c if c >= " " or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+        text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
         text = f"{_DIM}{text}{_PLAIN}" if dim else text
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def end_line(*, was_cut: bool = False) -> None:
+    """End the model's line; one that was cut may have left the terminal dim."""
+    print(_PLAIN if was_cut and sys.stdout.isatty() else "", flush=True)
 
 
 def note(text: str) -> None:

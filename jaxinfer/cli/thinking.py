@@ -40,6 +40,26 @@ class ThinkingSplitter:
             self._held = ""
 
 
+def spoken(text: str, *, inside: bool, is_whole: bool) -> str:
+    """What a model says aloud in an answer.
+
+    Args:
+        text: the answer so far, thinking and tags included.
+        inside: the prompt has opened the tag already.
+        is_whole: whether the answer is complete; otherwise what may be the beginning of a tag is
+            left out.
+    """
+    splitter = ThinkingSplitter(inside=inside)
+    pieces = [*splitter.feed(text), *(splitter.finish() if is_whole else ())]
+    return "".join(piece for thinking, piece in pieces if not thinking).strip()
+
+
+def is_thinking(text: str, *, inside: bool) -> bool:
+    """Whether an answer ends in the middle of thinking; arguments as for `spoken`."""
+    last = max(text.rfind(OPEN), 0 if inside else -1)
+    return last > text.rfind(CLOSE)
+
+
 def _overlap(text: str, tag: str) -> int:
     """Length of the longest end of `text` that `tag` begins with."""
     return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)

@@ -1,7 +1,11 @@
 """Orbax checkpoints of the parameter tree: written whole, restored directly into shardings."""
 
+import contextlib
+import functools
 import json
-from collections.abc import Mapping
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ def save(params: Mapping[str, Any], directory: str | Path) -> None:
 
     On several hosts every process calls it, each writing its own shards.
     """
-    with _checkpointer() as checkpointer:
+    with _without_tracebacks(), _checkpointer() as checkpointer:
         checkpointer.save((Path(directory) / SUBDIRECTORY).absolute(), dict(params), force=True)
 
 
@@ -60,6 +64,29 @@ def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
     return ocp.StandardCheckpointer()
+
+
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keep threads of Orbax and TensorStore from printing what `save` raises, once for each array.
+
+    After a failure TensorStore's threads still report to an event loop that is gone, at any time
+    later; so that hook stays changed then, for this error alone.
+    """
+    logger, report = logging.getLogger("absl"), sys.unraisablehook
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = functools.partial(_report_unless_loop_closed, report)
+    try:
+        yield
+        sys.unraisablehook = report
+    finally:
+        logger.setLevel(level)
+
+
+def _report_unless_loop_closed(report: Callable[[Any], Any], what: Any) -> None:
+    if str(what.exc_value) != "Event loop is closed":
+        report(what)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

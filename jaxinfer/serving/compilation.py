@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import jax.monitoring
 
 from jaxinfer.cores import usable_cores
 from jaxinfer.serving.compile_cache import persistent_cache
+from jaxinfer.serving.compile_notice import compile_notice
 from jaxinfer.serving.progress import ProgressBar
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -89,6 +91,10 @@ class CompiledPrograms[Key: Hashable]:
         lower: traces and lowers one key's program.
         options: XLA's options for one key's program.
         cache_directory: as in `compile_cache.persistent_cache`.
+        says_so: write to stderr when somebody waits for a program at its first use.
+
+    Attributes:
+        seconds_waited: what such waits took.
     """
 
     def __init__(
@@ -96,7 +102,11 @@ class CompiledPrograms[Key: Hashable]:
         lower: Callable[[Key], Lowered],
         options: Callable[[Key], dict[str, Any]],
         cache_directory: str | None,
+        *,
+        says_so: bool = False,
     ) -> None:
+        self.seconds_waited = 0.0
+        self._says_so = says_so
         self._lower = lower
         self._options = options
         self._cache_directory = cache_directory
@@ -108,14 +118,14 @@ class CompiledPrograms[Key: Hashable]:
         """The executable; compiled now if it was not yet."""
         compiled = self._compiled.get(key)
         if compiled is None:
-            self.compile([key], show_progress=False)
+            self._compile_now([key])
             compiled = self._compiled[key]
         return compiled
 
     def both(self, first: Key, second: Key) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
         """Two executables that run after each other; those missing are compiled side by side."""
         if first not in self._compiled or second not in self._compiled:
-            self.compile([first, second], show_progress=False)
+            self._compile_now([first, second])
         return self._compiled[first], self._compiled[second]
 
     def adopt(self, other: "CompiledPrograms[Key]", keys: Iterable[Key]) -> None:
@@ -177,6 +187,14 @@ class CompiledPrograms[Key: Hashable]:
         """Forget what is still compiling; what has not begun never begins. May be called again."""
         self._compiling.clear()
         self._shut_down(wait=False)
+
+    def _compile_now(self, keys: Sequence[Key]) -> None:
+        """Compile what a step waits for."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
+        start = time.perf_counter()
+        with compile_notice(len(missing), enabled=self._says_so):
+            self.compile(missing, show_progress=False)
+        self.seconds_waited += time.perf_counter() - start
 
     def _begin(self, key: Key) -> "Future[jax.stages.Compiled]":
         if key not in self._compiling:

@@ -171,6 +171,11 @@ class LLM:
         return self._loaded.replicas[0].runner.num_compilations
 
     @property
+    def compile_seconds(self) -> float:
+        """Seconds that steps have waited for programs to be compiled at their first use."""
+        return sum(r.runner.seconds_waited_for_programs for r in self._loaded.replicas)
+
+    @property
     def follows(self) -> bool:
         """Whether this is one of several processes and not process 0: all it can do is `follow`."""
         return isinstance(self._engine, FollowingEngine)

@@ -384,7 +384,9 @@ def _on_this_process(config: EngineConfig, group: ProcessGroup, mesh: Mesh) -> E
 def _announce_devices(mesh: Mesh, group: ProcessGroup | None) -> str:
     devices = list(mesh.devices.flat)
     platform, kind = devices[0].platform, devices[0].device_kind
-    text = f"Devices: {len(devices)} x {platform}" + (f" ({kind})" if kind != platform else "")
+    text = f"Devices: {len(devices)} x {platform.upper()}" + (
+        f" ({kind})" if kind != platform else ""
+    )
     if group is not None:
         text += f" of {group.num_processes} processes, {len(mesh.local_devices)} of this one"
         if not group.leads:

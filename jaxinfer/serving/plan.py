@@ -72,7 +72,9 @@ class StartupReport:
     num_replicas: int = 1
 
     def __str__(self) -> str:
-        devices = f"{self.num_devices} {self.platform} device" + "s" * (self.num_devices > 1)
+        devices = f"{self.num_devices} {self.platform.upper()} device" + "s" * (
+            self.num_devices > 1
+        )
         if self.num_replicas > 1:
             devices += f" in {self.num_replicas} replicas"
         text = (
@@ -357,7 +359,9 @@ def _compiler(
         return own | dict(options)
 
     lower = functools.partial(lowering.lower, programs)
-    return CompiledPrograms(lower, options_for, config.compilation_cache_dir)
+    return CompiledPrograms(
+        lower, options_for, config.compilation_cache_dir, says_so=config.show_progress
+    )
 
 
 def _compute_capability(device: Any) -> tuple[int, int] | None:

@@ -185,6 +185,11 @@ class Runner:
         """Time that went into them, summed over threads."""
         return self._counter.seconds
 
+    @property
+    def seconds_waited_for_programs(self) -> float:
+        """How long steps have waited for programs that were compiled at their first use."""
+        return self._compiled.seconds_waited
+
     def burst_steps(self, rows: int) -> int:
         """Decode steps of a burst for so many rows; 1 if there are no bursts."""
         return self._buckets.burst_steps(rows)

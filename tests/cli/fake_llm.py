@@ -32,7 +32,9 @@ class FakeLLM:
         self.tokenizer = FakeTokenizer()
         self.max_model_len = 1000
         self.num_compilations = 0
+        self.compile_seconds = 0.0
         self.requests: list[tuple[str, SamplingParams]] = []
+        self.waiting: list[tuple[str, str]] = []
         self.aborted = 0
         self.closed = False
         self.follows = False
@@ -47,27 +49,45 @@ class FakeLLM:
         return SamplingParams(temperature=0.6)
 
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[RequestOutput]:
-        text = "".join(map(chr, prompt["prompt_token_ids"]))
+        text = _text(prompt)
         self.requests.append((text, params))
         self.num_compilations += 1
+        self.compile_seconds += 0.25
         pieces = self.reply(text)
+        written = 0
         try:
             for i, piece in enumerate(pieces):
-                reason = "stop" if i == len(pieces) - 1 else None
-                yield _output(text, piece, reason)
+                piece = piece[: (params.max_tokens or 1000) - written]
+                written += len(piece)
+                if written == params.max_tokens:
+                    yield _output(text, piece, "length")
+                    return
+                yield _output(text, piece, "stop" if i == len(pieces) - 1 else None)
         except (GeneratorExit, KeyboardInterrupt):
             self.aborted += 1
             raise
 
-    def generate(
-        self, prompts: list[Any], params: SamplingParams, use_tqdm: bool
-    ) -> list[RequestOutput]:
-        return [next(self._whole(prompt, params)) for prompt in prompts]
-
-    def _whole(self, prompt: Any, params: SamplingParams) -> Iterator[RequestOutput]:
-        text = "".join(map(chr, prompt["prompt_token_ids"]))
+    def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> None:
+        text = _text(prompt)
+        if len(text) > self.max_model_len:
+            raise ValueError(f"prompt has {len(text)} tokens")
         self.requests.append((text, params))
-        yield _output(text, "".join(self.reply(text)), "stop")
+        self.waiting.append((request_id, text))
+
+    def step(self) -> list[RequestOutput]:
+        """Answer the last request that waits."""
+        request_id, text = self.waiting.pop()
+        try:
+            output = _output(text, "".join(self.reply(text)), "stop")
+        except ArithmeticError as error:  # one request's fault, as the engine contains it
+            output = _output(text, "", "error")
+            output.error = str(error)
+        output.request_id = request_id
+        return [output]
+
+
+def _text(prompt: Any) -> str:
+    return prompt["prompt"] if "prompt" in prompt else "".join(map(chr, prompt["prompt_token_ids"]))
 
 
 def _output(prompt: str, text: str, reason: Any) -> RequestOutput:

@@ -16,7 +16,7 @@ from jaxinfer.sampling_params import SamplingParams
 def _parser() -> CommandParser:
     parser = CommandParser("generate", "")
     add_engine_flags(parser)
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, max_tokens=256)
     return parser
 
 

@@ -1,5 +1,7 @@
 """However a command ends, its user sees one line at most and a telling exit status."""
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -64,6 +66,53 @@ def test_too_little_memory_says_which_flags_to_lower(error, capsys):
 def test_a_bug_keeps_its_traceback(error):
     with pytest.raises(type(error)):
         run_command("generate", _raises(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/out/model.safetensors"),
+        ValueError("RESOURCE_EXHAUSTED: Error writing /out: No space left on device"),
+    ],
+)
+def test_a_full_disk_is_not_taken_for_memory(error, capsys):
+    assert run_command("convert", _raises(error)) == 1
+    message = capsys.readouterr().err
+    assert "error: no space left on the disk" in message
+    assert "/out" in message
+    assert "memory" not in message
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "out", "error"),
+    [
+        (">&-", 1, "", "jaxinfer generate: error: standard output is closed"),
+        (">/dev/full", 1, "", "jaxinfer generate: error: no space left on the disk"),
+        ("2>&-", 0, "text\n", ""),
+    ],
+)
+def test_closed_and_full_outputs_are_one_line_at_most(redirection, status, out, error):
+    program = (
+        "import sys\n"
+        "from jaxinfer.cli.process import run_command, end_process\n"
+        "def body():\n"
+        "    print('text')\n"
+        "    if sys.stderr.name != '<stderr>': print('lost', file=sys.stderr)\n"
+        "    return 0\n"
+        "end_process(run_command('generate', body))\n"
+    )
+    done = subprocess.run(
+        f'"{sys.executable}" -c "$PROGRAM" {redirection}',
+        shell=True,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PROGRAM": program},
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout) == (status, out)
+    assert done.stderr.startswith(error)
+    assert done.stderr.count("\n") == bool(error)
 
 
 def test_ctrl_c_is_status_130_without_a_word(capsys):

@@ -60,7 +60,7 @@ def test_a_directory_is_loaded_whole(directory):
 def test_start_up_says_what_runs_where_and_how_much_fits(directory, capsys):
     open_llm(directory, show_progress=True).close()
     said = capsys.readouterr().err
-    assert "Devices: 1 x cpu" in said
+    assert "Devices: 1 x CPU" in said
     assert "Loading weights" in said
     assert "65 blocks, 1,024 tokens" in said
     assert "16.0 sequences of 64 tokens" in said

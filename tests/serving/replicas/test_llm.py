@@ -222,7 +222,7 @@ def test_the_report_is_of_all_replicas():
     with small_llm() as one, small_llm(data_parallel_size=2, tensor_parallel_size=2) as llm:
         assert llm.num_kv_blocks == 2 * one.num_kv_blocks
         assert llm.report.num_devices == 4
-        assert "4 cpu devices in 2 replicas" in str(llm.report)
+        assert "4 CPU devices in 2 replicas" in str(llm.report)
         assert llm.max_model_len == one.max_model_len
 
 

@@ -1,0 +1,74 @@
+"""Opens a command's engine: mistakes named by their flags, and a word when Ctrl-C has to wait."""
+
+import argparse
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.cli.engine_flags import ENGINE_FIELDS, engine_arguments
+from jaxinfer.cli.sampling_flags import SAMPLING_FIELDS
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
+
+_FIELDS = {name: "--" + name.replace("_", "-") for name in ENGINE_FIELDS | SAMPLING_FIELDS} | {
+    "temperature": "--temp",
+    "show_progress": "--quiet",
+    "enable_prefix_caching": "--no-enable-prefix-caching",
+}
+# Whole names with an underscore anywhere, others as the first word: "stop" and "seed" are English,
+# too. Not within quotes and paths, which are the user's own.
+_NAME = re.compile(r"(?<![\w/.'\"-])(" + "|".join(_FIELDS) + r")(?![\w/'\"]|\.\w)")
+
+
+def in_flags(message: str) -> str:
+    """A message of the library with the flags in place of the names of Python arguments."""
+
+    def flag(match: re.Match[str]) -> str:
+        return _FIELDS[match[0]] if "_" in match[0] or match.start() == 0 else match[0]
+
+    return _NAME.sub(flag, message)
+
+
+@contextlib.contextmanager
+def speaking_of_flags() -> Iterator[None]:
+    """Turn an error about an argument into one about its flag.
+
+    Raises:
+        ValueError: with that message.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(in_flags(str(error))) from None
+
+
+@contextlib.contextmanager
+def open_engine(
+    arguments: argparse.Namespace, defaults: Mapping[str, Any], *, quiet: bool
+) -> Iterator["LLM"]:
+    """An engine for a ``with`` block.
+
+    Args:
+        arguments: the command's, whose engine flags win over `defaults`.
+        defaults: the command's own choices.
+        quiet: no progress, no word about Ctrl-C.
+
+    Raises:
+        ValueError: what the engine refuses, in flags.
+    """
+    from jaxinfer import LLM
+
+    with speaking_of_flags():
+        llm = LLM(**{"show_progress": not quiet, **defaults, **engine_arguments(arguments)})
+    with llm:
+        try:
+            yield llm
+        except KeyboardInterrupt:
+            # A step on a device, or a compilation, can't be cancelled.
+            if not quiet:
+                text = "stopping after the step that runs; Ctrl-C again stops at once"
+                print(f"\n{text}", file=sys.stderr, flush=True)
+            raise

@@ -1,0 +1,42 @@
+"""Runs many prompts as one batch and hands out the answers in order, each as soon as it can be."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.cli.answers import Answer
+from jaxinfer.cli.prompts import PromptLine
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM, SamplingParams
+
+
+def answer_all(
+    llm: "LLM",
+    lines: Sequence[PromptLine],
+    prompts: Sequence[Any],
+    params: Sequence["SamplingParams"],
+) -> Iterator[Answer]:
+    """Yield the answer to each line, in order, once it and those before it have ended.
+
+    Args:
+        llm: answers.
+        lines: the prompts, for their names.
+        prompts: the same as `LLM.add_request` takes them.
+        params: one for each.
+
+    Raises:
+        ValueError: a prompt or its sampling is refused; names file and line. Nothing has been run.
+    """
+    for i, (line, prompt, entry) in enumerate(zip(lines, prompts, params, strict=True)):
+        try:
+            llm.add_request(str(i), prompt, entry)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{line.where}: {error}") from None
+    ended: dict[int, Answer] = {}
+    for i in range(len(lines)):
+        while i not in ended:
+            for output in llm.step():
+                if output.finished:
+                    answer = ended[int(output.request_id)] = Answer()
+                    answer.extend(output)
+        yield ended.pop(i)

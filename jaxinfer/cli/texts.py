@@ -1,0 +1,80 @@
+"""Text from outside: flags and standard input as Unicode, or an error that names what is not."""
+
+import argparse
+import io
+import sys
+
+
+def checked_text(text: str, name: str) -> str:
+    """Return `text`, which a tokenizer can read.
+
+    Python decodes arguments and input so that bytes that are not UTF-8 become lone surrogates, and
+    JSON can spell them out; neither is text.
+
+    Args:
+        text: perhaps with lone surrogates.
+        name: what the error calls it, for example "standard input".
+
+    Raises:
+        ValueError: it has some; names the place of the first.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: not UTF-8 text (at character {error.start + 1})") from None
+    return text
+
+
+def text_argument(text: str) -> str:
+    """The `type` of a flag that takes text for the model.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not UTF-8.
+    """
+    try:
+        return checked_text(text, "the value")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def decode_file(data: bytes, name: str) -> str:
+    """The text of a file's bytes, without the mark that some editors put before it.
+
+    Raises:
+        ValueError: it is not UTF-8; names the place of the first wrong byte.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{name}:{line}: not UTF-8 text (byte 0x{data[error.start]:02x})"
+        ) from None
+
+
+def read_standard_input() -> str:
+    """All of standard input.
+
+    Raises:
+        ValueError: it is closed, or not UTF-8.
+    """
+    stream = sys.stdin
+    if stream is None:
+        raise ValueError("standard input is closed; give the prompt with -p TEXT")
+    if isinstance(stream, io.TextIOWrapper):
+        return decode_file(stream.buffer.read(), "standard input")
+    return checked_text(stream.read(), "standard input")
+
+
+def prepare_lines() -> None:
+    """Have `input` give a line that is not UTF-8 too, so that it can be refused by itself.
+
+    Otherwise Python gives up a whole buffer of lines at its first wrong byte.
+
+    Raises:
+        ValueError: standard input is closed.
+    """
+    if sys.stdin is None:
+        raise ValueError("standard input is closed, and a chat reads its messages there")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")

@@ -1,0 +1,40 @@
+"""Says that a step waits for its programs to be compiled, so that nobody takes it for a hang."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+_PATIENCE_S = 0.5  # programs found in the cache load in less
+
+
+@contextlib.contextmanager
+def compile_notice(count: int, *, enabled: bool, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Write a line to stderr when the block takes long, and another with its time at its end.
+
+    Args:
+        count: programs that are compiled inside.
+        enabled: False writes nothing.
+        patience_s: seconds before the first line.
+    """
+    programs = f"{count} program{'s' * (count != 1)}"
+    start = time.perf_counter()
+    timer = threading.Timer(patience_s, _say, [f"compiling {programs} ..."])
+    timer.daemon = True
+    if enabled:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    seconds = time.perf_counter() - start
+    if enabled and seconds > patience_s:
+        timer.join()  # or the lines could change places
+        _say(f"compiled {programs} in {seconds:.1f} s")
+
+
+def _say(text: str) -> None:
+    """The stream is the user's and may be closed, or raise anything; work goes on without it."""
+    with contextlib.suppress(Exception):
+        print(text, file=sys.stderr, flush=True)

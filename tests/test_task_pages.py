@@ -1,0 +1,52 @@
+"""The pages of docs/tasks: their programs run, their commands have the flags that they name."""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxinfer.cli.prompts import read_prompts
+
+TASKS = Path(__file__).resolve().parents[1] / "docs" / "tasks"
+PAGES = sorted(TASKS.glob("*.md"))
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+COMMANDS = [line for page in PAGES for block in _blocks(page, "bash") for line in block.split("\n")]
+PROGRAMS = {page.stem: block for page in PAGES for block in _blocks(page, "python")}
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line])
+def test_a_command_is_understood(line):
+    words = shlex.split(line.split("|")[-1])
+    assert words[0] == "jaxinfer"
+    importlib.import_module(f"jaxinfer.{words[1]}").build_parser().parse_args(words[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_runs(name):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS[name]], check=False, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert len(done.stdout.split()) > 1
+
+
+def test_the_lines_of_a_prompt_file_are_read(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    (lines,) = _blocks(TASKS / "many-prompts.md", "json")
+    file.write_text(lines)
+    assert [line.id for line in read_prompts(None, str(file))] == ["tale-1", "sum-1"]
+
+
+def test_every_page_is_listed():
+    listed = set(re.findall(r"\]\((.*?\.md)\)", (TASKS / "README.md").read_text()))
+    assert listed | {"README.md"} == {page.name for page in PAGES}
