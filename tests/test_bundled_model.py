@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
-from transformers import AutoTokenizer
 
 from jaxinfer.evaluation.mixture import GENERATORS, held_out_items
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.model.weights import resolve_model
+from tests.lazy import transformers
 
 MAX_BYTES = 8_000_000
 TAGS = (
@@ -104,7 +104,7 @@ def tokenizer(directory: Path):
 
 @pytest.fixture(scope="module")
 def reference(directory: Path):
-    return AutoTokenizer.from_pretrained(directory)
+    return transformers.AutoTokenizer.from_pretrained(directory)
 
 
 def test_the_files_weigh_at_most_eight_megabytes(directory: Path):

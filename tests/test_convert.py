@@ -5,12 +5,12 @@ import json
 import jax
 import numpy as np
 import pytest
-import torch
 
 from jaxinfer.convert import main
 from jaxinfer.model.checkpoint import is_checkpoint
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.weights import load_params
+from tests.lazy import torch
 from tests.model import small_models
 
 

@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 import pytest
-from transformers import Qwen3Config
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope_scaling import RopeScaling
+from tests.lazy import transformers
 from tests.model import tiny
 
 # config.json of Qwen/Qwen3-0.6B as published, and what the other sizes change.
@@ -106,7 +106,7 @@ def test_to_hf_is_read_back_by_us_and_by_transformers():
     for config in (tiny.CONFIG, read(rope_scaling=YARN, eos_token_id=[1, 2])):
         mapping = json.loads(json.dumps(config.to_hf()))
         assert ModelConfig.from_hf(mapping, "again") == config
-        theirs = Qwen3Config(**mapping)
+        theirs = transformers.Qwen3Config(**mapping)
         assert theirs.head_dim == config.head_dim
         assert theirs.num_key_value_heads == config.num_key_value_heads
         assert theirs.rope_parameters["rope_theta"] == config.rope_theta

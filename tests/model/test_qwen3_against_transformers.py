@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import forward
 from jaxinfer.model.weights import load_params
+from tests.lazy import torch
 from tests.model import small_models
 
 SEQUENCES, LENGTH = 4, 192  # 7 models x 768 = 5,376 positions compared

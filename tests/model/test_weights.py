@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-import torch
-from transformers import Qwen3ForCausalLM
 
 from jaxinfer.model import weights
 from jaxinfer.model.config import ModelConfig
@@ -22,6 +20,7 @@ from jaxinfer.model.qwen3 import forward
 from jaxinfer.model.safetensors_file import read_header
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.model.weights import load_params, save_params
+from tests.lazy import torch, transformers
 from tests.model import small_models, tiny
 
 
@@ -102,7 +101,7 @@ def test_saved_weights_are_what_transformers_and_we_load(dtype, changes, tmp_pat
     read_back = ModelConfig.from_directory(tmp_path)
     assert read_back.dtype == dtype
     assert_trees_equal(load_params(tmp_path, read_back, dtype), params)
-    theirs = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    theirs = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokens = tiny.token_ids(config, 1, 12)
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens.tolist())).logits.numpy()

@@ -1,9 +1,6 @@
 """A tiny random Qwen3 with a real tokenizer, for tests of the API around it."""
 
-import atexit
 import functools
-import shutil
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,14 +32,6 @@ def small_params() -> Any:
     return init_params(CONFIG, jax.random.key(1), jnp.float32)
 
 
-@functools.cache
-def _compilation_cache() -> str:
-    """Engines of one run of the tests share what they compile."""
-    directory = tempfile.mkdtemp(prefix="jaxinfer-tests-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
-
-
 def small_llm(**options: Any) -> LLM:
     """An engine that compiles few shapes; `options` go to `LLM`."""
     defaults = {
@@ -54,7 +43,6 @@ def small_llm(**options: Any) -> LLM:
         "num_kv_blocks": 65,
         "compile_ahead": False,
         "show_progress": False,
-        "compilation_cache_dir": _compilation_cache(),
     }
     return LLM(**(defaults | options))
 

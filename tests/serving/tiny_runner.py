@@ -1,10 +1,7 @@
 """A small random Qwen3 on a real runner, driven by the real scheduler, and a plain loop beside."""
 
-import atexit
 import collections
 import functools
-import shutil
-import tempfile
 from typing import Any
 
 import jax
@@ -50,13 +47,12 @@ def make_runner(
     hooks: Any = None,
     **engine: Any,
 ) -> Runner:
-    """A runner that compiles lazily; the runners of a test session share what they compile."""
+    """A runner that compiles lazily; all runners of a run of the tests share what they compile."""
     defaults = {
         "block_size": 8,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "compile_ahead": False,
-        "compilation_cache_dir": _cache_directory(),
         "show_progress": False,
     }
     return Runner(
@@ -67,13 +63,6 @@ def make_runner(
         ShardingRules(),
         **(hooks or {}),
     )
-
-
-@functools.cache
-def _cache_directory() -> str:
-    directory = tempfile.mkdtemp(prefix="jaxinfer-tests-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
 
 
 def poison(runner: Runner) -> None:

@@ -1,0 +1,59 @@
+"""How long each test took when that was last recorded, and what `--record-durations` writes."""
+
+import json
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+RECORD = Path(__file__).with_suffix(".json")
+_SHORTEST_S = 0.5  # less is not worth a line
+
+
+@cache
+def recorded() -> dict[str, float]:
+    """Seconds by node id: of tests marked `slow`, and of those that took half a second or more.
+
+    The set-up of what tests share counts for the first of them.
+    """
+    return json.loads(RECORD.read_text())
+
+
+def of_files() -> dict[str, float]:
+    """Recorded seconds of each file's tests together."""
+    files: dict[str, float] = defaultdict(float)
+    for node_id, seconds in recorded().items():
+        files[file_of(node_id)] += seconds
+    return files
+
+
+def file_of(node_id: str) -> str:
+    """``tests/serving/test_llm.py`` of ``tests/serving/test_llm.py::test_it[case]``."""
+    return node_id.split("::")[0]
+
+
+class Recorder:
+    """A pytest plugin that replaces the record by what a run of all tests takes."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._marked: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a phase of a test; with workers, reports reach the process that started them."""
+        if report.skipped:
+            return
+        self._seconds[report.nodeid] += report.duration
+        if "slow" in report.keywords:
+            self._marked.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the record, the longest first."""
+        longest = sorted(self._seconds.items(), key=lambda item: -item[1])
+        kept = {
+            name: round(seconds, 1)
+            for name, seconds in longest
+            if seconds >= _SHORTEST_S or name in self._marked
+        }
+        RECORD.write_text(json.dumps(kept, indent=1) + "\n")
