@@ -1,6 +1,6 @@
 """Compiles kernels and whole steps for H200s on a machine without a GPU, on two versions of JAX.
 
-python scripts/h200_compile.py [oldest] [newest]
+python scripts/h200_compile.py [--environments] [oldest] [newest]
 
 The oldest is the lowest that pyproject.toml allows. Each gets an environment of its own beside
 .venv, kept for the next run, because JAX's CUDA plugin would change the platform of every other
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
@@ -48,24 +48,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("versions", nargs="*", help="oldest, newest; both by default")
-    versions = parser.parse_args(argv).versions or list(VERSIONS)
+    parser.add_argument(
+        "--environments", action="store_true", help="make the environments, and check nothing"
+    )
+    arguments = parser.parse_args(argv)
+    versions = arguments.versions or list(VERSIONS)
     if unknown := set(versions) - set(VERSIONS):
         parser.error(f"no version {', '.join(sorted(unknown))}: choose from {', '.join(VERSIONS)}")
+    work = _install_only if arguments.environments else check
     with ThreadPoolExecutor(len(versions)) as pool:
-        passed = list(pool.map(_report, versions))
+        passed = list(pool.map(lambda version: _report(version, work), versions))
     return 0 if all(passed) else 1
 
 
-def _report(version: str) -> bool:
+def _report(version: str, work: Callable[[str], list[str]]) -> bool:
     start = time.perf_counter()
     try:
-        lines = check(version)
+        lines = work(version)
     except CheckError as error:
         print(f"h200_compile: error: {version} jax: {error}", file=sys.stderr, flush=True)
         return False
     seconds = time.perf_counter() - start
-    print("\n".join([*lines, f"{version} jax: passed in {seconds:.0f} s"]), flush=True)
+    print("\n".join([*lines, f"{version} jax: done in {seconds:.0f} s"]), flush=True)
     return True
+
+
+def _install_only(version: str) -> list[str]:
+    _environment(version)
+    return [f"{version} jax: environment made"]
 
 
 def check(version: str) -> list[str]:

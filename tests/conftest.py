@@ -1,11 +1,11 @@
-"""Shared test setup: emulated CPU devices, one compilation cache, strict dtypes, marks, order."""
+"""Shared test setup: emulated CPU devices, one cache of programs, quick compiling, marks."""
 
 import atexit
 import os
 import shutil
 import signal
 import tempfile
-from typing import Any
+from collections.abc import Iterator
 
 # Must happen before JAX is imported anywhere: the flag is read once, when the backend starts.
 if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
@@ -13,14 +13,13 @@ if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     )
+    # Workers and child processes find each other's programs in the engines' default directory: one
+    # for a run of the tests, so that the first run on a machine is like any other.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxinfer-tests-")
+        atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    # What one engine compiles, no other engine of this run compiles again, be it in another worker
-    # or in a process that a test starts. A run begins with nothing.
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxinfer-tests-")
-    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import jax
 import pytest
@@ -35,28 +34,55 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine can't run, and begin with the longest test.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The flag that records durations, of a run of the whole suite."""
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write how long each test takes to tests/durations.json",
+    )
 
-    A test needs a GPU where JAX sees none, or the CUDA plugin without it. The longest file is first
-    (`--record-durations` notes how long each takes), because pytest-xdist hands out files in order
-    and would end with one worker waiting for it.
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record durations in the process that hears of all tests."""
+    if config.option.record_durations and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(durations.Recorder())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _little_optimization(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have LLVM optimize little: small models take far longer to compile than to run.
+
+    XLA's own passes, which decide what is fused, copied and donated, are the same. Files marked
+    `optimized` get what a user gets: they compare bits over many shapes, or run for long. Child
+    processes do as the file that starts them.
     """
+    # What runs on a GPU is measured, and what compiles for H200s is compared with bounds.
+    for_speed = jax.default_backend() != "cpu" or h200_target.available()
+    little = not for_speed and request.node.get_closest_marker("optimized") is None
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(little))
+    jax.config.update("jax_disable_most_optimizations", little)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine can't run, leave full matrices out, and begin with the longest files.
+
+    A test needs a GPU where JAX sees none, or the CUDA plugin without it. Matrices marked
+    `exhaustive` run where `-m` names them. The longest files are first, because pytest-xdist hands
+    them out in order and would end with one worker waiting for it.
+    """
+    if "exhaustive" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     seconds = durations.of_files()
-    items.sort(key=lambda item: -seconds.get(durations.file_of(item.nodeid), 0))
+    items.sort(key=lambda item: -seconds.get(durations.file_of(item.nodeid), 0.0))
     if jax.default_backend() != "gpu":
         _skip(items, "gpu", "needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
     if not h200_target.available():
         _skip(items, "h200_compile", "needs JAX's CUDA plugin (run scripts/h200_compile.py)")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record-durations", action="store_true", help=durations.__doc__)
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if config.getoption("--record-durations"):
-        durations.record(terminalreporter.stats)
 
 
 def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:

@@ -1,43 +1,59 @@
-"""Record how long each test takes: the longest files go first, and `slow` means slow."""
+"""How long each test took when that was last recorded, and what `--record-durations` writes."""
 
-import collections
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-_RECORD = Path(__file__).with_name("durations.json")
-_WORTH_A_LINE_S = 0.5
+import pytest
+
+RECORD = Path(__file__).with_suffix(".json")
+_SHORTEST_S = 0.5  # less is not worth a line
 
 
-def of_tests() -> dict[str, float]:
-    """Seconds of each test that took any, all its cases and their setup together."""
-    return json.loads(_RECORD.read_text())
+@cache
+def recorded() -> dict[str, float]:
+    """Seconds by node id: of tests marked `slow`, and of those that took half a second or more.
+
+    The set-up of what tests share counts for the first of them.
+    """
+    return json.loads(RECORD.read_text())
 
 
 def of_files() -> dict[str, float]:
-    """Seconds of each file."""
-    seconds: collections.Counter[str] = collections.Counter()
-    for test, taken in of_tests().items():
-        seconds[file_of(test)] += taken
-    return dict(seconds)
+    """Recorded seconds of each file's tests together."""
+    files: dict[str, float] = defaultdict(float)
+    for node_id, seconds in recorded().items():
+        files[file_of(node_id)] += seconds
+    return files
 
 
-def file_of(test: str) -> str:
-    """The file of a test, from its id."""
-    return test.split("::")[0]
+def file_of(node_id: str) -> str:
+    """``tests/serving/test_llm.py`` of ``tests/serving/test_llm.py::test_it[case]``."""
+    return node_id.split("::")[0]
 
 
-def without_case(test: str) -> str:
-    """A test's id without that of its case."""
-    return test.split("[")[0]
+class Recorder:
+    """A pytest plugin that replaces the record by what a run of all tests takes."""
 
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._marked: set[str] = set()
 
-def record(reports: Mapping[str, Sequence[Any]]) -> None:
-    """Write down what a run of all tests took."""
-    seconds: collections.Counter[str] = collections.Counter()
-    for report in (each for kind in reports.values() for each in kind):
-        if hasattr(report, "duration") and hasattr(report, "nodeid"):
-            seconds[without_case(report.nodeid)] += report.duration
-    taken = {test: round(s, 1) for test, s in sorted(seconds.items()) if s >= _WORTH_A_LINE_S}
-    _RECORD.write_text(json.dumps(taken, indent=1) + "\n")
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a phase of a test; with workers, reports reach the process that started them."""
+        if report.skipped:
+            return
+        self._seconds[report.nodeid] += report.duration
+        if "slow" in report.keywords:
+            self._marked.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the record, the longest first."""
+        longest = sorted(self._seconds.items(), key=lambda item: -item[1])
+        kept = {
+            name: round(seconds, 1)
+            for name, seconds in longest
+            if seconds >= _SHORTEST_S or name in self._marked
+        }
+        RECORD.write_text(json.dumps(kept, indent=1) + "\n")

@@ -1,10 +1,9 @@
 """Small random Qwen3s, made by transformers so that the reference itself writes what we read."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+from tests.lazy import torch, transformers
 
 YARN = {
     "rope_type": "yarn",
@@ -42,13 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(seed: int = 0, **changes: Any) -> "Qwen3ForCausalLM":
-    """A random Qwen3 in float32, with norms and biases that are not just ones and zeros."""
-    import torch  # takes seconds, also to collect tests
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
+def build(seed: int = 0, **changes: Any) -> Any:
+    """A ``Qwen3ForCausalLM`` in float32, all random: norms and biases, too."""
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(**(_SMALL | changes))).eval()
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(_SMALL | changes))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -56,7 +52,7 @@ def build(seed: int = 0, **changes: Any) -> "Qwen3ForCausalLM":
     return model
 
 
-def save(directory: Path, seed: int = 0, **changes: Any) -> "Qwen3ForCausalLM":
+def save(directory: Path, seed: int = 0, **changes: Any) -> Any:
     """Build one, write it with ``save_pretrained``, and return it."""
     dtype = changes.pop("dtype", None)
     model = build(seed, **changes)

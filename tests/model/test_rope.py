@@ -8,9 +8,7 @@ import pytest
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope import apply_rope, cos_sin
 from jaxinfer.model.rope_scaling import rope_frequencies
-from tests.lazy import LazyModule, torch, transformers
-
-_modeling = LazyModule("transformers.models.qwen3.modeling_qwen3")
+from tests.lazy import modeling_qwen3, torch, transformers
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 1e6},
@@ -49,7 +47,7 @@ ROPES = {
 
 def both(name, head_dim=128):
     theirs = transformers.Qwen3Config(rope_parameters=dict(ROPES[name]), head_dim=head_dim)
-    return ModelConfig.from_hf(theirs.to_dict(), name), _modeling.Qwen3RotaryEmbedding(theirs)
+    return ModelConfig.from_hf(theirs.to_dict(), name), modeling_qwen3.Qwen3RotaryEmbedding(theirs)
 
 
 @pytest.mark.parametrize("head_dim", [16, 128])
@@ -89,7 +87,7 @@ def test_rotation_rounds_like_transformers_bit_for_bit(dtype):
         torch.from_numpy(rng.normal(size=shape).astype(np.float32)).to(torch_dtype)
         for shape in ((5, 3, 16), (5, 16), (5, 16))
     )
-    expected, _ = _modeling.apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=1)
+    expected, _ = modeling_qwen3.apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=1)
     ours = [jnp.asarray(a.float().numpy()).astype(dtype) for a in (x, cos, sin)]
     actual = jax.jit(apply_rope)(*ours)
     assert actual.dtype == dtype

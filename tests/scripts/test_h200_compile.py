@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import h200_compile
 from scripts.h200_compile import TESTS, CheckError, count_passed, read_costs, requirements
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,15 @@ def test_every_file_with_marked_tests_is_run():
 
 def test_ci_runs_it_after_the_tests():
     ci = (ROOT / ".ci" / "run").read_text()
-    assert ci.index("-m pytest") < ci.index("scripts/h200_compile.py")
+    assert ci.index("-m pytest") < ci.index(".venv/bin/python scripts/h200_compile.py\n")
+
+
+def test_environments_can_be_made_before_there_is_time_to_check(monkeypatch):
+    made = []
+    monkeypatch.setattr(h200_compile, "_environment", made.append)
+    monkeypatch.setattr(h200_compile, "check", lambda version: pytest.fail("checked"))
+    assert h200_compile.main(["--environments"]) == 0
+    assert sorted(made) == ["newest", "oldest"]
 
 
 def test_the_oldest_jax_is_the_lowest_that_the_project_allows():

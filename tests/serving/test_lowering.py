@@ -31,6 +31,7 @@ def _programs(devices=1, blocks=64, dtype=jnp.float32, **context):
     return Programs(StepContext(CONFIG, mesh, rules, "xla", 8, **context), params, blocks, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("key", _KEYS, ids=lambda key: type(key).__name__)
 def test_a_program_from_disk_compiles_to_what_tracing_gives(tmp_path, key, devices):

@@ -23,6 +23,7 @@ def _tokens(temperature):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_are_those_of_an_engine_that_does_not_look(temperature, monkeypatch):
     expected = _tokens(temperature)

@@ -47,7 +47,7 @@ def make_runner(
     hooks: Any = None,
     **engine: Any,
 ) -> Runner:
-    """A runner that compiles lazily; the runners of a test session share what they compile."""
+    """A runner that compiles lazily; all runners of a run of the tests share what they compile."""
     defaults = {
         "block_size": 8,
         "max_num_seqs": 4,

@@ -16,6 +16,9 @@ from tests.model.small_tokenizer import write_tokenizer
 from tests.serving.distributed import conversation
 from tests.serving.distributed.processes import outputs, two_processes
 
+# Each process imports JAX and compiles.
+pytestmark = pytest.mark.slow
+
 CONFIG = ModelConfig(
     vocab_size=512,
     hidden_size=32,
