@@ -90,6 +90,8 @@ class LLM:
     ):
         check_given(model, params, config, mesh, rules)
         own = isinstance(tokenizer, Tokenizer)
+        if own and engine_args.get("skip_tokenizer_init"):
+            raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         keywords = {
             "model": None if model is None else str(model),
             "tokenizer": None if tokenizer is None or own else str(tokenizer),
