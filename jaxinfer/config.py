@@ -12,6 +12,7 @@ MAX_LOGPROBS = 20
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
+GenerationDefaults = Literal["auto", "vllm"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
 _MAX_LENGTH = 1 << 24
@@ -34,6 +35,9 @@ _VLLM_HINTS = {
     "enable_chunked_prefill": "prefill is always chunked; size chunks by max_num_batched_tokens",
     "pipeline_parallel_size": "use tensor_parallel_size",
     "kv_cache_dtype": "the KV cache has the model's dtype; leave it out",
+    "enable_lora": "adapters are not supported; merge them into the weights",
+    "hf_overrides": "edit a copy of config.json, or give params and config=ModelConfig(...)",
+    "limit_mm_per_prompt": "models take text alone; leave it out",
     "quantization": "weights are served in the dtype given by dtype; leave it out",
 }
 
@@ -59,10 +63,13 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
     if name in _VLLM_HINTS:
         return TypeError(f"{message}: {_VLLM_HINTS[name]}")
     known = sorted(known)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if nearest:
         return TypeError(f"{message}; did you mean {nearest[0]!r}?")
-    return TypeError(f"{message}; valid ones are {', '.join(known)}")
+    return TypeError(
+        f"{message}; valid ones are {', '.join(known)} (docs/from-vllm.md says what to write for "
+        "vLLM's others)"
+    )
 
 
 @typing.no_type_check  # its fields check themselves, by name; run-time checkers would come first
@@ -73,6 +80,9 @@ class EngineConfig:
     Attributes:
         model: a directory, a Hugging Face hub id, or None for the bundled model.
         tokenizer: a directory or hub id to take the tokenizer from; None takes it from `model`.
+        skip_tokenizer_init: load no tokenizer: only token ids go in and out.
+        generation_config: sampling defaults: "auto" takes the model's `generation_config.json`,
+            "vllm" those of `SamplingParams` (its end-of-sequence ids count all the same).
         revision: branch, tag or commit on the hub.
         dtype: of weights, activations and KV cache: a name ("half" and "float" are vLLM's for
             float16 and float32), or a type such as ``jnp.bfloat16``; kept as a name. "auto" is the
@@ -123,6 +133,8 @@ class EngineConfig:
 
     model: str | None = None
     tokenizer: str | None = None
+    skip_tokenizer_init: bool = False
+    generation_config: GenerationDefaults = "auto"
     revision: str | None = None
     dtype: DType = "auto"
     seed: int = 0
@@ -151,6 +163,11 @@ class EngineConfig:
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         _check_choice("dtype", self.dtype, typing.get_args(DType))
+        _check_choice(
+            "generation_config", self.generation_config, typing.get_args(GenerationDefaults)
+        )
+        if self.skip_tokenizer_init is True and self.tokenizer is not None:
+            raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         _check_choice("preemption_mode", self.preemption_mode, typing.get_args(PreemptionMode))
         _check_choice(
             "attention_backend", self.attention_backend, typing.get_args(AttentionBackend)
@@ -195,7 +212,7 @@ class EngineConfig:
             )
         if self.device_timeout is not None:
             _check_real("device_timeout", self.device_timeout, 0.0, 1e6)
-        for name in ("enable_prefix_caching", "show_progress"):
+        for name in ("enable_prefix_caching", "show_progress", "skip_tokenizer_init"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("compile_ahead", "replica_threads"):

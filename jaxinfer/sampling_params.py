@@ -32,6 +32,18 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
 
+# Fields of vLLM's that are not here, and what to write instead.
+_VLLM_HINTS = {
+    "best_of": "write n and take the best by cumulative_logprob",
+    "use_beam_search": "beams are not supported; write n",
+    "structured_outputs": "grammars are not supported; write allowed_token_ids",
+    "guided_decoding": "grammars are not supported; write allowed_token_ids",
+    "logits_processors": "write LLM(logits_processor=...), a JAX function compiled into the step",
+    "output_kind": "generate() returns what is final, stream() and astream() what is new",
+    "truncate_prompt_tokens": "cut prompt_token_ids before the call",
+    "spaces_between_special_tokens": "text is the tokens' bytes; leave it out",
+}
+
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -116,6 +128,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
 
+    def __new__(cls, *_: Any, **given: Any) -> "SamplingParams":
+        """Refuse names that are no fields before the fields are filled in."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                raise TypeError(_unknown_field(name))
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Check every field and store it in its plain Python type."""
         self._check_numbers()
@@ -183,9 +202,7 @@ class SamplingParams:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dataclass_fields__:
-            nearest = difflib.get_close_matches(name, self.__dataclass_fields__, n=1, cutoff=0.75)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise AttributeError(f"SamplingParams has no field {name!r}{hint}")
+            raise AttributeError(_unknown_field(name))
         if name not in vars(self):  # under construction
             self._put(name, value)
         else:
@@ -303,3 +320,13 @@ class SamplingParams:
         if config.get("do_sample") is False:
             values["temperature"] = 0.0
         return cls(**(values | given))
+
+
+def _unknown_field(name: str) -> str:
+    message = f"SamplingParams has no field {name!r}"
+    if name in _VLLM_HINTS:
+        return f"{message}: {_VLLM_HINTS[name]}"
+    nearest = difflib.get_close_matches(name, SamplingParams.__dataclass_fields__, n=1, cutoff=0.75)
+    if nearest:
+        return f"{message}; did you mean {nearest[0]!r}?"
+    return f"{message}; docs/from-vllm.md says what to write for vLLM's others"

@@ -104,7 +104,9 @@ def test_log_probabilities_are_counted_within_the_vocabulary():
     assert [EngineConfig(max_logprobs=n).count_logprobs(9) for n in (-1, 5, 20)] == [9, 5, 9]
 
 
-@pytest.mark.parametrize("name", ["dtype", "preemption_mode", "attention_backend"])
+@pytest.mark.parametrize(
+    "name", ["dtype", "generation_config", "preemption_mode", "attention_backend"]
+)
 @pytest.mark.parametrize("value", ["nonsense", None, 3, []])
 def test_choices_list_what_is_possible(name, value):
     with pytest.raises(ValueError, match=f"^{name} must be one of "):
@@ -184,7 +186,9 @@ def test_auto_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu():
         ("max_num_seq", "did you mean 'max_num_seqs'"),
         ("gpu_memory_utilisation", "did you mean 'gpu_memory_utilization'"),
         ("mesk", "did you mean 'mesh'"),
-        ("zzzzzz", "valid ones are"),
+        ("zzzzzz", r"valid ones are .*docs/from-vllm\.md"),
+        ("enable_lora", "adapters are not supported"),
+        ("enable_loro", r"docs/from-vllm\.md"),
         ("enforce_eager", "compile_ahead=False"),
         ("trust_remote_code", "never run"),
     ],

@@ -176,7 +176,7 @@ def test_fields_are_assigned_in_their_plain_type() -> None:
         ("n", True, TypeError, "n must be an integer"),
         ("min_tokens", 17, ValueError, r"min_tokens \(17\) must not exceed max_tokens \(16\)"),
         ("max_token", 5, AttributeError, "no field 'max_token'; did you mean 'max_tokens'"),
-        ("zebra", 5, AttributeError, "no field 'zebra'$"),
+        ("zebra", 5, AttributeError, r"no field 'zebra'; docs/from-vllm\.md"),
     ],
 )
 def test_a_refused_assignment_changes_nothing(name, value, kind, text) -> None:
@@ -197,6 +197,19 @@ def test_params_are_hashable_and_picklable() -> None:
     params = SamplingParams(logit_bias={1: 2.0}, stop=["a"])
     assert hash(params) == hash(params.clone())
     assert pickle.loads(pickle.dumps(params)) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("max_token", "did you mean 'max_tokens'"),
+        ("best_of", "write n and take the best"),
+        ("zebra", r"docs/from-vllm\.md"),
+    ],
+)
+def test_an_unknown_field_is_named_with_what_to_write_instead(name, text) -> None:
+    with pytest.raises(TypeError, match=f"no field '{name}'.*{text}"):
+        SamplingParams(**{name: 1})
 
 
 def test_only_n_is_positional() -> None:

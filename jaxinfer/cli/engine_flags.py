@@ -16,6 +16,8 @@ ENGINE_FIELDS = frozenset(
     {
         "model",
         "tokenizer",
+        "skip_tokenizer_init",
+        "generation_config",
         "revision",
         "dtype",
         "seed",
@@ -104,6 +106,18 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="a directory or a Hugging Face hub id",
     )
     group.add_argument("--tokenizer", default=unset, help="take the tokenizer from here instead")
+    group.add_argument(
+        "--skip-tokenizer-init",
+        action="store_true",
+        default=unset,
+        help="load no tokenizer: token ids only",
+    )
+    group.add_argument(
+        "--generation-config",
+        default=unset,
+        choices=("auto", "vllm"),
+        help="sampling defaults: the model's own (auto), or none of them (vllm)",
+    )
     group.add_argument("--revision", default=unset, help="branch, tag or commit on the hub")
     group.add_argument(
         "--dtype",

@@ -1,5 +1,6 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
+import functools
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.driver import EngineDriver, wait_for_closing
 from jaxinfer.serving.loading import ModelSource, check_given, load_engine
+from jaxinfer.serving.memory import return_freed_memory
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
@@ -90,6 +92,8 @@ class LLM:
     ):
         check_given(model, params, config, mesh, rules)
         own = isinstance(tokenizer, Tokenizer)
+        if own and engine_args.get("skip_tokenizer_init"):
+            raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         keywords = {
             "model": None if model is None else str(model),
             "tokenizer": None if tokenizer is None or own else str(tokenizer),
@@ -119,7 +123,8 @@ class LLM:
         if self.follows:
             self._finalizer = weakref.finalize(self, _close, loaded.engine.close, close_tokenizer)
             return
-        self._driver = EngineDriver(loaded.engine, release=close_tokenizer)
+        release = functools.partial(_close, close_tokenizer, return_freed_memory)
+        self._driver = EngineDriver(loaded.engine, release=release)
         # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
         # Python the driver closes itself.
         self._finalizer = weakref.finalize(self, self._driver.close_soon)

@@ -166,7 +166,12 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     if source.sampler is not None:
         check_sampler(source.sampler, vocab_size=model_config.vocab_size)
     tokenizer = source.tokenizer or _load_tokenizer(directory, config)
-    generation = tokenizer.generation if tokenizer is not None else GenerationConfig()
+    generation = _generation_config(directory, tokenizer)
+    eos_token_ids = _eos_token_ids(
+        model_config, generation.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
+    )
+    if config.generation_config == "vllm":
+        generation = GenerationConfig()
     default_params = default_sampling_params(generation)
     mesh = choose_mesh(config, source)
     meshes = split_mesh(mesh, source.rules)
@@ -177,7 +182,6 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
             f"{group.num_processes}; raise tensor_parallel_size, or start an engine for each host"
         )
     check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
-    eos_token_ids = _eos_token_ids(model_config, tokenizer)
     say(config, _announce_devices(mesh, group))
     if group is not None:
         hooks = {"logits_processor": source.logits_processor, "sampler": source.sampler}
@@ -351,14 +355,23 @@ def _check_max_model_len(config: EngineConfig, model_config: ModelConfig) -> Non
 
 
 def _load_tokenizer(directory: pathlib.Path | None, config: EngineConfig) -> Tokenizer | None:
+    if config.skip_tokenizer_init:
+        return None
     if config.tokenizer is not None:
         return Tokenizer.from_directory(resolve_model(config.tokenizer, config.revision))
     return None if directory is None else Tokenizer.from_directory(directory)
 
 
-def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def _generation_config(
+    directory: pathlib.Path | None, tokenizer: Tokenizer | None
+) -> GenerationConfig:
+    if tokenizer is not None:
+        return tokenizer.generation
+    return GenerationConfig() if directory is None else GenerationConfig.from_directory(directory)
+
+
+def _eos_token_ids(model_config: ModelConfig, ids: tuple[int, ...]) -> tuple[int, ...]:
     """Ids that end an answer, as far as the model can produce them."""
-    ids = tokenizer.eos_token_ids if tokenizer is not None else ()
     known = dict.fromkeys([*(ids or model_config.eos_token_ids)])
     return tuple(token_id for token_id in known if token_id < model_config.vocab_size)
 

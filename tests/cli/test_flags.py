@@ -41,6 +41,7 @@ def test_flags_left_out_leave_the_librarys_defaults():
 def test_vllms_names_reach_the_configuration():
     line = (
         "--model m --tokenizer t --revision r --dtype bfloat16 --seed 3 --max-model-len 512 "
+        "--generation-config vllm "
         "--max-logprobs 9 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 32 "
         "--num-kv-blocks 9 "
         "--gpu-memory-utilization 0.5 --no-enable-prefix-caching --swap-space 1.5 "
@@ -52,6 +53,7 @@ def test_vllms_names_reach_the_configuration():
     assert config == EngineConfig(
         model="m",
         tokenizer="t",
+        generation_config="vllm",
         revision="r",
         dtype="bfloat16",
         seed=3,
@@ -74,6 +76,11 @@ def test_vllms_names_reach_the_configuration():
         num_decode_steps=8,
         device_timeout=60.0,
     )
+
+
+def test_a_tokenizer_may_be_left_out():
+    given = engine_arguments(_parser().parse_args(["--skip-tokenizer-init"]))
+    assert given == {"skip_tokenizer_init": True}
 
 
 def test_a_command_may_be_one_of_several_processes(monkeypatch):

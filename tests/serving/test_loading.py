@@ -176,6 +176,44 @@ def test_a_length_that_does_not_fit_the_blocks_given_names_their_number():
         small_llm(max_model_len=256, num_kv_blocks=9)
 
 
+def _with_defaults(tmp_path):
+    directory = write_tokenizer(tmp_path)
+    save_params(small_params(), CONFIG, directory)
+    settings = json.loads((directory / "generation_config.json").read_text())
+    (ending,) = greedy_reference([1, 2, 3], 3)[2:]
+    settings |= {"temperature": 0.25, "eos_token_id": [ending]}
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def test_vllms_sampling_defaults_may_be_asked_for(tmp_path):
+    directory = _with_defaults(tmp_path)
+    with open_llm(directory) as llm:
+        assert llm.get_default_sampling_params().temperature == 0.25
+    with open_llm(directory, generation_config="vllm") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
+
+
+@pytest.mark.parametrize("options", [{}, {"generation_config": "vllm"}])
+def test_without_a_tokenizer_ids_go_in_and_out_and_end_all_the_same(tmp_path, options):
+    directory = _with_defaults(tmp_path)
+    with open_llm(directory, skip_tokenizer_init=True, **options) as llm:
+        assert llm.tokenizer is None
+        params = SamplingParams(temperature=0.0, max_tokens=9)
+        (output,) = llm.generate([[1, 2, 3]], params, use_tqdm=False)
+        assert output.outputs[0].text == ""
+        assert output.outputs[0].finish_reason == "stop"
+        assert output.outputs[0].token_ids == greedy_reference([1, 2, 3], 3)
+        with pytest.raises(ValueError, match="this engine has no tokenizer"):
+            llm.generate("text", use_tqdm=False)
+
+
+def test_a_tokenizer_that_is_given_is_not_skipped(directory, tokenizer):
+    for given in (str(directory), tokenizer):
+        with pytest.raises(ValueError, match="skip_tokenizer_init and tokenizer exclude"):
+            open_llm(directory, tokenizer=given, skip_tokenizer_init=True)
+
+
 def test_too_little_memory_is_one_line_that_says_what_helps(monkeypatch):
     def allocate(programs):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
