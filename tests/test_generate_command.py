@@ -351,7 +351,7 @@ def test_an_interrupted_file_of_answers_is_gone_on_with(monkeypatch, capsys, tmp
     assert f"{answers}:2: not an answer to {prompts}:2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["/dev/stdout", "/", "/no/such/directory/file"])
+@pytest.mark.parametrize("output", ["/dev/null", "/", "/no/such/directory/file"])
 def test_a_file_of_answers_that_can_not_be_is_one_line(engines, capsys, output):
     assert main(["x", "--output", output]) == 1
     error = capsys.readouterr().err
