@@ -170,6 +170,12 @@ def test_a_pipe_that_is_not_utf8_is_one_line(engines, capsys, monkeypatch):
     assert "standard input:2: not UTF-8 text (byte 0xe9)" in capsys.readouterr().err
 
 
+def test_a_closed_standard_input_is_one_line(engines, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["-p", "-"]) == 1
+    assert "standard input is closed" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_utf8_is_named_with_its_line(engines, capsys, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_bytes(b"fine\ncaf\xe9\n")
