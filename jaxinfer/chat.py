@@ -51,7 +51,6 @@ def _run(arguments: "argparse.Namespace") -> int:
 
     with speaking_of_flags():
         check_sampling(sampling_arguments(arguments))
-    prepare_lines()
     start_platform(process_arguments(arguments))
     # Another conversation every time, unless --seed asks for the same one.
     defaults = {"compile_ahead": False, "max_num_seqs": 1, "seed": secrets.randbits(31)}
@@ -59,6 +58,7 @@ def _run(arguments: "argparse.Namespace") -> int:
         if llm.follows:
             llm.follow()
             return OK
+        prepare_lines()
         # The first answer would find a missing template too, but after the user has typed.
         tokenizer_of(llm).apply_chat_template([{"role": "user", "content": "hello"}])
         conversation = Conversation(
@@ -137,7 +137,7 @@ def _answer(llm: "LLM", conversation: "Conversation", line: str, *, quiet: bool)
     if reason is not None:
         while_thinking = is_thinking(answer.text, inside=inside)
         note(f"({reason}{_IN_THOUGHT if while_thinking else ''})")
-    if answer.statistics is not None:
+    if answer.statistics is not None and answer.token_ids:
         note(answer.statistics.line())
 
 

@@ -140,6 +140,7 @@ def test_ctrl_c_says_what_becomes_of_the_message(talk):
     assert out == "once\n\nok\n"
     assert "(stopped; what was said is kept" in err
     assert "(stopped before anything was said, so your message is forgotten" in err
+    assert err.count("peak memory") == 2, "what was not answered has no statistics"
     assert engine.requests[2][0] == "<user>one<assistant>once<user>three"
 
 
@@ -202,9 +203,13 @@ def test_each_chat_starts_differently_unless_a_seed_is_given(talk):
     assert talk("hello", arguments=["--seed", "7"])[0].arguments["seed"] == 7
 
 
-def test_a_closed_standard_input_is_one_line(talk, monkeypatch):
+def test_a_closed_standard_input_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(vars(jaxinfer), "LLM", lambda **_: FakeLLM(lambda prompt: ["fine"]))
     monkeypatch.setattr("sys.stdin", None)
     assert main([]) == 1
+    error = capsys.readouterr().err
+    assert "standard input is closed" in error
+    assert error.count("\n") == 1
 
 
 class _Interrupting(list):

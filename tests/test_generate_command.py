@@ -170,6 +170,12 @@ def test_a_pipe_that_is_not_utf8_is_one_line(engines, capsys, monkeypatch):
     assert "standard input:2: not UTF-8 text (byte 0xe9)" in capsys.readouterr().err
 
 
+def test_a_closed_standard_input_is_one_line(engines, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["-p", "-"]) == 1
+    assert "standard input is closed" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_utf8_is_named_with_its_line(engines, capsys, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_bytes(b"fine\ncaf\xe9\n")
@@ -351,7 +357,7 @@ def test_an_interrupted_file_of_answers_is_gone_on_with(monkeypatch, capsys, tmp
     assert f"{answers}:2: not an answer to {prompts}:2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["/dev/stdout", "/", "/no/such/directory/file"])
+@pytest.mark.parametrize("output", ["/dev/null", "/", "/no/such/directory/file"])
 def test_a_file_of_answers_that_can_not_be_is_one_line(engines, capsys, output):
     assert main(["x", "--output", output]) == 1
     error = capsys.readouterr().err

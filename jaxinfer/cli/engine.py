@@ -67,8 +67,8 @@ def open_engine(
         try:
             yield llm
         except KeyboardInterrupt:
-            # A step on a device, or a compilation, can't be cancelled.
-            if not quiet:
+            # A step on a device, or a compilation, can't be cancelled. Who follows ends at once.
+            if not quiet and not llm.follows:
                 text = "stopping after the step that runs; Ctrl-C again stops at once"
                 print(f"\n{text}", file=sys.stderr, flush=True)
             raise

@@ -43,25 +43,24 @@ class RunStatistics:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Tokens read a second, up to the first token, compiling left out."""
+        """Tokens read a second, up to the first token, compiling left out; 0 if unknown."""
         seconds = self.first_token_s - self.first_compile_s
         return self.prompt_tokens / seconds if seconds > 0 else 0.0
 
     @property
     def generation_tokens_per_s(self) -> float:
-        """Tokens written a second after the first, compiling left out; 0 for a single one."""
+        """Tokens written a second after the first, compiling left out; 0 if unknown."""
         compiling = self.compile_s - self.first_compile_s
         seconds = self.total_s - self.first_token_s - compiling
-        return (self.generation_tokens - 1) / seconds if seconds > 0 else 0.0
+        return max(0, self.generation_tokens - 1) / seconds if seconds > 0 else 0.0
 
     def line(self) -> str:
         """The statistics in one line."""
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
         parts = [
-            f"prompt {count(self.prompt_tokens, 'token')}{cached}, "
-            f"{self.prompt_tokens_per_s:.1f} tok/s",
-            f"generation {count(self.generation_tokens, 'token')}, "
-            f"{self.generation_tokens_per_s:.1f} tok/s",
+            f"prompt {count(self.prompt_tokens, 'token')}{cached}{_rate(self.prompt_tokens_per_s)}",
+            f"generation {count(self.generation_tokens, 'token')}"
+            f"{_rate(self.generation_tokens_per_s)}",
             *_compiled(self.num_compilations, self.compile_s),
             f"first token {self.first_token_s:.3f} s",
             *([f"ended by {self.finish_reason}"] if self.finish_reason else []),
@@ -108,6 +107,11 @@ class Stopwatch:
 def count(number: int, noun: str) -> str:
     """A number and a noun in the right form: "1 token", "2 tokens"."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _rate(tokens_per_s: float) -> str:
+    """A rate as the end of a part of the line; nothing for one that is not known."""
+    return f", {tokens_per_s:.1f} tok/s" if tokens_per_s > 0 else ""
 
 
 def _compiled(number: int, seconds: float) -> list[str]:

@@ -37,4 +37,6 @@ def compile_notice(count: int, *, enabled: bool, patience_s: float = _PATIENCE_S
 def _say(text: str) -> None:
     """The stream is the user's and may be closed, or raise anything; work goes on without it."""
     with contextlib.suppress(Exception):
-        print(text, file=sys.stderr, flush=True)
+        # A terminal may be in the middle of an answer's line, or of a progress bar.
+        before = "\n" if sys.stderr.isatty() else ""
+        print(f"{before}{text}", file=sys.stderr, flush=True)

@@ -33,6 +33,13 @@ def test_a_run_that_compiled_nothing_does_not_speak_of_it():
     assert "compiling" not in run.line()
 
 
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_rate_that_is_not_known_is_left_out(tokens):
+    # The step waited for programs that an earlier, interrupted answer had asked for.
+    run = dataclasses.replace(RUN, generation_tokens=tokens, first_compile_s=9.5)
+    assert "tok/s" not in run.line()
+
+
 @pytest.mark.parametrize(("number", "text"), [(0, "0 tokens"), (1, "1 token"), (2, "2 tokens")])
 def test_one_is_singular(number, text):
     assert count(number, "token") == text

@@ -149,7 +149,7 @@ def test_when_one_process_ends_the_other_ends_and_says_why(number, to, statuses,
         ended = outputs(processes)
         assert time.monotonic() - start < BOUND_S
     assert tuple(status for status, _, _ in ended) == statuses, ended
-    start_line = "Process 1 follows process 0. Devices: 2 x cpu of 2 processes, 1 of this one\n"
+    start_line = "Process 1 follows process 0. Devices: 2 x CPU of 2 processes, 1 of this one\n"
     for (_, _, stderr), expected, before in zip(ended, said, ("", start_line), strict=True):
         assert stderr.startswith(before)
         rest = stderr.removeprefix(before)
