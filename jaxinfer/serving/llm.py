@@ -209,7 +209,8 @@ class LLM:
             use_tqdm: show a progress bar on stderr; or what makes one, as `tqdm.tqdm` does.
 
         Returns:
-            One output for each prompt, in the order of the prompts.
+            One output for each prompt, in the order of the prompts. One that failed says why in
+            its `error`; a warning tells of the first.
 
         Raises:
             TypeError: something is not a prompt; names its index. Nothing has been run.

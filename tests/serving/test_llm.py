@@ -241,7 +241,7 @@ def test_default_parameters_are_the_callers_to_change(llm):
 def test_assignments_leave_requests_alone_that_were_made_before(llm):
     params = GREEDY.clone()
     llm.add_request("a", PROMPTS[0], params)
-    params.max_tokens = 2
+    params.logit_bias = {7: 100.0}
     while llm.has_unfinished_requests():
         outputs = llm.step()
     assert outputs[-1].outputs[0].token_ids == greedy_reference(PROMPTS[0], 6)
