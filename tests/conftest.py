@@ -1,6 +1,7 @@
 """Shared test setup: emulated CPU devices, one cache of programs, quick compiling, marks."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -89,3 +90,9 @@ def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:
     for item in items:
         if item.get_closest_marker(mark):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what is here to stay: thousands of tests, JAX, torch."""
+    gc.collect()
+    gc.freeze()

@@ -45,7 +45,7 @@ def engines():
         shared = {**model, "max_model_len": MAX_MODEL_LEN, "show_progress": False}
         small = {"block_size": 8, "num_kv_blocks": 24, "max_num_batched_tokens": 48}
         crowded = LLM(**shared, **small, max_num_seqs=12, compile_ahead=True)
-        one = {"max_num_seqs": 1, "num_kv_blocks": 40, "num_decode_steps": 1}
+        one = {"max_num_seqs": 1, "num_kv_blocks": 40}
         alone = LLM(**shared, **one, compile_ahead=False)
         with crowded, alone:
             yield crowded, alone

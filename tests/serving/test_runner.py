@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.model.qwen3 import forward
 from jaxinfer.serving.runner import Runner
 from tests.serving.tiny_runner import (
     CONFIG,
+    FEW_PROGRAMS,
     Loop,
     expected_greedy,
+    expected_logits,
     make_runner,
     poison,
     prompts,
@@ -147,7 +148,7 @@ def test_log_probabilities_are_those_of_the_distribution_sampled(runner):
     loop = Loop(runner, late=False)
     request = loop.add(_PROMPTS[1], temperature=0.7, logprobs=3, seed=1)
     tokens = loop.run()[0]
-    logits = np.asarray(forward(tiny_params(), CONFIG, jnp.asarray([*_PROMPTS[1], *tokens])))
+    logits = expected_logits([*_PROMPTS[1], *tokens])
     exact = np.asarray(jax.nn.log_softmax(logits / 0.7, axis=-1))
     sampling = [result for _, result in loop.results]
     start = request.num_prompt_tokens - 1
@@ -163,7 +164,7 @@ def test_log_probabilities_are_those_of_the_distribution_sampled(runner):
 
 def test_prompt_log_probabilities_equal_forward_whatever_the_chunks(runner):
     prompt = _PROMPTS[6]
-    logits = np.asarray(forward(tiny_params(), CONFIG, jnp.asarray(prompt)))
+    logits = expected_logits(prompt)
     exact = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     loop = Loop(runner, max_num_batched_tokens=13)
     loop.pool.invalidate()
@@ -197,7 +198,7 @@ def test_a_row_with_nan_is_marked_and_leaves_its_neighbours_alone(expected):
 
 @pytest.mark.slow
 def test_after_compiling_all_nothing_compiles():
-    runner = make_runner(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=48)
+    runner = make_runner(**FEW_PROGRAMS)
     runner.compile_all()
     # Once through the loop for what JAX builds around programs, such as transfers.
     rng = np.random.default_rng(3)

@@ -5,12 +5,12 @@ import pytest
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_set import all_programs
 from jaxinfer.serving.programs import BurstKey, SamplerKey
-from tests.serving.tiny_runner import GREEDY, Loop, expected_greedy, make_runner
+from tests.serving.tiny_runner import FEW_PROGRAMS, GREEDY, Loop, expected_greedy, make_runner
 
 
 @pytest.mark.slow
 def test_every_step_and_sampler_runs_and_answers_stay_the_same():
-    runner = make_runner(num_decode_steps=2)
+    runner = make_runner(**FEW_PROGRAMS)
     ran = []
     compiled = runner._compiled
 
@@ -28,4 +28,4 @@ def test_every_step_and_sampler_runs_and_answers_stay_the_same():
     assert min(ran.count(key) for key in ran) == 3  # no step here is long
     loop = Loop(runner)
     loop.add([5, 6, 7])
-    assert loop.run(num_steps=2) == [expected_greedy([5, 6, 7], GREEDY["max_tokens"])]
+    assert loop.run(num_steps=4) == [expected_greedy([5, 6, 7], GREEDY["max_tokens"])]

@@ -29,6 +29,13 @@ CONFIG = ModelConfig(
     head_dim=16,
     max_position_embeddings=64,
 )
+# For what compiles everything: two batches, two prompts, bursts, all samplers.
+FEW_PROGRAMS = {
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "max_model_len": 48,
+    "num_decode_steps": 4,
+}
 GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
 
@@ -131,10 +138,16 @@ def expected_greedy(prompt: list[int], count: int, params: Any = None, config: A
     tokens = list(prompt)
     params = tiny_params(config) if params is None else params
     for _ in range(count):
-        padded = np.zeros(config.max_position_embeddings, np.int32)
-        padded[: len(tokens)] = tokens
-        tokens.append(int(np.argmax(_logits(params, config, padded)[len(tokens) - 1])))
+        tokens.append(int(np.argmax(expected_logits(tokens, params, config)[-1])))
     return tokens[len(prompt) :]
+
+
+def expected_logits(tokens: list[int], params: Any = None, config: Any = CONFIG) -> np.ndarray:
+    """Logits `[T, V]` of `forward`; padded, so that one program serves all lengths."""
+    padded = np.zeros(config.max_position_embeddings, np.int32)
+    padded[: len(tokens)] = tokens
+    params = tiny_params(config) if params is None else params
+    return np.asarray(_logits(params, config, padded))[: len(tokens)]
 
 
 @functools.partial(jax.jit, static_argnums=1)
