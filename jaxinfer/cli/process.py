@@ -139,4 +139,6 @@ def _discard_unwritable_stdout() -> None:
 
 
 def _shorten(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    """The text, or its two ends: what was done comes first, and why it failed last."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[: half - 3]} ... {text[2 - half :]}"
