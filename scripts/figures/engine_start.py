@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Any
 
-_COLD_LIMIT_S, _WARM_LIMIT_S = 40.0, 12.0
+_COLD_LIMIT_S, _WARM_LIMIT_S = 45.0, 7.0
 
 
 def engine_start_report(

@@ -167,14 +167,14 @@ TARGETS = (
         figure="start to ready, nothing cached, s",
         shape="0.6b",
         read=_start(warm=False),
-        aim=40,
+        aim=45,
         vllm=65,
     ),
     Target(
         figure="start to ready, programs cached, s",
         shape="0.6b",
         read=_start(warm=True),
-        aim=12,
+        aim=7,
         vllm=32,
     ),
     Target(
