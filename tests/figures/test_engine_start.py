@@ -33,8 +33,8 @@ def test_each_repeat_starts_cold_and_then_warm(monkeypatch):
     assert caches[0::2] == caches[1::2]
     assert len(set(caches)) == 3
     text = "\n".join(engine_start.engine_start_lines(report))
-    assert "caches empty   32.0 s (limit 40), 70 programs" in text
-    assert "caches filled  9.0 s (limit 12)" in text
+    assert "caches empty   32.0 s (limit 45), 70 programs" in text
+    assert "caches filled  9.0 s (limit 7)" in text
     json.dumps(report)
 
 

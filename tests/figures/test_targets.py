@@ -42,8 +42,8 @@ def _start(**medians):
         ("W2 TTFT ms", _record("W2"), 3.0, 2.0),
         ("W4 warm s", _record("W4"), 0.2, 1.5),
         ("W4 cold s", _record("W4"), 0.4, None),
-        ("start to ready, nothing cached, s", _start(cold_median_s=50), 50, 0.8),
-        ("start to ready, programs cached, s", _start(warm_median_s=50), 50, 0.24),
+        ("start to ready, nothing cached, s", _start(cold_median_s=50), 50, 0.9),
+        ("start to ready, programs cached, s", _start(warm_median_s=50), 50, 0.14),
         (
             "memory beyond weights, KV and the largest step, GB",
             _record("W1", memory={"other_bytes": 5 * 10**8}),
