@@ -1,7 +1,7 @@
 """What runs together answers as each request by itself, and as Hugging Face: requests that are
 preempted, that begin alike, and whose lengths lie at the borders of blocks, tiles and the model.
 
-The same body runs on a CPU, in float32.
+With `-m exhaustive` the same body runs on a CPU, in float32.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ SHARED = 4 * 64
     scope="module",
     params=[
         pytest.param("auto", marks=pytest.mark.gpu, id="gpu"),
-        pytest.param("xla", marks=pytest.mark.slow, id="cpu"),
+        pytest.param("xla", marks=[pytest.mark.slow, pytest.mark.exhaustive], id="cpu"),
     ],
 )
 def backend(request):
