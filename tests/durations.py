@@ -39,11 +39,12 @@ class Recorder:
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
         self._marked: set[str] = set()
+        self._skipped: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase of a test; with workers, reports reach the process that started them."""
         if report.skipped:
-            return
+            self._skipped.add(report.nodeid)
         self._seconds[report.nodeid] += report.duration
         if "slow" in report.keywords:
             self._marked.add(report.nodeid)
@@ -54,6 +55,6 @@ class Recorder:
         kept = {
             name: round(seconds, 1)
             for name, seconds in longest
-            if seconds >= _SHORTEST_S or name in self._marked
+            if (seconds >= _SHORTEST_S or name in self._marked) and name not in self._skipped
         }
         RECORD.write_text(json.dumps(kept, indent=1) + "\n")

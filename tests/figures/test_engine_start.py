@@ -17,7 +17,6 @@ def _record(seconds):
     }
 
 
-@pytest.mark.slow
 def test_each_repeat_starts_cold_and_then_warm(monkeypatch):
     seconds = iter([30.0, 8.0, 40.0, 9.0, 32.0, 10.0])
     caches = []

@@ -101,7 +101,6 @@ def test_a_value_that_is_not_a_number_spoils_its_own_row_alone(name):
     np.testing.assert_array_equal(np.delete(got, 2, 0), np.delete(expected, 2, 0))
 
 
-@pytest.mark.slow
 def test_weights_far_below_the_largest_vanish():
     problem = _problem()
     got = _run(problem, q=problem.q * 1e4)

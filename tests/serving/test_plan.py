@@ -32,6 +32,7 @@ def _programs(shape, devices, block_size):
     return Programs(StepContext(config, mesh, rules, "mosaic", block_size), params, 2, 257)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.sampled_from([None, *SHAPE_NAMES]),

@@ -96,7 +96,6 @@ def test_nothing_is_handed_over_without_slow_kernels(tmp_path, monkeypatch):
         assert list(mine.as_ready(_programs(), _KEYS)) == _KEYS
 
 
-@pytest.mark.slow
 def test_programs_with_the_same_kernels_go_to_the_same_worker():
     small, large = DecodeShape(4, 8), DecodeShape(8, 8)
     decodes = [small, large, *(BurstKey(small, mode, 2) for mode in ("greedy", "truncate"))]
