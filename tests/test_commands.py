@@ -110,19 +110,14 @@ def test_ctrl_c_twice_while_a_chat_compiles_leaves_it_usable(tmp_path, monkeypat
     assert b"Traceback" not in err
 
 
-@pytest.mark.slow
-def test_ctrl_c_while_an_answer_compiles_says_what_happens_and_a_second_one_leaves(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    process = _start("jaxinfer.generate", "Once", "-m", "3")
+def test_ctrl_c_while_an_answer_compiles_says_what_happens_and_a_second_one_leaves():
+    process = _start("tests.slow_compile", "generate", "Once", "-m", "3")
     _read_until(process, b"compiling")
     process.send_signal(signal.SIGINT)
     _read_until(process, b"stopping after the step that runs; Ctrl-C again stops at once")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)  # a fifth of what it would wait for
     assert process.returncode == 130
-    assert b"compiled" not in err, "it did not wait"
     assert b"Traceback" not in err
 
 
