@@ -1,5 +1,11 @@
-"""Runs a command whose programs take minutes to compile: ``-m tests.slow_compile generate``."""
+"""Runs a command whose programs take minutes to compile: ``-m tests.slow_compile generate``.
 
+A second Ctrl-C comes at the worst moment: while the command says that it would be heard.
+"""
+
+import io
+import signal
+import sys
 import time
 from typing import Any
 
@@ -7,6 +13,17 @@ from jaxinfer.__main__ import main as jaxinfer
 from jaxinfer.serving.compilation import CompiledPrograms
 
 MINUTES_S = 300
+
+
+class _Impatient(io.TextIOWrapper):
+    """A stderr whose reader presses Ctrl-C as soon as it is offered."""
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if "Ctrl-C again" in text:
+            self.flush()
+            signal.raise_signal(signal.SIGINT)
+        return count
 
 
 def main() -> None:
@@ -18,6 +35,7 @@ def main() -> None:
         return compile_(self, *args, **kwargs)
 
     CompiledPrograms.compile = compile_slowly
+    sys.stderr = _Impatient(sys.stderr.detach(), line_buffering=True)
     jaxinfer()
 
 

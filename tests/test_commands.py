@@ -25,14 +25,32 @@ def _environment() -> dict[str, str]:
     return {**environment, "PYTHONPATH": path}
 
 
+_started: list[subprocess.Popen[bytes]] = []
+
+
 def _start(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", *arguments],
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=_environment(),
     )
+    _started.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_on() -> Iterator[None]:
+    """Kill what a failed test leaves running."""
+    yield
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 @pytest.mark.slow
@@ -114,8 +132,8 @@ def test_ctrl_c_while_an_answer_compiles_says_what_happens_and_a_second_one_leav
     process = _start("tests.slow_compile", "generate", "Once", "-m", "3")
     _read_until(process, b"compiling")
     process.send_signal(signal.SIGINT)
+    # The second comes from the process itself.
     _read_until(process, b"stopping after the step that runs; Ctrl-C again stops at once")
-    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)  # a fifth of what it would wait for
     assert process.returncode == 130
     assert b"Traceback" not in err

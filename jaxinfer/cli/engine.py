@@ -3,11 +3,13 @@
 import argparse
 import contextlib
 import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.engine_flags import ENGINE_FIELDS, engine_arguments
+from jaxinfer.cli.process import INTERRUPTED, end_process
 from jaxinfer.cli.sampling_flags import SAMPLING_FIELDS
 
 if TYPE_CHECKING:
@@ -68,7 +70,17 @@ def open_engine(
             yield llm
         except KeyboardInterrupt:
             # A step on a device, or a compilation, can't be cancelled. Who follows ends at once.
+            _end_at_the_next_interrupt()
             if not quiet and not llm.follows:
                 text = "stopping after the step that runs; Ctrl-C again stops at once"
                 print(f"\n{text}", file=sys.stderr, flush=True)
             raise
+
+
+def _end_at_the_next_interrupt() -> None:
+    """Have the next Ctrl-C end the process wherever it comes.
+
+    As an exception it could come between two statements, and closing the engine would then wait
+    for the step after all.
+    """
+    signal.signal(signal.SIGINT, lambda *_: end_process(INTERRUPTED))
