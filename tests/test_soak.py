@@ -1,5 +1,5 @@
-"""Two thousand random requests, disturbed in every way there is: each gets what it would have got
-alone, and nothing leaks."""
+"""Hundreds of random requests, disturbed in every way there is: each gets what it would have got
+alone, and nothing leaks. With `-m exhaustive`, two thousand."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,6 @@ from jaxinfer.model.tokenizer import Tokenizer
 # Tokens are compared between shapes, and there are many of them.
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
-NUM_REQUESTS = 2_000
 MAX_MODEL_LEN = 160
 OPENINGS = (
     "Once upon a time, there was a",
@@ -31,10 +30,10 @@ OPENINGS = (
 
 @pytest.fixture(scope="module")
 def engines():
-    """A crowded engine with too few blocks and small chunks, and one where a request is alone.
+    """Two engines with too few blocks and small chunks: a crowded one, and one for a request alone.
 
-    The model is the bundled one, less its last two layers: weights that were trained, in half the
-    time.
+    Of the same programs, so that these are compiled once. The model is the bundled one, less its
+    last two layers: weights that were trained, in half the time.
     """
     config = ModelConfig.from_directory(BUNDLED_MODEL)
     params = load_params(BUNDLED_MODEL, config, "float32")
@@ -42,12 +41,10 @@ def engines():
     params["model"]["layers"] = {i: params["model"]["layers"][i] for i in ("0", "1")}
     with contextlib.closing(Tokenizer.from_directory(BUNDLED_MODEL)) as tokenizer:
         model = {"params": params, "config": config, "tokenizer": tokenizer, "dtype": "float32"}
-        shared = {**model, "max_model_len": MAX_MODEL_LEN, "show_progress": False}
-        small = {"block_size": 8, "num_kv_blocks": 24, "max_num_batched_tokens": 48}
-        crowded = LLM(**shared, **small, max_num_seqs=12, compile_ahead=True)
-        one = {"max_num_seqs": 1, "num_kv_blocks": 40}
-        alone = LLM(**shared, **one, compile_ahead=False)
-        with crowded, alone:
+        lengths = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 12, "max_num_batched_tokens": 48}
+        blocks = {"block_size": 8, "num_kv_blocks": 24}
+        options = {**model, **lengths, **blocks, "compile_ahead": True, "show_progress": False}
+        with LLM(**options) as crowded, LLM(**options) as alone:
             yield crowded, alone
 
 
@@ -111,15 +108,17 @@ def resources(llm: LLM) -> dict[str, int]:
     }
 
 
-def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines):
+@pytest.mark.parametrize("num_requests", [600, pytest.param(2_000, marks=pytest.mark.exhaustive)])
+def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines, num_requests):
     crowded, alone = engines
-    rng = random.Random(20)
-    requests = [(random_prompt(rng, i), random_params(rng)) for i in range(NUM_REQUESTS)]
+    rng = random.Random(20 + num_requests)
+    requests = [(random_prompt(rng, i), random_params(rng)) for i in range(num_requests)]
 
-    first = run_crowded(crowded, requests[:500], rng)
+    warm = num_requests // 4
+    first = run_crowded(crowded, requests[:warm], rng)
     scheduler = crowded._loaded.replicas[0].scheduler
     before = resources(crowded)
-    rest = run_crowded(crowded, requests[500:], rng)
+    rest = run_crowded(crowded, requests[warm:], rng)
 
     after = resources(crowded)
     assert after["compilations"] == before["compilations"]
@@ -128,8 +127,8 @@ def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines):
     scheduler.check_invariants()
     assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
     assert scheduler.num_preemptions > 50
-    disturbed = first | {str(int(key) + 500): value for key, value in rest.items()}
-    assert len(disturbed) > 0.9 * NUM_REQUESTS
+    disturbed = first | {str(int(key) + warm): value for key, value in rest.items()}
+    assert len(disturbed) > 0.9 * num_requests
     different = []
     for key, token_ids in disturbed.items():
         prompt, params = requests[int(key)]

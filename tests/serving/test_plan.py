@@ -25,10 +25,14 @@ _GIB = 2**30
 
 
 @functools.cache
-def _programs(shape, devices, block_size):
+def _model(shape, devices):
     config = ModelConfig.from_directory(BUNDLED_MODEL) if shape is None else shape_config(shape)
     mesh, rules = make_mesh(devices), ShardingRules()
-    params = abstract_params(config, jnp.bfloat16, mesh, rules)
+    return config, mesh, rules, abstract_params(config, jnp.bfloat16, mesh, rules)
+
+
+def _programs(shape, devices, block_size):
+    config, mesh, rules, params = _model(shape, devices)
     return Programs(StepContext(config, mesh, rules, "mosaic", block_size), params, 2, 257)
 
 
