@@ -89,7 +89,9 @@ def test_gradient_agrees_with_finite_differences(params):
     assert float(slope) == pytest.approx(float(ahead - behind) / (2 * step), rel=2e-2)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.exhaustive)]
+)
 def test_half_precision_gradients_are_finite_and_in_the_parameters_dtype(dtype):
     params, tokens = tiny.params(CONFIG, dtype), tiny.token_ids(CONFIG, 12)
     _, gradient = loss_and_gradient(params, tokens, True)

@@ -32,7 +32,7 @@ def _programs(devices=1, blocks=64, dtype=jnp.float32, **context):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 @pytest.mark.parametrize("key", _KEYS, ids=lambda key: type(key).__name__)
 def test_a_program_from_disk_compiles_to_what_tracing_gives(tmp_path, key, devices):
     first, second = Lowering(ProgramStore(tmp_path)), Lowering(ProgramStore(tmp_path))

@@ -37,7 +37,7 @@ def _lower_all(lowering, programs, keys=_KEYS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_workers_trace_what_this_process_would(tmp_path, workers_everywhere, devices):
     programs, first = _programs(devices), Lowering(ProgramStore(tmp_path))
     lowered = _lower_all(first, programs)
