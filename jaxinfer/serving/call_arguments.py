@@ -1,5 +1,6 @@
 """What a call of the offline API is given, checked and made its own before anything is enqueued."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.config import EngineConfig
@@ -34,6 +35,44 @@ class CallArguments:
         if len(checked) != 1:
             raise ValueError(f"expected one prompt, got {len(checked)}; use generate() for several")
         return checked[0], self.params(params, 1)[0]
+
+    def priorities(self, given: Any, count: int) -> list[int]:
+        """Priorities for so many prompts.
+
+        Args:
+            given: None for 0 throughout, or a sequence with an integer for each.
+            count: how many prompts there are.
+
+        Raises:
+            TypeError: it is no sequence of integers; names the first entry that is none.
+            ValueError: the numbers differ, or one is not 0 and the engine serves first come, first
+                served.
+        """
+        if given is None:
+            return [0] * count
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            kind = type(given).__name__
+            raise TypeError(f"priority must be a list with an integer for each prompt, got {kind}")
+        if len(given) != count:
+            raise ValueError(
+                f"there are {count} prompts but {len(given)} priorities; give one for each prompt"
+            )
+        return [self.priority(entry, f"priority[{i}]") for i, entry in enumerate(given)]
+
+    def priority(self, given: Any, name: str = "priority") -> int:
+        """One priority, checked.
+
+        Raises:
+            TypeError, ValueError: as `priorities`.
+        """
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise TypeError(f"{name} must be an integer, got {given!r}")
+        if given != 0 and self._config.scheduling_policy != "priority":
+            raise ValueError(
+                f"{name} is {given}, but requests are served first come, first served; "
+                "start the engine with scheduling_policy='priority', or leave it 0"
+            )
+        return given
 
     def params(self, given: Any, count: int) -> list[SamplingParams]:
         """Parameters for so many prompts: copies, so that later assignments change no request.
