@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.inputs import Prompt, match_params
+from jaxinfer.serving.inputs import Prompt, PromptParts, match_params, split_prompts
 from jaxinfer.serving.loading import LoadedEngine, say
 
 
@@ -31,10 +31,25 @@ class CallArguments:
             TypeError: not a prompt, or not a `SamplingParams`.
             ValueError: several prompts, or as `PromptReader.read` and `params`.
         """
-        checked = self._reader.read(prompt)
-        if len(checked) != 1:
-            raise ValueError(f"expected one prompt, got {len(checked)}; use generate() for several")
-        return checked[0], self.params(params, 1)[0]
+        parts = split_prompts(prompt)
+        if len(parts) != 1:
+            raise ValueError(f"expected one prompt, got {len(parts)}; use generate() for several")
+        own = self.params(params, 1)
+        (checked,) = self._read(parts, own)
+        return checked, own[0]
+
+    def several(self, prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
+        """Prompts, cut as their parameters say, and the parameters of each.
+
+        Raises:
+            TypeError, ValueError: as `PromptReader.read` and `params`.
+        """
+        parts = split_prompts(prompts)
+        own = self.params(params, len(parts))
+        return self._read(parts, own), own
+
+    def _read(self, parts: Sequence[PromptParts], params: Sequence[SamplingParams]) -> list[Prompt]:
+        return self._reader.read_parts(parts, [self._reader.prompt_limit(p) for p in params])
 
     def priorities(self, given: Any, count: int) -> list[int]:
         """Priorities for so many prompts.

@@ -17,7 +17,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.call_arguments import CallArguments
-from jaxinfer.serving.chat_prompts import chat_prompts
+from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.driver import EngineDriver, wait_for_closing
@@ -222,8 +222,7 @@ class LLM:
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
         driver = self._open_driver
-        checked = self._reader.read(prompts)
-        params = self._arguments.params(sampling_params, len(checked))
+        checked, params = self._arguments.several(prompts, sampling_params)
         priorities = self._arguments.priorities(priority, len(checked))
         return run_requests(driver, checked, params, use_tqdm=use_tqdm, priorities=priorities)
 
@@ -264,6 +263,7 @@ class LLM:
         prompts = chat_prompts(
             messages,
             self._reader,
+            may_be_longer=truncates_prompts(sampling_params),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             enable_thinking=enable_thinking,
