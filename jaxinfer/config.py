@@ -12,6 +12,7 @@ MAX_LOGPROBS = 20
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 GenerationDefaults = Literal["auto", "vllm"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
@@ -104,6 +105,8 @@ class EngineConfig:
         swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start.
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
+        scheduling_policy: which waiting request is admitted first: the one that came first
+            ("fcfs"), or the one of the lowest `priority`, and of these the one that came first.
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are those of one replica.
@@ -148,6 +151,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     swap_space: float = 0.0
     preemption_mode: PreemptionMode = "recompute"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     replica_threads: bool | None = None
@@ -169,6 +173,9 @@ class EngineConfig:
         if self.skip_tokenizer_init is True and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         _check_choice("preemption_mode", self.preemption_mode, typing.get_args(PreemptionMode))
+        _check_choice(
+            "scheduling_policy", self.scheduling_policy, typing.get_args(SchedulingPolicy)
+        )
         _check_choice(
             "attention_backend", self.attention_backend, typing.get_args(AttentionBackend)
         )

@@ -40,7 +40,6 @@ _VLLM_HINTS = {
     "guided_decoding": "grammars are not supported; write allowed_token_ids",
     "logits_processors": "write LLM(logits_processor=...), a JAX function compiled into the step",
     "output_kind": "generate() returns what is final, stream() and astream() what is new",
-    "truncate_prompt_tokens": "cut prompt_token_ids before the call",
     "spaces_between_special_tokens": "text is the tokens' bytes; leave it out",
 }
 
@@ -90,6 +89,9 @@ class SamplingParams:
         logprobs: Report the chosen token's log-probability and those of so many likeliest tokens,
             at most the engine's `max_logprobs`, from the distribution that was sampled. -1 is all.
         prompt_logprobs: The same for the prompt's tokens (temperature 1, nothing truncated).
+        truncate_prompt_tokens: Keep only so many tokens of the prompt, the last ones, at least 1;
+            -1 keeps as many as the model's length allows beside one output token. None refuses
+            prompts that are too long.
         logit_bias: Token id to a value, -100 to 100, added to its logit; at most 300 entries.
             Keys may be decimal strings, as JSON has no others.
         allowed_token_ids: When given, no other token is ever chosen.
@@ -122,6 +124,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = ()
@@ -175,9 +178,14 @@ class SamplingParams:
             ("max_tokens", 1, MAX_INT32),
             ("logprobs", -1, MAX_INT32),
             ("prompt_logprobs", -1, MAX_INT32),
+            ("truncate_prompt_tokens", -1, MAX_INT32),
         ):
             value = getattr(self, name)
             put(name, None if value is None else check_integer(name, value, low, high))
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError(
+                "truncate_prompt_tokens must be at least 1, or -1 for all that fit, got 0"
+            )
         if self.seed == -1:
             put("seed", None)
 

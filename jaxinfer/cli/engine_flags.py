@@ -31,6 +31,7 @@ ENGINE_FIELDS = frozenset(
         "enable_prefix_caching",
         "swap_space",
         "preemption_mode",
+        "scheduling_policy",
         "tensor_parallel_size",
         "data_parallel_size",
         "replica_threads",
@@ -185,6 +186,12 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         default=unset,
         choices=("recompute", "swap"),
         help="what happens to the blocks of a preempted request",
+    )
+    group.add_argument(
+        "--scheduling-policy",
+        default=unset,
+        choices=("fcfs", "priority"),
+        help="first come, first served, or requests of lower priority first",
     )
 
 

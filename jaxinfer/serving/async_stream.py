@@ -19,6 +19,7 @@ async def stream_request_async(
     params: SamplingParams,
     label: str | None = None,
     *,
+    priority: int = 0,
     keeps: object = None,
 ) -> AsyncGenerator[RequestOutput]:
     """Run a request; yields what is new after each step that brought something.
@@ -31,6 +32,7 @@ async def stream_request_async(
         prompt: what is completed.
         params: how.
         label: the caller's name for it; None makes one.
+        priority: lower ones run earlier.
         keeps: what must live as long as the stream, because its end would close the engine.
 
     Raises:
@@ -48,7 +50,15 @@ async def stream_request_async(
 
     key = driver.new_key()
     driver.submit_soon(
-        NewRequest(key=key, label=label or key, prompt=prompt, params=params, kind="delta", put=put)
+        NewRequest(
+            key=key,
+            label=label or key,
+            prompt=prompt,
+            params=params,
+            kind="delta",
+            put=put,
+            priority=priority,
+        )
     )
     finished = False
     try:

@@ -24,6 +24,7 @@ def run_requests(
     *,
     use_tqdm: bool | Callable[..., Any],
     prefill_only: bool = False,
+    priorities: Sequence[int] | None = None,
 ) -> list[RequestOutput]:
     """Run requests to their end; one warning tells of those that failed.
 
@@ -33,6 +34,7 @@ def run_requests(
         params: one for each.
         use_tqdm: whether to show a progress bar on stderr, or what makes one (see `ProgressBar`).
         prefill_only: sample nothing, and leave failures to the caller.
+        priorities: one for each; None is 0 for all.
 
     Returns:
         Their outputs, in order.
@@ -51,8 +53,11 @@ def run_requests(
             kind="final",
             put=lambda item, i=i: box.put((i, item)),
             prefill_only=prefill_only,
+            priority=priority,
         )
-        for i, (prompt, entry) in enumerate(zip(prompts, params, strict=True))
+        for i, (prompt, entry, priority) in enumerate(
+            zip(prompts, params, priorities or [0] * len(prompts), strict=True)
+        )
     ]
     try:
         driver.submit(requests)
@@ -66,7 +71,12 @@ def run_requests(
 
 
 def stream_request(
-    driver: EngineDriver, prompt: Prompt, params: SamplingParams, *, keeps: object = None
+    driver: EngineDriver,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    priority: int = 0,
+    keeps: object = None,
 ) -> Iterator[RequestOutput]:
     """Run one request and yield what is new after each step that brought something.
 
@@ -76,6 +86,7 @@ def stream_request(
         driver: runs it.
         prompt: what is completed.
         params: how.
+        priority: lower ones run earlier.
         keeps: what must live as long as the stream, because its end would close the engine.
     """
     box: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
@@ -85,7 +96,13 @@ def stream_request(
         driver.submit(
             [
                 NewRequest(
-                    key=key, label=key, prompt=prompt, params=params, kind="delta", put=box.put
+                    key=key,
+                    label=key,
+                    prompt=prompt,
+                    params=params,
+                    kind="delta",
+                    put=box.put,
+                    priority=priority,
                 )
             ]
         )

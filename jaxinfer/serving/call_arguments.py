@@ -1,10 +1,11 @@
 """What a call of the offline API is given, checked and made its own before anything is enqueued."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.inputs import Prompt, match_params
+from jaxinfer.serving.inputs import Prompt, PromptParts, match_params, split_prompts
 from jaxinfer.serving.loading import LoadedEngine, say
 
 
@@ -30,10 +31,63 @@ class CallArguments:
             TypeError: not a prompt, or not a `SamplingParams`.
             ValueError: several prompts, or as `PromptReader.read` and `params`.
         """
-        checked = self._reader.read(prompt)
-        if len(checked) != 1:
-            raise ValueError(f"expected one prompt, got {len(checked)}; use generate() for several")
-        return checked[0], self.params(params, 1)[0]
+        parts = split_prompts(prompt)
+        if len(parts) != 1:
+            raise ValueError(f"expected one prompt, got {len(parts)}; use generate() for several")
+        own = self.params(params, 1)
+        (checked,) = self._read(parts, own)
+        return checked, own[0]
+
+    def several(self, prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
+        """Prompts, cut as their parameters say, and the parameters of each.
+
+        Raises:
+            TypeError, ValueError: as `PromptReader.read` and `params`.
+        """
+        parts = split_prompts(prompts)
+        own = self.params(params, len(parts))
+        return self._read(parts, own), own
+
+    def _read(self, parts: Sequence[PromptParts], params: Sequence[SamplingParams]) -> list[Prompt]:
+        return self._reader.read_parts(parts, [self._reader.prompt_limit(p) for p in params])
+
+    def priorities(self, given: Any, count: int) -> list[int]:
+        """Priorities for so many prompts.
+
+        Args:
+            given: None for 0 throughout, or a sequence with an integer for each.
+            count: how many prompts there are.
+
+        Raises:
+            TypeError: it is no sequence of integers; names the first entry that is none.
+            ValueError: the numbers differ, or one is not 0 and the engine serves first come, first
+                served.
+        """
+        if given is None:
+            return [0] * count
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            kind = type(given).__name__
+            raise TypeError(f"priority must be a list with an integer for each prompt, got {kind}")
+        if len(given) != count:
+            raise ValueError(
+                f"there are {count} prompts but {len(given)} priorities; give one for each prompt"
+            )
+        return [self.priority(entry, f"priority[{i}]") for i, entry in enumerate(given)]
+
+    def priority(self, given: Any, name: str = "priority") -> int:
+        """One priority, checked.
+
+        Raises:
+            TypeError, ValueError: as `priorities`.
+        """
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise TypeError(f"{name} must be an integer, got {given!r}")
+        if given != 0 and self._config.scheduling_policy != "priority":
+            raise ValueError(
+                f"{name} is {given}, but requests are served first come, first served; "
+                "start the engine with scheduling_policy='priority', or leave it 0"
+            )
+        return given
 
     def params(self, given: Any, count: int) -> list[SamplingParams]:
         """Parameters for so many prompts: copies, so that later assignments change no request.

@@ -10,6 +10,7 @@ def chat_prompts(
     messages: Sequence[Any],
     reader: PromptReader,
     *,
+    may_be_longer: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
@@ -18,6 +19,7 @@ def chat_prompts(
     Args:
         messages: a conversation (a list of dictionaries) or a list of conversations.
         reader: has the tokenizer, which has the template.
+        may_be_longer: tokens are cut later, so a text of any length is tokenized.
         chat_template_kwargs: further options, which win, and names for the template.
         options: as in `Tokenizer.apply_chat_template`.
 
@@ -39,11 +41,18 @@ def chat_prompts(
             kind = type(conversation).__name__
             raise TypeError(f"messages[{i}] must be a list of dicts, as messages[0] is, got {kind}")
         text = tokenizer.apply_chat_template(conversation, **options)
-        reader.check_text(f"messages[{i}]" if is_batch else "messages", text)
+        name = f"messages[{i}]" if is_batch else "messages"
+        reader.check_text(name, text, may_be_longer=may_be_longer)
         # The template has written the special tokens already.
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         prompts.append({"prompt": text, "prompt_token_ids": token_ids})
     return prompts
+
+
+def truncates_prompts(sampling_params: Any) -> bool:
+    """Whether any sampling parameters of a call, not checked yet, cut its prompts."""
+    each = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params]
+    return any(getattr(params, "truncate_prompt_tokens", None) is not None for params in each)
 
 
 def _template_names(given: Any) -> dict[str, Any]:

@@ -184,6 +184,7 @@ class EngineDriver:
             kind=request.kind,
             sink=sink,
             prefill_only=request.prefill_only,
+            priority=request.priority,
         )
 
     def _deliver(self, request: NewRequest, output: RequestOutput) -> None:

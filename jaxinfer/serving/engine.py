@@ -90,6 +90,7 @@ class Engine:
         kind: OutputKind = "cumulative",
         sink: OutputSink | None = None,
         prefill_only: bool = False,
+        priority: int = 0,
     ) -> None:
         """Enqueue a request.
 
@@ -106,6 +107,7 @@ class Engine:
             kind=kind,
             sink=sink,
             prefill_only=prefill_only,
+            priority=priority,
         )
         self.enqueue(group)
 
@@ -119,6 +121,7 @@ class Engine:
         kind: OutputKind = "cumulative",
         sink: OutputSink | None = None,
         prefill_only: bool = False,
+        priority: int = 0,
     ) -> RequestGroup:
         """Check a request and get it ready for `enqueue`; any thread may, while others step.
 
@@ -130,6 +133,7 @@ class Engine:
             kind: see `OutputKind`.
             sink: receives the outputs; None leaves them to `take_outputs`.
             prefill_only: sample nothing.
+            priority: see `Scheduler`.
 
         Raises:
             ValueError: the id is in use, or the request can never fit.
@@ -146,6 +150,7 @@ class Engine:
             tokenizer=self._tokenizer,
             sink=sink,
             prefill_only=prefill_only,
+            priority=priority,
         )
         for completion in group.completions:
             self._scheduler.check(completion.request)

@@ -64,16 +64,33 @@ class PromptReader:
             ValueError: an empty prompt, one that does not fit, or an id outside the vocabulary;
                 names its index.
         """
-        given = _as_list(prompts)
-        count = len(given.items)
-        names = ["prompt"] if given.is_single else [f"prompts[{i}]" for i in range(count)]
-        parts = [_split(name, item) for name, item in zip(names, given.items, strict=True)]
-        encoded = iter(self._encode_texts(names, parts, num_outputs))
+        parts = split_prompts(prompts)
+        return self.read_parts(parts, [None] * len(parts), num_outputs=num_outputs)
+
+    def read_parts(
+        self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], *, num_outputs: int = 1
+    ) -> list[Prompt]:
+        """Check prompts that were taken apart by `split_prompts`.
+
+        Args:
+            parts: the prompts.
+            limits: how many tokens are kept of each, the last ones; None keeps all.
+            num_outputs: tokens that each must leave room for.
+
+        Raises:
+            TypeError, ValueError: as `read`.
+        """
+        encoded = iter(self._encode_texts(parts, limits, num_outputs))
         checked = []
-        for name, part in zip(names, parts, strict=True):
+        for part, limit in zip(parts, limits, strict=True):
             ids = part.token_ids if part.token_ids is not None else next(encoded)
             prompt = self.check_token_ids(
-                name, ids, num_outputs=num_outputs, text=part.text, cache_salt=part.cache_salt
+                part.name,
+                ids,
+                num_outputs=num_outputs,
+                limit=limit,
+                text=part.text,
+                cache_salt=part.cache_salt,
             )
             checked.append(prompt)
         return checked
@@ -84,10 +101,13 @@ class PromptReader:
         token_ids: Any,
         *,
         num_outputs: int = 1,
+        limit: int | None = None,
         text: str | None = None,
         cache_salt: str | None = None,
     ) -> Prompt:
         """The prompt of these token ids, which are checked and made a list of Python integers.
+
+        Of more than `limit` only the last are kept.
 
         Raises:
             TypeError: an entry is not an integer; names it.
@@ -96,6 +116,8 @@ class PromptReader:
         ids, packed = _integers(name, token_ids)
         if not ids:
             raise ValueError(f"{name} is empty; a prompt needs at least one token")
+        if limit is not None and len(ids) > limit:
+            ids, packed = _integers(name, ids[-limit:])
         if len(ids) + num_outputs > self.max_model_len:
             raise ValueError(
                 f"{name} has {len(ids)} tokens, which leaves no room for {num_outputs} more within "
@@ -111,8 +133,16 @@ class PromptReader:
             )
         return Prompt(ids, text, cache_salt, packed)
 
-    def check_text(self, name: str, text: str, *, num_outputs: int = 1) -> Tokenizer:
+    def check_text(
+        self, name: str, text: str, *, num_outputs: int = 1, may_be_longer: bool = False
+    ) -> Tokenizer:
         """Refuse a text that can't be tokenized, or that is much too long for it to be worthwhile.
+
+        Args:
+            name: the prompt's, for errors.
+            text: the text.
+            num_outputs: tokens that it must leave room for.
+            may_be_longer: its length does not matter, because its tokens are cut.
 
         Returns:
             The tokenizer, which there is.
@@ -126,7 +156,7 @@ class PromptReader:
             size = len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
-        if size > self.max_model_len:  # else it may well fit
+        if size > self.max_model_len and not may_be_longer:  # else it may well fit
             least = self.tokenizer.least_tokens(text)
             if least + num_outputs > self.max_model_len:
                 raise ValueError(
@@ -147,6 +177,11 @@ class PromptReader:
                 field.
         """
         params.validate_for_vocab(self.vocab_size)
+        if (params.truncate_prompt_tokens or 0) > self.max_model_len:
+            raise ValueError(
+                f"truncate_prompt_tokens ({params.truncate_prompt_tokens}) exceeds max_model_len "
+                f"{self.max_model_len}; lower it, or write -1 to keep as many as fit"
+            )
         if self.tokenizer is None and (params.stop or params.bad_words):
             field = "stop" if params.stop else "bad_words"
             raise ValueError(f"{field} needs a tokenizer, and this engine has none")
@@ -155,19 +190,27 @@ class PromptReader:
                 raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
         return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
 
+    def prompt_limit(self, params: SamplingParams) -> int | None:
+        """How many tokens of a prompt are kept; None for all."""
+        if params.truncate_prompt_tokens == -1:
+            return max(1, self.max_model_len - 1)
+        return params.truncate_prompt_tokens
+
     def _is_in_vocab(self, text: str) -> bool:
         """Whether the model has every token that the tokenizer makes of a text."""
         ids = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else []
         return max(ids, default=0) < self.vocab_size
 
     def _encode_texts(
-        self, names: Sequence[str], parts: "Sequence[_Parts]", num_outputs: int
+        self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], num_outputs: int
     ) -> list[list[int]]:
         texts = []
-        for name, part in zip(names, parts, strict=True):
+        for part, limit in zip(parts, limits, strict=True):
             if part.token_ids is not None or part.text is None:
                 continue
-            self.check_text(name, part.text, num_outputs=num_outputs)
+            self.check_text(
+                part.name, part.text, num_outputs=num_outputs, may_be_longer=limit is not None
+            )
             texts.append(part.text)
         if self.tokenizer is None or not texts:
             return []
@@ -211,10 +254,32 @@ class _Given:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Parts:
+class PromptParts:
+    """A prompt taken apart, its tokens not checked yet.
+
+    Attributes:
+        name: what errors call it.
+        text: None if it came as token ids alone.
+        token_ids: None if they are to be made of the text.
+        cache_salt: as in `Prompt`.
+    """
+
+    name: str
     text: str | None
     token_ids: Any
     cache_salt: str | None
+
+
+def split_prompts(prompts: Any) -> list[PromptParts]:
+    """Take the prompts of a call apart.
+
+    Raises:
+        TypeError, ValueError: as `PromptReader.read`, but for what token ids and lengths break.
+    """
+    given = _as_list(prompts)
+    if given.is_single:
+        return [_split("prompt", given.items[0])]
+    return [_split(f"prompts[{i}]", item) for i, item in enumerate(given.items)]
 
 
 def _as_list(prompts: Any) -> _Given:
@@ -233,19 +298,19 @@ def _as_list(prompts: Any) -> _Given:
     )
 
 
-def _split(name: str, item: Any) -> _Parts:
+def _split(name: str, item: Any) -> PromptParts:
     if isinstance(item, str):
-        return _Parts(item, None, None)
+        return PromptParts(name, item, None, None)
     if isinstance(item, Mapping):
         return _split_mapping(name, item)
     if isinstance(item, (bytes, set, frozenset)) or not isinstance(item, Iterable):
         raise TypeError(
             f"{name} must be a string, a list of token ids or a dict, got {type(item).__name__}"
         )
-    return _Parts(None, item, None)
+    return PromptParts(name, None, item, None)
 
 
-def _split_mapping(name: str, item: Mapping[str, Any]) -> _Parts:
+def _split_mapping(name: str, item: Mapping[str, Any]) -> PromptParts:
     for key in item:
         if key not in _PROMPT_KEYS:
             near = difflib.get_close_matches(str(key), _PROMPT_KEYS, n=1)
@@ -262,7 +327,7 @@ def _split_mapping(name: str, item: Mapping[str, Any]) -> _Parts:
         raise ValueError(
             f"{name}: cache_salt must be a string of 1 to {_MAX_SALT_CHARS} characters"
         )
-    return _Parts(text, token_ids, salt)
+    return PromptParts(name, text, token_ids, salt)
 
 
 def _integers(name: str, values: Any) -> tuple[list[int], bytes | None]:

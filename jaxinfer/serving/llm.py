@@ -17,7 +17,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.call_arguments import CallArguments
-from jaxinfer.serving.chat_prompts import chat_prompts
+from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.driver import EngineDriver, wait_for_closing
@@ -199,6 +199,8 @@ class LLM:
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; returns when all are done.
 
@@ -207,6 +209,8 @@ class LLM:
                 "prompt_token_ids" (and perhaps "cache_salt"), or a list of these.
             sampling_params: one for all or one for each; None uses the model's defaults.
             use_tqdm: show a progress bar on stderr; or what makes one, as `tqdm.tqdm` does.
+            priority: an integer for each prompt; lower ones run earlier, with
+                `scheduling_policy="priority"`. None is 0 for all.
 
         Returns:
             One output for each prompt, in the order of the prompts. One that failed says why in
@@ -218,9 +222,9 @@ class LLM:
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
         driver = self._open_driver
-        checked = self._reader.read(prompts)
-        params = self._arguments.params(sampling_params, len(checked))
-        return run_requests(driver, checked, params, use_tqdm=use_tqdm)
+        checked, params = self._arguments.several(prompts, sampling_params)
+        priorities = self._arguments.priorities(priority, len(checked))
+        return run_requests(driver, checked, params, use_tqdm=use_tqdm, priorities=priorities)
 
     def chat(
         self,
@@ -228,6 +232,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
+        priority: Sequence[int] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         enable_thinking: bool | None = None,
@@ -241,6 +246,7 @@ class LLM:
             messages: a conversation (dictionaries with `role` and `content`) or a list of them.
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
+            priority: as in `generate`.
             add_generation_prompt: end the prompt with the opening of an answer.
             continue_final_message: have the last message continued instead.
             enable_thinking: whether the model may think first; None is the template's default.
@@ -257,6 +263,7 @@ class LLM:
         prompts = chat_prompts(
             messages,
             self._reader,
+            may_be_longer=truncates_prompts(sampling_params),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             enable_thinking=enable_thinking,
@@ -264,16 +271,17 @@ class LLM:
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.generate(prompts, sampling_params, use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm, priority=priority)
 
     def stream(
-        self, prompt: Any, sampling_params: SamplingParams | None = None
+        self, prompt: Any, sampling_params: SamplingParams | None = None, *, priority: int = 0
     ) -> Iterator[RequestOutput]:
         """Complete one prompt piece by piece.
 
         Args:
             prompt: as in `generate`, but one.
             sampling_params: None uses the model's defaults.
+            priority: as in `generate`.
 
         Returns:
             An iterator of outputs that hold what is new: texts and token ids add up to exactly
@@ -284,13 +292,16 @@ class LLM:
         """
         driver = self._open_driver
         checked, params = self._arguments.one(prompt, sampling_params)
-        return stream_request(driver, checked, params, keeps=self)
+        priority = self._arguments.priority(priority)
+        return stream_request(driver, checked, params, priority=priority, keeps=self)
 
     def astream(
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """`stream` for `async for`, from any number of tasks at once.
 
@@ -300,6 +311,7 @@ class LLM:
             prompt: as in `stream`.
             sampling_params: as in `stream`.
             request_id: a label for the outputs; others may bear the same. None makes one.
+            priority: as in `generate`.
 
         Raises:
             TypeError, ValueError: as in `generate`, at once; `RuntimeError` when the LLM is closed,
@@ -307,7 +319,10 @@ class LLM:
         """
         driver = self._open_driver
         checked, params = self._arguments.one(prompt, sampling_params)
-        return stream_request_async(driver, checked, params, request_id, keeps=self)
+        priority = self._arguments.priority(priority)
+        return stream_request_async(
+            driver, checked, params, request_id, priority=priority, keeps=self
+        )
 
     def score(
         self, inputs: Any, *others: Any, use_tqdm: bool | Callable[..., Any] = False
@@ -345,9 +360,14 @@ class LLM:
         return [score_output(o, start) for o, start in zip(outputs, starts, strict=True)]
 
     def add_request(
-        self, request_id: str, prompt: Any, sampling_params: SamplingParams | None = None
+        self,
+        request_id: str,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
     ) -> None:
-        """Enqueue a request for those who call `step` themselves.
+        """Enqueue a request for callers of `step`; `priority` is as in `generate`.
 
         Raises:
             TypeError, ValueError: as in `generate`, or the id is in use.
@@ -363,6 +383,7 @@ class LLM:
                 prompt=checked,
                 params=params,
                 kind="cumulative",
+                priority=self._arguments.priority(priority),
             )
         )
 

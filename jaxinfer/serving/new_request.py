@@ -20,6 +20,7 @@ class NewRequest:
         params: how.
         kind: which outputs it gets, see `OutputKind`.
         prefill_only: sample nothing.
+        priority: lower ones run earlier, see `Scheduler`.
         put: receives its outputs, or the error that refuses or ends it, in the engine's thread;
             unused by requests that go on by hand.
     """
@@ -30,4 +31,5 @@ class NewRequest:
     params: SamplingParams
     kind: OutputKind
     prefill_only: bool = False
+    priority: int = 0
     put: Callable[[RequestOutput | BaseException], None] = lambda item: None

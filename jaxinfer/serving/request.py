@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Literal
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.ranked_queue import Rank
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -57,6 +58,7 @@ class Request:
         seed: the resolved seed of the request's random draws.
         prefill_only: it ends, by "length", when its prompt has run; nothing is sampled.
         packed_prompt: `pack_ids(prompt_token_ids)`, made here if it is not given.
+        priority: requests of a lower one are admitted first and preempted last.
         status: see `RequestStatus`.
         output_token_ids: generated tokens that the host has read.
         num_in_flight_tokens: generated tokens that the host has not read yet.
@@ -93,6 +95,7 @@ class Request:
     seed: int = 0
     prefill_only: bool = False
     packed_prompt: bytes = b""
+    priority: int = 0
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)
@@ -119,6 +122,11 @@ class Request:
         self.num_tokens = len(self.prompt_token_ids)
         if not self.packed_prompt:
             self.packed_prompt = pack_ids(self.prompt_token_ids)
+
+    @property
+    def rank(self) -> Rank:
+        """Its place among the unfinished requests: by priority, then by arrival."""
+        return self.priority, self.sequence_number
 
     @property
     def num_prompt_tokens(self) -> int:

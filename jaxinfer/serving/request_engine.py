@@ -27,6 +27,7 @@ class RequestEngine(Protocol):
         kind: OutputKind = "cumulative",
         sink: OutputSink | None = None,
         prefill_only: bool = False,
+        priority: int = 0,
     ) -> None:
         """Enqueue a request."""
 

@@ -36,6 +36,7 @@ class RequestGroup:
         tokenizer: None for no text.
         sink: receives the outputs; None leaves them to `Engine.take_outputs`.
         prefill_only: only the prompt is run, for its log-probabilities.
+        priority: of all its completions, see `Scheduler`.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class RequestGroup:
         tokenizer: Tokenizer | None = None,
         sink: OutputSink | None = None,
         prefill_only: bool = False,
+        priority: int = 0,
     ):
         self.request_id = request_id
         self.kind: OutputKind = kind
@@ -80,6 +82,7 @@ class RequestGroup:
                     seed=_signed(seed + i),
                     prefill_only=prefill_only,
                     packed_prompt=packed,
+                    priority=priority,
                 ),
                 tokenizer,
             )

@@ -4,12 +4,15 @@ from collections import OrderedDict
 from collections.abc import Collection
 
 from jaxinfer.serving.block_pool import BlockPool
+from jaxinfer.serving.ranked_queue import Rank, RankedQueue
 from jaxinfer.serving.request import Request, RequestStatus
 from jaxinfer.serving.swap_space import SwapSpace
 
 
 class RequestQueues:
-    """The waiting and the running requests, each in order of arrival, all running ones older.
+    """The waiting and the running requests, each by rank: by priority, then by arrival.
+
+    Among requests of the same priority all running ones are older than all that wait.
 
     Every change of status goes through here, so that a status always comes with exactly the
     holdings that belong to it.
@@ -24,11 +27,9 @@ class RequestQueues:
         self.pool = pool
         self.swap_space = swap_space
         self.max_num_seqs = max_num_seqs
-        # Ordered dicts, because taking one out of the middle or putting one back in front must
-        # not depend on how many requests there are.
-        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.waiting: RankedQueue[Request] = RankedQueue()
         self.running: OrderedDict[str, Request] = OrderedDict()
-        self.parked: OrderedDict[str, Request] = OrderedDict()
+        self.parked: dict[str, Request] = {}
         """Requests that wait and are not to be admitted; in no order."""
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_added = 0
@@ -37,46 +38,51 @@ class RequestQueues:
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
         holders = (self.running, self.waiting, self.parked)
-        return next((held[request_id] for held in holders if request_id in held), None)
+        found = (held.get(request_id) for held in holders)
+        return next((request for request in found if request is not None), None)
 
     def unfinished(self) -> list[Request]:
-        """All requests, first come first."""
-        found = [*self.running.values(), *self.waiting.values()]
-        if not self.parked:
-            return found
-        return sorted([*found, *self.parked.values()], key=lambda r: r.sequence_number)
+        """All requests, by rank."""
+        found = [*self.running.values(), *self.waiting, *self.parked.values()]
+        return sorted(found, key=_rank)
 
     def add(self, request: Request) -> None:
-        """Enqueue a new request behind all others."""
+        """Enqueue a new request behind all others of its priority."""
         request.sequence_number = self._num_added
         self._num_added += 1
-        held = self.parked if self._parks_others else self.waiting
-        held[request.request_id] = request
+        if self._parks_others:
+            self.parked[request.request_id] = request
+        else:
+            self._wait(request)
 
     def park_all_but(self, kept: Collection[str] | None) -> None:
         """Let only these of the waiting requests be admitted, and none that comes; None lets all.
 
         Those that run go on: preempt them first if they are to wait too.
         """
-        everyone = sorted(
-            [*self.waiting.values(), *self.parked.values()], key=lambda r: r.sequence_number
-        )
+        everyone = [*self.waiting, *self.parked.values()]
         self._parks_others = kept is not None
-        self.waiting, self.parked = OrderedDict(), OrderedDict()
+        self.waiting, self.parked = RankedQueue(), {}
         for request in everyone:
-            held = self.waiting if kept is None or request.request_id in kept else self.parked
-            held[request.request_id] = request
+            if kept is None or request.request_id in kept:
+                self._wait(request)
+            else:
+                self.parked[request.request_id] = request
 
     def admit(self, request: Request) -> None:
-        """Give the oldest waiting request, which has its blocks already, a free slot."""
-        del self.waiting[request.request_id]
+        """Give the first waiting request, which has its blocks already, a free slot."""
+        self.waiting.remove(request.request_id)
+        overtakes = bool(self.running) and next(reversed(self.running.values())).rank > request.rank
         self.running[request.request_id] = request
+        if overtakes:
+            by_rank = sorted(self.running.values(), key=_rank)
+            self.running = OrderedDict((each.request_id, each) for each in by_rank)
         request.status = RequestStatus.RUNNING
         request.slot = self.free_slots.pop()
         request.num_admissions += 1
 
     def preempt(self, request: Request) -> None:
-        """Take all blocks from the newest running request, which goes to the front of the queue.
+        """Take all blocks from a running request, which waits at the place that its rank gives it.
 
         Its blocks go to the swap space if there is room for all of them; otherwise they are
         computed again when it resumes.
@@ -93,11 +99,10 @@ class RequestQueues:
             request.num_cached_tokens = num_cached_tokens
 
     def requeue(self, request: Request) -> None:
-        """Put the newest running request back to the front of the queue, with nothing cached."""
+        """Have a running request wait again, at the place of its rank, with nothing cached."""
         self._take_off(request)
         request.status = RequestStatus.WAITING
-        self.waiting[request.request_id] = request
-        self.waiting.move_to_end(request.request_id, last=False)
+        self._wait(request)
 
     def drop_host_blocks(self, request: Request) -> None:
         """Make a swapped request an ordinary waiting one that is computed again."""
@@ -110,25 +115,32 @@ class RequestQueues:
         if request.status is RequestStatus.RUNNING:
             self._take_off(request)
         else:
-            held = self.waiting if request.request_id in self.waiting else self.parked
-            del held[request.request_id]
+            if request.request_id in self.waiting:
+                self.waiting.remove(request.request_id)
+            else:
+                del self.parked[request.request_id]
             self.swap_space.discard(request)
         request.status = RequestStatus.FINISHED
 
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
-        running, waiting = list(self.running.values()), list(self.waiting.values())
+        running, waiting = list(self.running.values()), list(self.waiting)
         parked = list(self.parked.values())
         self.pool.check_invariants([request.block_table for request in running])
         self.swap_space.check_invariants([r.host_blocks for r in waiting + parked])
         slots = [-1 if request.slot is None else request.slot for request in running]
         if sorted([*slots, *self.free_slots]) != list(range(self.max_num_seqs)):
             raise RuntimeError("free + held slots differ from max_num_seqs")
-        order = [request.sequence_number for request in running + waiting]
-        if order != sorted(order):
-            raise RuntimeError("a request was overtaken")
+        if running != sorted(running, key=_rank):
+            raise RuntimeError("the running requests are not in order of rank")
+        if waiting and waiting[0] is not self.waiting.first():
+            raise RuntimeError("the first of the waiting requests is not of the lowest rank")
+        _check_overtaking(running, waiting)
         _check_counts(running + waiting + parked)
         _check_holdings(running + waiting + parked)
+
+    def _wait(self, request: Request) -> None:
+        self.waiting.add(request.request_id, request.rank, request)
 
     def _take_off(self, request: Request) -> None:
         del self.running[request.request_id]
@@ -140,6 +152,18 @@ class RequestQueues:
         if request.slot is not None:
             self.free_slots.append(request.slot)
             request.slot = None
+
+
+def _rank(request: Request) -> Rank:
+    return request.rank
+
+
+def _check_overtaking(running: list[Request], waiting: list[Request]) -> None:
+    """What waits has nothing of a higher rank before it but what ran when it came."""
+    for late in running:
+        for request in waiting:
+            if request.rank < late.rank and request.sequence_number < late.sequence_number:
+                raise RuntimeError("a request was overtaken")
 
 
 def _check_counts(requests: list[Request]) -> None:

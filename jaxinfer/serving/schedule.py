@@ -49,14 +49,14 @@ class Schedule:
     before the scheduler is asked for anything else, since block tables may change then.
 
     Attributes:
-        rows: never empty; oldest request first.
+        rows: never empty; running requests by rank, then the admitted ones by rank.
         is_decode: every row feeds exactly the token in the device's `last_tokens[slot]` and
             samples, so nothing but tables and lengths must be uploaded.
         num_steps: 1, or the length of a burst.
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
             block may be given away again by the next schedule's `swap_out`.
-        preempted: requests that lost their blocks to older ones in this step.
+        preempted: requests that lost their blocks to ones of lower rank in this step.
         num_tokens: tokens fed in total (in a burst: by its first inner step).
         epoch: counts rebuilt caches; `Scheduler.update` ignores schedules of an earlier one.
     """

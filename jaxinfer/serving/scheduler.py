@@ -16,24 +16,28 @@ PreemptionMode = Literal["recompute", "swap"]
 
 
 class Scheduler:
-    """First come, first served, over one pool of KV-cache blocks.
+    """Requests by rank, that is by priority and then by arrival, over one pool of KV-cache blocks.
 
-    A step takes running requests, oldest first: each decoding one gets one token, then a prompt
-    that is partly done gets what is left of the token budget, then waiting requests are admitted
-    while budget, slots and blocks last. Whoever can't get blocks holds up those behind it, so
-    nobody is overtaken and nobody starves: the oldest request always gets what it needs.
+    A step takes running requests by rank: each decoding one gets one token, a prompt that is
+    partly done gets what the others leave of the token budget, then waiting requests are admitted
+    by rank while budget, slots and blocks last. A request that can't get blocks holds up those
+    behind it, and the request of the lowest rank always gets what it needs. So where all
+    priorities are equal, service is first come, first served: nothing is overtaken and nothing
+    starves. A request may starve while others of lower priorities keep coming. One that waits
+    takes no slot or block from one that runs, whatever their priorities.
 
     `schedule` may be called again before `update` has brought the tokens of earlier schedules;
     updates come in the order of the schedules. That freed blocks and slots are reused while such
     steps are in flight is safe, because the device runs steps in order: whoever gets a block
     next writes it after the last step of its former holder.
 
-    When an older request needs a block and none is left, the newest running request loses all of
-    its own. With `preemption_mode="recompute"` its tokens are computed again when it resumes,
-    but for blocks that are still cached. With "swap" its blocks are copied to host memory and
-    back; if host memory has no room for all of them, it is recomputed after all. Either way it
-    waits at the front of the queue and keeps its generated tokens. A request never preempts an
-    older one, nor one already placed in the step: it keeps its blocks and sits out.
+    When a running request needs a block and none is left, the running request of the highest rank
+    (of equal priorities, the newest) loses all of its own. With `preemption_mode="recompute"` its
+    tokens are computed again when it resumes, but for blocks that are still cached. With "swap"
+    its blocks are copied to host memory and back; if host memory has no room for all of them, it
+    is recomputed after all. Either way it waits at the place that its rank gives it and keeps its
+    generated tokens. A request never preempts one of lower rank, nor one already placed in the
+    step: it keeps its blocks and sits out.
 
     Not thread-safe.
 
@@ -111,7 +115,7 @@ class Scheduler:
         return self._queues.get(request_id)
 
     def unfinished(self) -> list[Request]:
-        """All unfinished requests, first come first."""
+        """All unfinished requests, by rank."""
         return self._queues.unfinished()
 
     def runnable(self) -> list[Request]:
@@ -135,7 +139,7 @@ class Scheduler:
             )
 
     def add(self, request: Request) -> None:
-        """Enqueue a new request behind all others.
+        """Enqueue a new request behind all others of its priority.
 
         Raises:
             ValueError: if its id is in use, or as `check`.
@@ -241,15 +245,16 @@ class Scheduler:
         return updates
 
     def preempt(self, count: int | None = None) -> list[Request]:
-        """Take the newest `count` running requests (all if None) off the device, between steps.
+        """Take the `count` running requests of highest rank (all if None) off the device.
 
-        They wait at the front of the queue, in order of arrival, and resume by themselves.
+        To be called between steps. They wait, each at the place of its rank, and resume by
+        themselves.
         """
-        newest_first = list(reversed(self._queues.running.values()))[:count]
-        for request in newest_first:
+        last_first = list(reversed(self._queues.running.values()))[:count]
+        for request in last_first:
             self._queues.preempt(request)
-        self.num_preemptions += len(newest_first)
-        return newest_first
+        self.num_preemptions += len(last_first)
+        return last_first
 
     def run_only(self, requests: Iterable[Request] | None) -> None:
         """Let only these run until the next call; all others keep their place and wait.
@@ -259,7 +264,7 @@ class Scheduler:
         """
         kept = None if requests is None else {request.request_id for request in requests}
         before, self._kept = self._kept, kept
-        # All that run must be among them, and older than all that wait.
+        # All that run must be among them, and have overtaken none that waits.
         grows = kept is not None and before is not None and not kept <= before
         if kept is None or grows or not kept.issuperset(self._queues.running):
             self.preempt()
@@ -268,12 +273,12 @@ class Scheduler:
     def requeue_all(self) -> list[Request]:
         """Start over after the device cache was destroyed: everything is computed again.
 
-        Running and swapped requests go back to the front of the queue in order of arrival and
-        keep the tokens that the host has read; tokens in flight are forgotten, and later updates
-        with schedules planned before now are ignored. Nothing cached is found again.
+        Running and swapped requests wait at the places of their ranks and keep the tokens that the
+        host has read; tokens in flight are forgotten, and later updates with schedules planned
+        before now are ignored. Nothing cached is found again.
 
         Returns:
-            The requests that were running or swapped, oldest first.
+            The requests that were running or swapped, by rank.
         """
         unfinished = self.unfinished()
         requeued = [r for r in unfinished if r.status is not RequestStatus.WAITING]
@@ -297,10 +302,8 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
         self._queues.check_invariants()
-        if any(
-            request.num_pending_tokens > 1 for request in list(self._queues.running.values())[:-1]
-        ):
-            raise RuntimeError("a request other than the newest is partly prefilled")
+        if sum(request.num_pending_tokens > 1 for request in self._queues.running.values()) > 1:
+            raise RuntimeError("several requests are partly prefilled")
 
     def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """Append the leading `num_new` tokens up to one that ends the request; returns those.

@@ -6,11 +6,12 @@ from jaxinfer.serving.schedule import Schedule, ScheduledRow
 
 
 class StepPlanner:
-    """Plans steps over the queues, first come first served.
+    """Plans steps over the queues, by rank: by priority, then first come first served.
 
-    Only the newest running request can be partly prefilled, because a prompt that does not finish
-    takes the whole token budget. So running requests in order of age are decodes first and then
-    at most one partial prompt, and each of them always gets at least one token.
+    At most one running request is partly prefilled, because a prompt that does not finish takes
+    what the decodes leave of the token budget, and then nothing is admitted. So each running
+    request always gets at least one token. Where all have the same priority, the partial prompt
+    is the newest.
 
     Args:
         queues: the requests, their slots and blocks.
@@ -96,22 +97,33 @@ class StepPlanner:
         return True
 
     def _place_or_make_room(self, request: Request, schedule: Schedule) -> bool:
-        """Place a running request, preempting newer ones for its blocks if it must."""
+        """Place a running request, preempting ones of higher rank for its blocks if it must."""
         if request.status is not RequestStatus.RUNNING:
             return False
         pending = request.num_pending_tokens
         if pending == 0:
             return True
-        count = min(pending, self.max_num_batched_tokens - schedule.num_tokens)
+        count = pending
+        if pending > 1:
+            count = min(pending, self._budget_left_by_others(request, schedule))
         missing = self._num_missing_blocks(request, request.num_cached_tokens + count)
         while missing > self.pool.num_free_blocks:
-            newest = next(reversed(self.queues.running.values()))
-            if newest is request:
+            last = next(reversed(self.queues.running.values()))
+            if last is request:
                 return False
-            self.queues.preempt(newest)
-            schedule.preempted.append(newest)
+            self.queues.preempt(last)
+            schedule.preempted.append(last)
         self._place(request, count, schedule)
         return True
+
+    def _budget_left_by_others(self, request: Request, schedule: Schedule) -> int:
+        """Tokens for a partial prompt: what is left but for one for each decode behind it."""
+        num_behind = 0
+        for other in reversed(self.queues.running.values()):
+            if other is request:
+                break
+            num_behind += other.num_pending_tokens > 0
+        return self.max_num_batched_tokens - schedule.num_tokens - num_behind
 
     def _place(self, request: Request, count: int, schedule: Schedule) -> None:
         """Add a row of `count` tokens; the blocks it misses are available."""
@@ -127,10 +139,10 @@ class StepPlanner:
         schedule.num_tokens += count
 
     def _admit_waiting(self, schedule: Schedule) -> None:
-        """Admit waiting requests, oldest first, while slots, budget and blocks last."""
+        """Admit waiting requests, lowest rank first, while slots, budget and blocks last."""
         while self.queues.waiting and self.queues.free_slots:
             budget = self.max_num_batched_tokens - schedule.num_tokens
-            request = next(iter(self.queues.waiting.values()))
+            request = self.queues.waiting.first()
             # Tokens in flight of a preempted request must be known before it can be fed again.
             if budget == 0 or request.num_in_flight_tokens or not self._claim(request, schedule):
                 return

@@ -45,7 +45,8 @@ def test_vllms_names_reach_the_configuration():
         "--max-logprobs 9 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 32 "
         "--num-kv-blocks 9 "
         "--gpu-memory-utilization 0.5 --no-enable-prefix-caching --swap-space 1.5 "
-        "--preemption-mode swap --tensor-parallel-size 2 --attention-backend xla "
+        "--preemption-mode swap --scheduling-policy priority "
+        "--tensor-parallel-size 2 --attention-backend xla "
         "--data-parallel-size 3 --no-replica-threads "
         "--compilation-cache-dir c --no-compile-ahead --num-decode-steps 8 --device-timeout 60"
     )
@@ -67,6 +68,7 @@ def test_vllms_names_reach_the_configuration():
         enable_prefix_caching=False,
         swap_space=1.5,
         preemption_mode="swap",
+        scheduling_policy="priority",
         tensor_parallel_size=2,
         data_parallel_size=3,
         replica_threads=False,

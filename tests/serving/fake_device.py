@@ -108,8 +108,6 @@ class FakeDevice:
         assert len({row.request.request_id for row in rows}) == len(rows)
         assert schedule.num_tokens == sum(row.num_scheduled_tokens for row in rows)
         assert schedule.num_tokens <= scheduler.max_num_batched_tokens
-        arrivals = [row.request.sequence_number for row in rows]
-        assert arrivals == sorted(arrivals)
         host_blocks = [host_block for _, host_block in schedule.swap_out]
         assert len(set(host_blocks)) == len(host_blocks)
         max_table_len = scheduler.pool.blocks_for(scheduler.max_model_len)

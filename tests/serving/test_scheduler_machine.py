@@ -25,8 +25,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 17, 44, 100, 0]),
         caching=st.sampled_from([True, True, False]),
         num_host_blocks=st.sampled_from([0, 12, 3]),
+        has_priorities=st.sampled_from([True, True, False]),
     )
-    def build(self, num_blocks, max_num_seqs, budget, caching, num_host_blocks):
+    def build(self, num_blocks, max_num_seqs, budget, caching, num_host_blocks, has_priorities):
+        self.has_priorities = has_priorities
         self.scheduler = Scheduler(
             BlockPool(num_blocks, BLOCK_SIZE, caching),
             max_num_seqs=max_num_seqs,
@@ -54,25 +56,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "a"]),
         prefill_only=st.sampled_from([False] * 5 + [True]),
         prompt_logprobs=st.sampled_from([None] * 4 + [0]),
+        priorities=st.lists(st.sampled_from([0, -3, 5, 1]), min_size=4, max_size=4),
     )
-    def add(self, count, family, length, tail, salt, prefill_only, **params):
-        for _ in range(count):
+    def add(self, count, family, length, tail, salt, prefill_only, priorities, **params):
+        for priority in priorities[:count]:
             request = Request(
                 str(len(self.requests)),
                 (BASES[family][:length] + tail)[: MAX_MODEL_LEN - 1],
                 SamplingParams(**params),
                 cache_salt=salt,
                 prefill_only=prefill_only,
+                priority=priority if self.has_priorities else 0,
             )
             self.scheduler.add(request)
             self.requests.append(request)
             self.solo_runs[request.request_id] = solo_run(request, EOS_IDS, MAX_MODEL_LEN)
 
+    @precondition(lambda self: self.has_priorities and self.scheduler.num_running)
+    @rule(priority=st.sampled_from([-9, -3, 0]), length=st.sampled_from([1, 17, 40]))
+    def urgent_request_comes(self, priority, length):
+        params = {"max_tokens": 9, "ignore_eos": True}
+        self.add(1, 0, length, [], None, False, [priority], **params)
+        self.run(3, 1)
+
     @precondition(lambda self: len(self.in_flight) < 3)
     @rule(num_steps=st.sampled_from([1, 1, 1, 3]))
     def schedule(self, num_steps):
+        running = self.of_status(RequestStatus.RUNNING)
         schedule = self.scheduler.schedule(num_steps)
         if schedule is not None:
+            self.check_order(schedule, running)
             self.in_flight.append((schedule, self.device.launch(schedule)))
         elif not self.in_flight:
             unfinished = self.scheduler.unfinished()
@@ -80,6 +93,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert held_up or not unfinished, "requests are stuck"
         if schedule is not None and self.alone is not None:
             assert {id(row.request) for row in schedule.rows} <= set(map(id, self.alone))
+
+    def rank(self, request):
+        return request.priority, int(request.request_id)
+
+    def of_status(self, *wanted):
+        return [request for request in self.requests if request.status in wanted]
+
+    def check_order(self, schedule, ran_before):
+        """Requests are admitted by priority and arrival, and lose their blocks in reverse."""
+        ranks = [self.rank(r.request) for r in schedule.rows if r.request in ran_before]
+        assert ranks == sorted(ranks)
+        admitted = [self.rank(r.request) for r in schedule.rows if r.request not in ran_before]
+        waiting = self.of_status(RequestStatus.WAITING, RequestStatus.SWAPPED)
+        held_up = [self.rank(r) for r in waiting if self.alone is None or r in self.alone]
+        assert admitted == sorted(admitted)
+        assert not admitted or not held_up or admitted[-1] < min(held_up)
+        lost = [self.rank(request) for request in schedule.preempted]
+        assert lost == sorted(lost, reverse=True)
+        left = [self.rank(request) for request in self.of_status(RequestStatus.RUNNING)]
+        assert not lost or lost[-1] > max(left)
 
     @precondition(lambda self: self.in_flight)
     @rule()
@@ -95,7 +128,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]))
     def run(self, count, num_steps):
         for _ in range(count):
-            self.schedule(num_steps)
+            if len(self.in_flight) < 3:
+                self.schedule(num_steps)
             self.everything_is_accounted_for()
             if self.in_flight:
                 self.update()
@@ -174,9 +208,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.scheduler.check_invariants()
         self.device.note_waiting()
-        unfinished = [r.status for r in self.requests if r.status is not RequestStatus.FINISHED]
-        running = [status is RequestStatus.RUNNING for status in unfinished]
-        if self.alone is None:
+        if self.alone is not None:
+            return
+        for priority in {request.priority for request in self.requests}:
+            alike = [r for r in self.requests if r.priority == priority and not r.is_finished]
+            running = [request.status is RequestStatus.RUNNING for request in alike]
             assert running == sorted(running, reverse=True), "a request was overtaken"
 
     @invariant()

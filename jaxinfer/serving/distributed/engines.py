@@ -56,14 +56,25 @@ class LeadingEngine(Engine):
         kind: OutputKind = "cumulative",
         sink: OutputSink | None = None,
         prefill_only: bool = False,
+        priority: int = 0,
     ) -> None:
         """As `Engine.add`; a request that is refused here is not sent."""
         self._group.check()
         seed = self._request_seeds.getrandbits(63)
         if params.seed is None:
             params = params.clone(seed=seed)
-        super().add(request_id, prompt, params, kind=kind, sink=sink, prefill_only=prefill_only)
-        request = request_to_json(request_id, prompt, params, prefill_only=prefill_only)
+        super().add(
+            request_id,
+            prompt,
+            params,
+            kind=kind,
+            sink=sink,
+            prefill_only=prefill_only,
+            priority=priority,
+        )
+        request = request_to_json(
+            request_id, prompt, params, prefill_only=prefill_only, priority=priority
+        )
         self._group.send({"kind": "add", **request})
 
     def abort(self, request_id: str) -> bool:

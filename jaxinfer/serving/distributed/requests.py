@@ -12,7 +12,7 @@ _DEFAULTS = SamplingParams()
 
 
 def request_to_json(
-    request_id: str, prompt: Prompt, params: SamplingParams, *, prefill_only: bool
+    request_id: str, prompt: Prompt, params: SamplingParams, *, prefill_only: bool, priority: int
 ) -> dict[str, Any]:
     """All that decides what the request does; the text of its prompt does not."""
     given = {
@@ -26,6 +26,7 @@ def request_to_json(
         "cache_salt": prompt.cache_salt,
         "params": given,
         "prefill_only": prefill_only,
+        "priority": priority,
     }
 
 
@@ -36,4 +37,5 @@ def request_from_json(message: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": Prompt(message["token_ids"], None, message["cache_salt"]),
         "params": SamplingParams(**message["params"]),
         "prefill_only": message["prefill_only"],
+        "priority": message["priority"],
     }

@@ -1,12 +1,12 @@
 """The queue in front of the replicas: who stands in it, who was sent where, what that weighs."""
 
-import collections
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_start import StartedEngine
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.ranked_queue import RankedQueue
 from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
 from jaxinfer.serving.request_group import OutputSink, RequestGroup
@@ -42,6 +42,7 @@ class FrontRequest:
         prompt: as it came.
         params: as they came.
         sink: the caller's.
+        priority: lower ones are sent first.
         member: where it is; None while it stands in the queue.
         load: what it adds to its replica's.
         cause: what its sink raised, which ends it.
@@ -51,13 +52,14 @@ class FrontRequest:
     prompt: Prompt
     params: SamplingParams
     sink: OutputSink | None
+    priority: int = 0
     member: Member | None = None
     load: int = 0
     cause: str | None = None
 
 
 class FrontQueue:
-    """All unfinished requests of a group, first come first sent. Not thread-safe.
+    """All unfinished requests of a group, sent by priority, then first come first. Not thread-safe.
 
     Args:
         token_budget: most tokens of a replica's step.
@@ -69,7 +71,8 @@ class FrontQueue:
         self._token_budget = token_budget
         self._enough_sequences = max_num_seqs + -(-max_num_seqs // 4)
         self._requests: dict[str, FrontRequest] = {}
-        self._queue: collections.OrderedDict[str, FrontRequest] = collections.OrderedDict()
+        self._queue: RankedQueue[FrontRequest] = RankedQueue()
+        self._num_added = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -82,9 +85,11 @@ class FrontQueue:
         return self._requests.get(request_id)
 
     def add(self, request: FrontRequest) -> None:
-        """Let a new request stand at the end."""
+        """Let a new request stand at the end of its priority."""
         name = request.group.request_id
-        self._requests[name] = self._queue[name] = request
+        self._requests[name] = request
+        self._queue.add(name, (request.priority, self._num_added), request)
+        self._num_added += 1
 
     def remove(self, request_id: str) -> None:
         """Forget a request that has ended, and take its load off its replica."""
@@ -99,21 +104,21 @@ class FrontQueue:
         return [request for request in self._requests.values() if request.member is member]
 
     def send_while_there_is_room(self, members: Sequence[Member]) -> None:
-        """Send requests off, first come first, as long as one of `members` can do with more."""
+        """Send requests off in their order as long as one of `members` can do with more."""
         while self._queue:
             free = [m for m in members if m.num_sequences < self._enough_sequences]
             if not free:
                 return
-            self.send(next(iter(self._queue.values())), free)
+            self.send(self._queue.first(), free)
 
     def send_all(self, members: Sequence[Member]) -> None:
         """Send off everybody who still stands here."""
-        for request in list(self._queue.values()):
+        for request in list(self._queue):
             self.send(request, members)
 
     def send(self, request: FrontRequest, members: Sequence[Member]) -> Member:
         """Send a request that stands here to that one of `members` that suits it best."""
-        del self._queue[request.group.request_id]
+        self._queue.remove(request.group.request_id)
         views = [
             ReplicaView(
                 member.index,

@@ -74,6 +74,7 @@ class EngineGroup:
         kind: OutputKind = "cumulative",
         sink: OutputSink | None = None,
         prefill_only: bool = False,
+        priority: int = 0,
     ) -> None:
         """Enqueue a request; does not wait for anybody's step.
 
@@ -94,8 +95,9 @@ class EngineGroup:
             kind=kind,
             sink=lambda output: self._arrived.append((request_id, output)),
             prefill_only=prefill_only,
+            priority=priority,
         )
-        self._front.add(FrontRequest(group, prompt, params, sink))
+        self._front.add(FrontRequest(group, prompt, params, sink, priority))
         self._front.send_while_there_is_room(self._alive())
 
     def abort(self, request_id: str) -> bool:

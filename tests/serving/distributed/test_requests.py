@@ -20,11 +20,12 @@ from jaxinfer.serving.inputs import Prompt
 )
 def test_a_request_survives_json(params):
     prompt = Prompt([1, 2, 3], "its text", "salt")
-    message = request_to_json("a", prompt, params, prefill_only=True)
+    message = request_to_json("a", prompt, params, prefill_only=True, priority=3)
     arguments = request_from_json(json.loads(json.dumps(message)))
     assert arguments == {
         "request_id": "a",
         "prompt": Prompt([1, 2, 3], None, "salt"),
         "params": params,
         "prefill_only": True,
+        "priority": 3,
     }

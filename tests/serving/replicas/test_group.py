@@ -357,3 +357,14 @@ def test_a_call_in_a_replicas_thread_raises_where_it_was_made():
         assert names.posted == "jaxinfer-replica-0"
         with pytest.raises(ZeroDivisionError):
             replica.call(lambda: 1 / 0)
+
+
+def test_an_urgent_request_is_the_next_to_be_sent():
+    with Group(2, threads=False) as group:
+        for i in range(60):
+            group.add(str(i), [i % 9 + 1, 2])
+        group.add("urgent", [3, 4], priority=-1)
+        group.add("late", [5, 4], priority=2)
+        order = list(group.run())
+    assert order.index("urgent") < order.index("40")
+    assert order[-1] == "late"
