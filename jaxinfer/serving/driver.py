@@ -223,7 +223,7 @@ class EngineDriver:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError("this LLM is closed; make a new one")
+            raise RuntimeError("the engine is closed; make a new one")
 
 
 def wait_for_closing() -> None:

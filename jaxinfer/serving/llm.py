@@ -1,7 +1,5 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
-import functools
-import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,23 +14,13 @@ from jaxinfer.outputs import RequestOutput, ScoreOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
-from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.chat_prompts import chat_prompts
-from jaxinfer.serving.distributed.engines import FollowingEngine
-from jaxinfer.serving.distributed.start import start_processes
-from jaxinfer.serving.driver import EngineDriver, wait_for_closing
-from jaxinfer.serving.loading import ModelSource, check_given, load_engine
-from jaxinfer.serving.memory import return_freed_memory
+from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.start_up import StartUpTimes
-
-_OWN_KEYWORDS = (
-    *("params", "config", "mesh", "rules", "logits_processor", "sampler"),
-    *("coordinator_address", "num_processes", "process_id"),
-)
 
 
 class LLM:
@@ -90,45 +78,28 @@ class LLM:
         process_id: int | None = None,
         **engine_args: Any,
     ):
-        check_given(model, params, config, mesh, rules)
-        own = isinstance(tokenizer, Tokenizer)
-        if own and engine_args.get("skip_tokenizer_init"):
-            raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
-        keywords = {
-            "model": None if model is None else str(model),
-            "tokenizer": None if tokenizer is None or own else str(tokenizer),
+        self._handle = EngineHandle(
+            "LLM",
+            model,
+            params=params,
+            config=config,
+            tokenizer=tokenizer,
+            mesh=mesh,
+            rules=rules,
+            logits_processor=logits_processor,
+            sampler=sampler,
+            coordinator_address=coordinator_address,
+            num_processes=num_processes,
+            process_id=process_id,
             **engine_args,
-        }
-        self.engine_config = EngineConfig.from_keywords(keywords, owner="LLM", also=_OWN_KEYWORDS)
-        wait_for_closing()  # their memory is this engine's
-        start_processes(coordinator_address, num_processes, process_id)
-        loaded = load_engine(
-            self.engine_config,
-            ModelSource(
-                params=params,
-                model_config=config,
-                tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
-                mesh=mesh,
-                rules=rules or ShardingRules(),
-                logits_processor=logits_processor,
-                sampler=sampler,
-            ),
         )
-        self._loaded = loaded
-        self._engine = loaded.engine
-        self._reader = loaded.reader
-        self._arguments = CallArguments(self.engine_config, loaded)
-        close_tokenizer = None if own or loaded.tokenizer is None else loaded.tokenizer.close
-        self._driver = None
-        if self.follows:
-            self._finalizer = weakref.finalize(self, _close, loaded.engine.close, close_tokenizer)
-            return
-        release = functools.partial(_close, close_tokenizer, return_freed_memory)
-        self._driver = EngineDriver(loaded.engine, release=release)
-        # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
-        # Python the driver closes itself.
-        self._finalizer = weakref.finalize(self, self._driver.close_soon)
-        self._finalizer.atexit = False
+        self._loaded = self._handle.loaded
+        self._arguments = self._handle.arguments
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The arguments that the engine was made with."""
+        return self._handle.config
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -147,7 +118,7 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
-        return self._reader.max_model_len
+        return self._loaded.reader.max_model_len
 
     @property
     def report(self) -> StartupReport:
@@ -172,23 +143,22 @@ class LLM:
     @property
     def num_compilations(self) -> int:
         """Programs that were compiled since this engine was made."""
-        # The first replica counts for all: what XLA compiles, it does for the process.
-        return self._loaded.replicas[0].runner.num_compilations
+        return self._handle.num_compilations
 
     @property
     def compile_seconds(self) -> float:
         """Seconds that steps have waited for programs to be compiled at their first use."""
-        return sum(r.runner.seconds_waited_for_programs for r in self._loaded.replicas)
+        return self._handle.compile_seconds
 
     @property
     def follows(self) -> bool:
         """Whether this is one of several processes and not process 0: all it can do is `follow`."""
-        return isinstance(self._engine, FollowingEngine)
+        return self._handle.following_engine is not None
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        return not self._finalizer.alive
+        return self._handle.is_closed
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
@@ -217,8 +187,8 @@ class LLM:
             ValueError: a prompt can't be run, or the numbers differ. Nothing has been run.
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
-        driver = self._open_driver
-        checked = self._reader.read(prompts)
+        driver = self._handle.driver
+        checked = self._loaded.reader.read(prompts)
         params = self._arguments.params(sampling_params, len(checked))
         return run_requests(driver, checked, params, use_tqdm=use_tqdm)
 
@@ -253,10 +223,10 @@ class LLM:
             TypeError: messages or tools are not plain JSON data.
             ValueError: the template refuses or fails, or as in `generate`.
         """
-        self._check_open()
+        self._handle.check_open()
         prompts = chat_prompts(
             messages,
-            self._reader,
+            self._loaded.reader,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             enable_thinking=enable_thinking,
@@ -282,7 +252,7 @@ class LLM:
         Raises:
             TypeError, ValueError: as in `generate`, at once.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request(driver, checked, params, keeps=self)
 
@@ -305,7 +275,7 @@ class LLM:
             TypeError, ValueError: as in `generate`, at once; `RuntimeError` when the LLM is closed,
                 in the iteration.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         checked, params = self._arguments.one(prompt, sampling_params)
         return stream_request_async(driver, checked, params, request_id, keeps=self)
 
@@ -328,13 +298,13 @@ class LLM:
             TypeError, ValueError: as in `generate`.
             StepError: the model's output for an input was not finite.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         if others:
             raise TypeError(
                 "score() takes one argument beside use_tqdm=...; write score((context, "
                 "continuation)) to score a continuation, score([text, text]) for several texts"
             )
-        prompts, starts = read_score_inputs(inputs, self._reader)
+        prompts, starts = read_score_inputs(inputs, self._loaded.reader)
         outputs = run_requests(
             driver,
             prompts,
@@ -352,7 +322,7 @@ class LLM:
         Raises:
             TypeError, ValueError: as in `generate`, or the id is in use.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
         checked, params = self._arguments.one(prompt, sampling_params)
@@ -372,15 +342,15 @@ class LLM:
         Returns at once: they end before the next step. A stream ends when its iteration is left.
         """
         labels = [request_id] if isinstance(request_id, str) else request_id
-        self._open_driver.abort_by_hand(labels)
+        self._handle.driver.abort_by_hand(labels)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
-        return self._open_driver.has_unfinished
+        return self._handle.driver.has_unfinished
 
     def step(self) -> list[RequestOutput]:
         """Advance all requests; outputs of those from `add_request`, all their text so far."""
-        return self._open_driver.step()
+        return self._handle.driver.step()
 
     def update_params(self, params: Mapping[str, Any]) -> None:
         """Swap the weights between two steps; arrays that lie right are used without a copy.
@@ -392,11 +362,11 @@ class LLM:
             ValueError: names the first leaf whose path, shape, dtype or sharding differs.
             TypeError: a leaf is no array.
         """
-        self._open_driver.call(lambda: self._engine.update_params(params))
+        self._handle.driver.call(lambda: self._loaded.engine.update_params(params))
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
-        self._open_driver.call(self._engine.reset_prefix_cache)
+        self._handle.driver.call(self._loaded.engine.reset_prefix_cache)
         return True
 
     def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
@@ -411,37 +381,17 @@ class LLM:
             DistributedError: another process has failed.
             KeyboardInterrupt: Ctrl-C; the other processes end too.
         """
-        self._check_open()
-        if not isinstance(self._engine, FollowingEngine):
+        self._handle.check_open()
+        if (engine := self._handle.following_engine) is None:
             raise RuntimeError("follow() is for processes other than 0: this one takes requests")
-        self._engine.follow(new_params)
+        engine.follow(new_params)
 
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""
-        self._finalizer()
-        if self._driver is not None:
-            self._driver.close()
+        self._handle.close()
 
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _open_driver(self) -> EngineDriver:
-        """What takes the requests, if this object does."""
-        self._check_open()
-        if self._driver is None:
-            raise RuntimeError("process 0 takes the requests; this process can only follow()")
-        return self._driver
-
-    def _check_open(self) -> None:
-        if self.is_closed:
-            raise RuntimeError("this LLM is closed; make a new one")
-
-
-def _close(*actions: Callable[[], None] | None) -> None:
-    for action in actions:
-        if action is not None:
-            action()

@@ -29,7 +29,7 @@ from tests.serving.small_llm import (
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm, presses, monkeypatch):
     expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
-    step, calls = llm._engine.step, []
+    step, calls = llm._loaded.engine.step, []
 
     def interrupted():
         calls.append(step)
@@ -37,7 +37,7 @@ def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm, presses, monkey
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         step()
 
-    monkeypatch.setattr(llm._engine, "step", interrupted)
+    monkeypatch.setattr(llm._loaded.engine, "step", interrupted)
     for _ in range(presses):
         # The second comes while the first call's requests are being aborted, or in the next call.
         with pytest.raises(KeyboardInterrupt):
