@@ -9,6 +9,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.driver import EngineDriver
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.new_request import NewRequest
+from jaxinfer.serving.request_group import OutputKind
 
 _Item = RequestOutput | BaseException
 
@@ -19,18 +20,21 @@ async def stream_request_async(
     params: SamplingParams,
     label: str | None = None,
     *,
+    kind: OutputKind = "delta",
     keeps: object = None,
 ) -> AsyncGenerator[RequestOutput]:
-    """Run a request; yields what is new after each step that brought something.
+    """Run a request; yields its outputs as they come.
 
-    Leaving the iteration early, or cancelling its task, aborts this request and no other, whatever
-    their labels.
+    Of cumulative outputs, which hold all that came before, one that nobody took before the next
+    arrived is left out. Leaving the iteration early, or cancelling its task, aborts this request
+    and no other, whatever their labels.
 
     Args:
         driver: runs it.
         prompt: what is completed.
         params: how.
         label: the caller's name for it; None makes one.
+        kind: what the outputs hold, see `OutputKind`.
         keeps: what must live as long as the stream, because its end would close the engine.
 
     Raises:
@@ -48,12 +52,14 @@ async def stream_request_async(
 
     key = driver.new_key()
     driver.submit_soon(
-        NewRequest(key=key, label=label or key, prompt=prompt, params=params, kind="delta", put=put)
+        NewRequest(key=key, label=label or key, prompt=prompt, params=params, kind=kind, put=put)
     )
     finished = False
     try:
         while not finished:
             item = await items.get()
+            while kind == "cumulative" and not items.empty():
+                item = items.get_nowait()
             if isinstance(item, BaseException):
                 finished = True
                 raise item

@@ -81,6 +81,11 @@ class Engine:
         """Whether a request runs, waits, or has outputs that nobody took yet."""
         return bool(self._requests)
 
+    @property
+    def failure(self) -> StepError | None:
+        """Why it takes no request any more; any thread may ask."""
+        return self._failure
+
     def add(
         self,
         request_id: str,

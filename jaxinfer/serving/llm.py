@@ -18,6 +18,7 @@ from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
+from jaxinfer.serving.request_group import wanted_outputs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.start_up import StartUpTimes
@@ -246,8 +247,8 @@ class LLM:
             sampling_params: None uses the model's defaults.
 
         Returns:
-            An iterator of outputs that hold what is new: texts and token ids add up to exactly
-            what `generate` returns. Closing it aborts the request.
+            An iterator of outputs that hold what is new, whatever `output_kind` says: texts and
+            token ids add up to exactly what `generate` returns. Closing it aborts the request.
 
         Raises:
             TypeError, ValueError: as in `generate`, at once.
@@ -332,7 +333,7 @@ class LLM:
                 label=request_id,
                 prompt=checked,
                 params=params,
-                kind="cumulative",
+                kind=wanted_outputs(params),
             )
         )
 
@@ -349,7 +350,10 @@ class LLM:
         return self._handle.driver.has_unfinished
 
     def step(self) -> list[RequestOutput]:
-        """Advance all requests; outputs of those from `add_request`, all their text so far."""
+        """Advance all requests; outputs of those from `add_request`, as their `output_kind` says.
+
+        All text so far, unless it says otherwise.
+        """
         return self._handle.driver.step()
 
     def update_params(self, params: Mapping[str, Any]) -> None:

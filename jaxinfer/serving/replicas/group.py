@@ -65,6 +65,13 @@ class EngineGroup:
         """Whether a request runs, waits, or has outputs that nobody took yet."""
         return bool(self._front or self._outputs)
 
+    @property
+    def failure(self) -> StepError | None:
+        """Why it takes no request any more, once every replica has failed; any thread may ask."""
+        if len(self._dead) < len(self._members):
+            return None
+        return StepError(f"every replica has failed: {self._members[0].replica.failure}")
+
     def add(
         self,
         request_id: str,
@@ -257,6 +264,5 @@ class EngineGroup:
     def _check_alive(self) -> None:
         if self._is_closed:
             raise RuntimeError("the engine is closed")
-        if len(self._dead) == len(self._members):
-            failure = self._members[0].replica.failure
-            raise StepError(f"every replica has failed: {failure}; make a new LLM") from failure
+        if (failure := self.failure) is not None:
+            raise StepError(f"{failure}; make a new LLM") from self._members[0].replica.failure
