@@ -1,6 +1,7 @@
 """The engine for programs that are asynchronous throughout: vLLM's `AsyncLLM`."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.metrics import Metric
 from jaxinfer.serving.request_group import wanted_outputs
 
 
@@ -138,6 +140,19 @@ class AsyncLLM:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
         await self._handle.driver.call_async(self._handle.loaded.engine.reset_prefix_cache)
         return True
+
+    async def get_metrics(self) -> list[Metric]:
+        """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""
+        return await self._handle.driver.call_async(self._handle.metrics)
+
+    async def start_profile(self, directory: str | os.PathLike[str]) -> None:
+        """Record what host and devices do, until `stop_profile`: see `LLM.start_profile`."""
+        handle = self._handle
+        await handle.driver.call_async(lambda: handle.profiler.start(directory))
+
+    async def stop_profile(self) -> None:
+        """End the recording and write it; RuntimeError if none is running."""
+        await self._handle.driver.call_async(self._handle.profiler.stop)
 
     def shutdown(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat.

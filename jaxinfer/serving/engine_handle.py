@@ -16,8 +16,10 @@ from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.distributed.engines import FollowingEngine
 from jaxinfer.serving.distributed.start import start_processes
 from jaxinfer.serving.driver import EngineDriver, wait_for_closing
-from jaxinfer.serving.loading import LoadedEngine, ModelSource, check_given, load_engine
+from jaxinfer.serving.loading import ModelSource, check_given, load_engine
 from jaxinfer.serving.memory import return_freed_memory
+from jaxinfer.serving.metrics import Metric
+from jaxinfer.serving.profiling import Profiler
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 
 _OWN_KEYWORDS = (
@@ -33,6 +35,7 @@ class EngineHandle:
         config: the engine's arguments.
         loaded: the engine, its tokenizer, its reader of prompts and what it reports.
         arguments: checks what calls are given.
+        profiler: records what the process does; ends with the engine.
 
     Args:
         owner: the class that the user called, for messages.
@@ -80,6 +83,7 @@ class EngineHandle:
         )
         self.loaded = load_engine(self.config, source)
         self.arguments = CallArguments(self.config, self.loaded)
+        self.profiler = Profiler()
         self._driver: EngineDriver | None = None
         self._finalizer = self._run(close_tokenizer=own is None)
 
@@ -104,12 +108,19 @@ class EngineHandle:
     @property
     def num_compilations(self) -> int:
         """Programs that were compiled since this engine was made."""
-        return num_compilations(self.loaded)
+        # The first replica counts for all: what XLA compiles, it does for the process.
+        return self.loaded.replicas[0].runner.num_compilations
 
     @property
     def compile_seconds(self) -> float:
         """Seconds that steps have waited for programs to be compiled at their first use."""
-        return compile_seconds(self.loaded)
+        return sum(each.runner.seconds_waited_for_programs for each in self.loaded.replicas)
+
+    def metrics(self) -> list[Metric]:
+        """What the engine counts, all replicas together; for the engine's thread."""
+        return self.loaded.engine.counts().metrics(
+            num_compilations=self.num_compilations, compile_seconds=self.compile_seconds
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -132,25 +143,14 @@ class EngineHandle:
         tokenizer, engine = self.loaded.tokenizer, self.loaded.engine
         end = tokenizer.close if tokenizer is not None and close_tokenizer else None
         if self.following_engine is not None:
-            return weakref.finalize(self, _do_all, engine.close, end)
-        release = functools.partial(_do_all, end, return_freed_memory)
+            return weakref.finalize(self, _do_all, self.profiler.close, engine.close, end)
+        release = functools.partial(_do_all, self.profiler.close, end, return_freed_memory)
         self._driver = EngineDriver(engine, release=release)
         # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
         # Python the driver closes itself.
         finalizer = weakref.finalize(self, self._driver.close_soon)
         finalizer.atexit = False
         return finalizer
-
-
-def num_compilations(loaded: LoadedEngine) -> int:
-    """Programs that were compiled since an engine was made."""
-    # The first replica counts for all: what XLA compiles, it does for the process.
-    return loaded.replicas[0].runner.num_compilations
-
-
-def compile_seconds(loaded: LoadedEngine) -> float:
-    """Seconds that steps have waited for programs to be compiled at their first use."""
-    return sum(replica.runner.seconds_waited_for_programs for replica in loaded.replicas)
 
 
 def _do_all(*actions: Callable[[], None] | None) -> None:

@@ -1,5 +1,6 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.chat_prompts import chat_prompts
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.metrics import Metric
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.request_group import wanted_outputs
@@ -372,6 +374,30 @@ class LLM:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
         self._handle.driver.call(self._loaded.engine.reset_prefix_cache)
         return True
+
+    def get_metrics(self) -> list[Metric]:
+        """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""
+        return self._handle.driver.call(self._handle.metrics)
+
+    def start_profile(self, directory: str | os.PathLike[str]) -> None:
+        """Record what host and devices do, for TensorBoard or Perfetto, until `stop_profile`.
+
+        Args:
+            directory: takes the recording; it is made if it does not exist.
+
+        Raises:
+            TypeError, ValueError: it is no directory that can be written to.
+            RuntimeError: a recording is running; JAX allows one a process.
+        """
+        self._handle.driver.call(lambda: self._handle.profiler.start(directory))
+
+    def stop_profile(self) -> None:
+        """End the recording and write it; `close` does so, too.
+
+        Raises:
+            RuntimeError: none is running.
+        """
+        self._handle.driver.call(self._handle.profiler.stop)
 
     def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
         """Do this process's part of what process 0 is asked for, until it closes its LLM.

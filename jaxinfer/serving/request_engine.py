@@ -7,6 +7,7 @@ from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.request_group import OutputKind, OutputSink
 
 
@@ -22,6 +23,10 @@ class RequestEngine(Protocol):
     @property
     def failure(self) -> JaxinferError | None:
         """Why it takes no request any more; any thread may ask."""
+        ...
+
+    def counts(self) -> EngineCounts:
+        """What it has done and holds; any thread may ask."""
         ...
 
     def add(

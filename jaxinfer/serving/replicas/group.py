@@ -13,6 +13,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_start import StartedEngine
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
@@ -71,6 +72,13 @@ class EngineGroup:
         if len(self._dead) < len(self._members):
             return None
         return StepError(f"every replica has failed: {self._members[0].replica.failure}")
+
+    def counts(self) -> EngineCounts:
+        """What all replicas have done and hold, and who stands in the queue."""
+        total = EngineCounts(waiting=self._front.num_waiting)
+        for member in self._members:
+            total.add(member.replica.engine.counts())
+        return total
 
     def add(
         self,
