@@ -30,7 +30,9 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"it reads {', '.join(_FIELDS)}"
             raise ValueError(f"hf_overrides: the engine reads no {name!r} of config.json; {hint}")
     merged = _merge(mapping, {k: v for k, v in overrides.items() if not k.startswith("rope_")})
-    rope = dict(_object(mapping.get("rope_parameters")) or _object(mapping.get("rope_scaling")))
+    rope = _object(mapping.get("rope_parameters")) or _object(mapping.get("rope_scaling"))
+    if "type" in rope:  # the older spelling
+        rope.setdefault("rope_type", rope.pop("type"))
     inside = {"rope_theta", "original_max_position_embeddings"}
     for name in overrides.keys() & inside:
         rope.pop(name, None)
@@ -45,7 +47,6 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             for key in change.keys() & {"original_max_position_embeddings"} - overrides.keys():
                 merged.pop(key, None)
             spelled = {"rope_type" if key == "type" else key: v for key, v in change.items()}
-            rope.pop("type", None)
             rope = _merge(rope, spelled)
         else:
             return merged | {"rope_parameters": change}  # which is refused by its own name
@@ -57,10 +58,11 @@ def _merge(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     merged = dict(mapping)
     for name, value in changes.items():
         old = merged.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merge(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merge(old, value)
+        merged[name] = value
     return merged
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _object(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}

@@ -194,7 +194,8 @@ class OpenRequests:
 
     def _fail_for(self, group: RequestGroup, error: Exception) -> None:
         """End a request because something of its own raised on the host."""
-        logger.warning("request %s ends with an error", group.request_id, exc_info=error)
+        # Its caller hears of it by its output; what it takes to find a bug is for a log.
+        logger.info("request %s ends with an error", group.request_id, exc_info=error)
         for completion in group.completions:
             if completion.request.request_id in self._members:
                 completion.break_off()

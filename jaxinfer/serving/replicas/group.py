@@ -232,7 +232,7 @@ class EngineGroup:
         try:
             request.sink(output)
         except Exception as error:
-            logger.warning("request %s ends with an error", name, exc_info=error)
+            logger.info("request %s ends with an error", name, exc_info=error)
             if request.cause is None:
                 request.cause = f"{type(error).__name__}: {error}"
                 self.abort(name)
