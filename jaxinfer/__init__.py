@@ -24,13 +24,15 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoreOutput,
     )
-    from jaxinfer.sampling_params import SamplingParams
+    from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+    from jaxinfer.serving.async_llm import AsyncLLM
     from jaxinfer.serving.llm import LLM
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
     "ChosenLogprobs",
     "CompletionOutput",
@@ -41,6 +43,7 @@ __all__ = [
     "ModelLoadError",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScoreOutput",
     "ShardingRules",
@@ -58,6 +61,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncLLM": "serving.async_llm",
     "CapacityError": "errors",
     "ChosenLogprobs": "logprobs",
     "CompletionOutput": "outputs",
@@ -69,6 +73,7 @@ _HOMES = {
     "ModelLoadError": "errors",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
     "ShardingRules": "model.sharding",

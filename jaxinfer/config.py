@@ -37,7 +37,6 @@ _VLLM_HINTS = {
     "pipeline_parallel_size": "use tensor_parallel_size",
     "kv_cache_dtype": "the KV cache has the model's dtype; leave it out",
     "enable_lora": "adapters are not supported; merge them into the weights",
-    "hf_overrides": "edit a copy of config.json, or give params and config=ModelConfig(...)",
     "limit_mm_per_prompt": "models take text alone; leave it out",
     "quantization": "weights are served in the dtype given by dtype; leave it out",
 }
@@ -84,13 +83,17 @@ class EngineConfig:
         skip_tokenizer_init: load no tokenizer: only token ids go in and out.
         generation_config: sampling defaults: "auto" takes the model's `generation_config.json`,
             "vllm" those of `SamplingParams` (its end-of-sequence ids count all the same).
+        hf_overrides: a dictionary of fields of the model's config.json to replace, such as
+            `rope_scaling`, `rope_theta` and `max_position_embeddings`; dictionaries in it are
+            merged with the file's.
         revision: branch, tag or commit on the hub.
         dtype: of weights, activations and KV cache: a name ("half" and "float" are vLLM's for
             float16 and float32), or a type such as ``jnp.bfloat16``; kept as a name. "auto" is the
             checkpoint's own dtype on a GPU and float32 on a CPU.
         seed: what requests without a seed of their own derive theirs from; in [0, 2**63).
         max_model_len: most tokens of prompt and output together; None is the model's own limit, or
-            what fits `num_kv_blocks` or, on a CPU, a quarter of the free memory, if that is less.
+            what fits the KV cache, if that is less: `num_kv_blocks`, the device's memory or, on a
+            CPU, a quarter of what is free. vLLM's -1 and "auto" are written as None.
         max_logprobs: most log-probabilities a request may ask for at each position; -1 is the whole
             vocabulary. Steps that report any report as many.
         max_num_seqs: most sequences that run at once.
@@ -138,6 +141,7 @@ class EngineConfig:
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
     generation_config: GenerationDefaults = "auto"
+    hf_overrides: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
     revision: str | None = None
     dtype: DType = "auto"
     seed: int = 0
@@ -165,6 +169,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "revision", "compilation_cache_dir"):
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
+        _check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         _check_choice("dtype", self.dtype, typing.get_args(DType))
         _check_choice(
@@ -286,6 +291,15 @@ def _dtype_name(value: object) -> object:
     if isinstance(value, str):
         return _VLLM_DTYPES.get(value, value)
     return getattr(getattr(value, "dtype", value), "name", value)
+
+
+def _check_overrides(value: object) -> None:
+    if callable(value):
+        raise TypeError("hf_overrides can't be a function; write a dict of config.json's fields")
+    if value is None:
+        return
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"hf_overrides must be a dict of config.json's fields, got {value!r}")
 
 
 def _check_text(name: str, value: object, *, may_be_empty: bool) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, no_type_check
@@ -39,7 +40,6 @@ _VLLM_HINTS = {
     "structured_outputs": "grammars are not supported; write allowed_token_ids",
     "guided_decoding": "grammars are not supported; write allowed_token_ids",
     "logits_processors": "write LLM(logits_processor=...), a JAX function compiled into the step",
-    "output_kind": "generate() returns what is final, stream() and astream() what is new",
     "spaces_between_special_tokens": "text is the tokens' bytes; leave it out",
 }
 
@@ -51,6 +51,17 @@ _GENERATION_CONFIG_FIELDS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What the outputs of a running request hold; vLLM's names and values."""
+
+    CUMULATIVE = 0
+    """After each step, all so far."""
+    DELTA = 1
+    """After each step, what is new."""
+    FINAL_ONLY = 2
+    """One output, at the end."""
 
 
 @no_type_check  # its fields check themselves, by name; run-time checkers would come first
@@ -99,6 +110,9 @@ class SamplingParams:
             at most 128.
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Make text at all; stop strings need it.
+        output_kind: What `AsyncLLM.generate` and `LLM.step` give: a `RequestOutputKind`, or its
+            number. `generate` and `chat` of an `LLM` always return what is final, `stream` and
+            `astream` always give what is new.
 
     Raises:
         TypeError: A field has the wrong type.
@@ -130,6 +144,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = ()
     skip_special_tokens: bool = True
     detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __new__(cls, *_: Any, **given: Any) -> "SamplingParams":
         """Refuse names that are no fields before the fields are filled in."""
@@ -188,6 +203,8 @@ class SamplingParams:
             )
         if self.seed == -1:
             put("seed", None)
+        kind = check_integer("output_kind", self.output_kind, 0, len(RequestOutputKind) - 1)
+        put("output_kind", RequestOutputKind(kind))
 
     def _check_collections(self) -> None:
         put = self._put

@@ -70,6 +70,9 @@ def test_a_file_of_prompts_is_one_batch_answered_in_order(engines, capsys, tmp_p
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\n")
     assert main(["--prompts-file", str(file)]) == 0
+    assert all(
+        params.output_kind == 2 for _, params in engines[0].requests
+    )  # nothing is made twice
     output = capsys.readouterr()
     assert output.out == "=== one\nONE\n\n=== two\nTWO\n\n"
     assert "2 prompts, 6 tokens" in output.err

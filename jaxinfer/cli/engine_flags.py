@@ -5,6 +5,7 @@ the parsed arguments: defaults live in `EngineConfig` alone.
 """
 
 import argparse
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ ENGINE_FIELDS = frozenset(
         "tokenizer",
         "skip_tokenizer_init",
         "generation_config",
+        "hf_overrides",
         "revision",
         "dtype",
         "seed",
@@ -49,6 +51,7 @@ ENGINE_FIELDS = frozenset(
 _DECIDED_LATER = {
     "model": "the bundled model",
     "tokenizer": "the model's",
+    "hf_overrides": "the model's config.json as it is",
     "revision": "main",
     "max_model_len": "the model's own limit",
     "max_num_batched_tokens": "16384 on a GPU, 2048 on a CPU",
@@ -119,6 +122,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=("auto", "vllm"),
         help="sampling defaults: the model's own (auto), or none of them (vllm)",
     )
+    group.add_argument(
+        "--hf-overrides",
+        type=_json_object,
+        metavar="JSON",
+        default=unset,
+        help="fields of config.json to replace, as a JSON object",
+    )
     group.add_argument("--revision", default=unset, help="branch, tag or commit on the hub")
     group.add_argument(
         "--dtype",
@@ -132,6 +142,16 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         default=unset,
         help="seed of the samples; a run with the same one repeats them",
     )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON ({error}): {text}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
+    return value
 
 
 def _add_cache_flags(group: argparse._ArgumentGroup) -> None:

@@ -27,16 +27,17 @@ def answer_all(
     Raises:
         ValueError: a prompt or its sampling is refused; names file and line. Nothing has been run.
     """
+    from jaxinfer import RequestOutputKind
+
     for i, (line, prompt, entry) in enumerate(zip(lines, prompts, params, strict=True)):
         try:
-            llm.add_request(str(i), prompt, entry)
+            llm.add_request(str(i), prompt, entry.clone(output_kind=RequestOutputKind.FINAL_ONLY))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{line.where}: {error}") from None
     ended: dict[int, Answer] = {}
     for i in range(len(lines)):
         while i not in ended:
             for output in llm.step():
-                if output.finished:
-                    answer = ended[int(output.request_id)] = Answer()
-                    answer.extend(output)
+                answer = ended[int(output.request_id)] = Answer()
+                answer.extend(output)
         yield ended.pop(i)

@@ -9,6 +9,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.driver import EngineDriver
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.new_request import NewRequest
+from jaxinfer.serving.request_group import OutputKind
 
 _Item = RequestOutput | BaseException
 
@@ -19,19 +20,22 @@ async def stream_request_async(
     params: SamplingParams,
     label: str | None = None,
     *,
+    kind: OutputKind = "delta",
     priority: int = 0,
     keeps: object = None,
 ) -> AsyncGenerator[RequestOutput]:
-    """Run a request; yields what is new after each step that brought something.
+    """Run a request; yields its outputs as they come.
 
-    Leaving the iteration early, or cancelling its task, aborts this request and no other, whatever
-    their labels.
+    Of cumulative outputs, which hold all that came before, one that nobody took before the next
+    arrived is left out. Leaving the iteration early, or cancelling its task, aborts this request
+    and no other, whatever their labels.
 
     Args:
         driver: runs it.
         prompt: what is completed.
         params: how.
         label: the caller's name for it; None makes one.
+        kind: what the outputs hold, see `OutputKind`.
         priority: lower ones run earlier.
         keeps: what must live as long as the stream, because its end would close the engine.
 
@@ -55,7 +59,7 @@ async def stream_request_async(
             label=label or key,
             prompt=prompt,
             params=params,
-            kind="delta",
+            kind=kind,
             put=put,
             priority=priority,
         )
@@ -64,6 +68,8 @@ async def stream_request_async(
     try:
         while not finished:
             item = await items.get()
+            while kind == "cumulative" and not items.empty():
+                item = items.get_nowait()
             if isinstance(item, BaseException):
                 finished = True
                 raise item

@@ -1,6 +1,8 @@
 """Steps an engine in a thread of its own, the only one that ever touches it."""
 
+import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -81,6 +83,40 @@ class EngineDriver:
     def cancel(self, keys: Iterable[str]) -> None:
         """End requests after the step that runs; those that have ended are left alone."""
         self._owner.post(lambda: self._cancel(keys))
+
+    def abort_labels(self, labels: Iterable[str]) -> None:
+        """End requests that callers gave these names; each gets a last output, "abort".
+
+        Only in the engine's thread, by `call` or `call_async`.
+        """
+        labels = set(labels)
+        for key in [key for key, request in self._driven.items() if request.label in labels]:
+            self._engine.abort(key)
+
+    async def call_async(self, action: Callable[[], Any]) -> Any:
+        """`call` for a task of an event loop, whose others go on meanwhile.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
+        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def attempt() -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return
+            try:
+                self._check_open()
+                outcome.set_result(action())
+            except BaseException as error:  # raised where it was asked for
+                outcome.set_exception(error)
+
+        self._owner.post(attempt)
+        return await asyncio.wrap_future(outcome)
+
+    @property
+    def failure(self) -> JaxinferError | None:
+        """Why the engine takes no request any more, if it has failed for good."""
+        return self._engine.failure
 
     def call(self, action: Callable[[], Any]) -> Any:
         """Do something with the engine between two steps, and wait for its result.
@@ -224,7 +260,7 @@ class EngineDriver:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError("this LLM is closed; make a new one")
+            raise RuntimeError("the engine is closed; make a new one")
 
 
 def wait_for_closing() -> None:

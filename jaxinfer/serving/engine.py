@@ -1,6 +1,7 @@
 """The loop: a step schedules, runs, reads the step before, and hands out what that brought."""
 
 import collections
+import dataclasses
 import logging
 import random
 import time
@@ -12,6 +13,7 @@ from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.open_requests import OpenRequests
 from jaxinfer.serving.quarantine import Quarantine
 from jaxinfer.serving.request import Request
@@ -80,6 +82,26 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether a request runs, waits, or has outputs that nobody took yet."""
         return bool(self._requests)
+
+    @property
+    def failure(self) -> StepError | None:
+        """Why it takes no request any more; any thread may ask."""
+        return self._failure
+
+    def counts(self) -> EngineCounts:
+        """What it has done and holds; any thread may ask."""
+        counts, scheduler = self._requests.counts, self._scheduler
+        pool = scheduler.pool
+        return dataclasses.replace(
+            counts,
+            queried_tokens=counts.prompt_tokens if pool.enable_prefix_caching else 0,
+            finished=dict(counts.finished),
+            preemptions=scheduler.num_preemptions,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            used_blocks=pool.num_usable_blocks - pool.num_free_blocks,
+            usable_blocks=pool.num_usable_blocks,
+        )
 
     def add(
         self,

@@ -1,7 +1,6 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
-import functools
-import weakref
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,15 @@ from jaxinfer.outputs import RequestOutput, ScoreOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
-from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
-from jaxinfer.serving.distributed.engines import FollowingEngine
-from jaxinfer.serving.distributed.start import start_processes
-from jaxinfer.serving.driver import EngineDriver, wait_for_closing
-from jaxinfer.serving.loading import ModelSource, check_given, load_engine
-from jaxinfer.serving.memory import return_freed_memory
+from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.metrics import Metric
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
+from jaxinfer.serving.request_group import wanted_outputs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.start_up import StartUpTimes
-
-_OWN_KEYWORDS = (
-    *("params", "config", "mesh", "rules", "logits_processor", "sampler"),
-    *("coordinator_address", "num_processes", "process_id"),
-)
 
 
 class LLM:
@@ -90,45 +81,28 @@ class LLM:
         process_id: int | None = None,
         **engine_args: Any,
     ):
-        check_given(model, params, config, mesh, rules)
-        own = isinstance(tokenizer, Tokenizer)
-        if own and engine_args.get("skip_tokenizer_init"):
-            raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
-        keywords = {
-            "model": None if model is None else str(model),
-            "tokenizer": None if tokenizer is None or own else str(tokenizer),
+        self._handle = EngineHandle(
+            "LLM",
+            model,
+            params=params,
+            config=config,
+            tokenizer=tokenizer,
+            mesh=mesh,
+            rules=rules,
+            logits_processor=logits_processor,
+            sampler=sampler,
+            coordinator_address=coordinator_address,
+            num_processes=num_processes,
+            process_id=process_id,
             **engine_args,
-        }
-        self.engine_config = EngineConfig.from_keywords(keywords, owner="LLM", also=_OWN_KEYWORDS)
-        wait_for_closing()  # their memory is this engine's
-        start_processes(coordinator_address, num_processes, process_id)
-        loaded = load_engine(
-            self.engine_config,
-            ModelSource(
-                params=params,
-                model_config=config,
-                tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
-                mesh=mesh,
-                rules=rules or ShardingRules(),
-                logits_processor=logits_processor,
-                sampler=sampler,
-            ),
         )
-        self._loaded = loaded
-        self._engine = loaded.engine
-        self._reader = loaded.reader
-        self._arguments = CallArguments(self.engine_config, loaded)
-        close_tokenizer = None if own or loaded.tokenizer is None else loaded.tokenizer.close
-        self._driver = None
-        if self.follows:
-            self._finalizer = weakref.finalize(self, _close, loaded.engine.close, close_tokenizer)
-            return
-        release = functools.partial(_close, close_tokenizer, return_freed_memory)
-        self._driver = EngineDriver(loaded.engine, release=release)
-        # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
-        # Python the driver closes itself.
-        self._finalizer = weakref.finalize(self, self._driver.close_soon)
-        self._finalizer.atexit = False
+        self._loaded = self._handle.loaded
+        self._arguments = self._handle.arguments
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The arguments that the engine was made with."""
+        return self._handle.config
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -147,7 +121,7 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
-        return self._reader.max_model_len
+        return self._loaded.reader.max_model_len
 
     @property
     def report(self) -> StartupReport:
@@ -172,23 +146,22 @@ class LLM:
     @property
     def num_compilations(self) -> int:
         """Programs that were compiled since this engine was made."""
-        # The first replica counts for all: what XLA compiles, it does for the process.
-        return self._loaded.replicas[0].runner.num_compilations
+        return self._handle.num_compilations
 
     @property
     def compile_seconds(self) -> float:
         """Seconds that steps have waited for programs to be compiled at their first use."""
-        return sum(r.runner.seconds_waited_for_programs for r in self._loaded.replicas)
+        return self._handle.compile_seconds
 
     @property
     def follows(self) -> bool:
         """Whether this is one of several processes and not process 0: all it can do is `follow`."""
-        return isinstance(self._engine, FollowingEngine)
+        return self._handle.following_engine is not None
 
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        return not self._finalizer.alive
+        return self._handle.is_closed
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
@@ -221,7 +194,7 @@ class LLM:
             ValueError: a prompt can't be run, or the numbers differ. Nothing has been run.
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         checked, params = self._arguments.several(prompts, sampling_params)
         priorities = self._arguments.priorities(priority, len(checked))
         return run_requests(driver, checked, params, use_tqdm=use_tqdm, priorities=priorities)
@@ -259,10 +232,10 @@ class LLM:
             TypeError: messages or tools are not plain JSON data.
             ValueError: the template refuses or fails, or as in `generate`.
         """
-        self._check_open()
+        self._handle.check_open()
         prompts = chat_prompts(
             messages,
-            self._reader,
+            self._loaded.reader,
             may_be_longer=truncates_prompts(sampling_params),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -284,13 +257,13 @@ class LLM:
             priority: as in `generate`.
 
         Returns:
-            An iterator of outputs that hold what is new: texts and token ids add up to exactly
-            what `generate` returns. Closing it aborts the request.
+            An iterator of outputs that hold what is new, whatever `output_kind` says: texts and
+            token ids add up to exactly what `generate` returns. Closing it aborts the request.
 
         Raises:
             TypeError, ValueError: as in `generate`, at once.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         checked, params = self._arguments.one(prompt, sampling_params)
         priority = self._arguments.priority(priority)
         return stream_request(driver, checked, params, priority=priority, keeps=self)
@@ -317,7 +290,7 @@ class LLM:
             TypeError, ValueError: as in `generate`, at once; `RuntimeError` when the LLM is closed,
                 in the iteration.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         checked, params = self._arguments.one(prompt, sampling_params)
         priority = self._arguments.priority(priority)
         return stream_request_async(
@@ -343,13 +316,13 @@ class LLM:
             TypeError, ValueError: as in `generate`.
             StepError: the model's output for an input was not finite.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         if others:
             raise TypeError(
                 "score() takes one argument beside use_tqdm=...; write score((context, "
                 "continuation)) to score a continuation, score([text, text]) for several texts"
             )
-        prompts, starts = read_score_inputs(inputs, self._reader)
+        prompts, starts = read_score_inputs(inputs, self._loaded.reader)
         outputs = run_requests(
             driver,
             prompts,
@@ -372,7 +345,7 @@ class LLM:
         Raises:
             TypeError, ValueError: as in `generate`, or the id is in use.
         """
-        driver = self._open_driver
+        driver = self._handle.driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
         checked, params = self._arguments.one(prompt, sampling_params)
@@ -382,7 +355,7 @@ class LLM:
                 label=request_id,
                 prompt=checked,
                 params=params,
-                kind="cumulative",
+                kind=wanted_outputs(params),
                 priority=self._arguments.priority(priority),
             )
         )
@@ -393,15 +366,18 @@ class LLM:
         Returns at once: they end before the next step. A stream ends when its iteration is left.
         """
         labels = [request_id] if isinstance(request_id, str) else request_id
-        self._open_driver.abort_by_hand(labels)
+        self._handle.driver.abort_by_hand(labels)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
-        return self._open_driver.has_unfinished
+        return self._handle.driver.has_unfinished
 
     def step(self) -> list[RequestOutput]:
-        """Advance all requests; outputs of those from `add_request`, all their text so far."""
-        return self._open_driver.step()
+        """Advance all requests; outputs of those from `add_request`, as their `output_kind` says.
+
+        All text so far, unless it says otherwise.
+        """
+        return self._handle.driver.step()
 
     def update_params(self, params: Mapping[str, Any]) -> None:
         """Swap the weights between two steps; arrays that lie right are used without a copy.
@@ -413,12 +389,36 @@ class LLM:
             ValueError: names the first leaf whose path, shape, dtype or sharding differs.
             TypeError: a leaf is no array.
         """
-        self._open_driver.call(lambda: self._engine.update_params(params))
+        self._handle.driver.call(lambda: self._loaded.engine.update_params(params))
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
-        self._open_driver.call(self._engine.reset_prefix_cache)
+        self._handle.driver.call(self._loaded.engine.reset_prefix_cache)
         return True
+
+    def get_metrics(self) -> list[Metric]:
+        """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""
+        return self._handle.driver.call(self._handle.metrics)
+
+    def start_profile(self, directory: str | os.PathLike[str]) -> None:
+        """Record what host and devices do, for TensorBoard or Perfetto, until `stop_profile`.
+
+        Args:
+            directory: takes the recording; it is made if it does not exist.
+
+        Raises:
+            TypeError, ValueError: it is no directory that can be written to.
+            RuntimeError: a recording is running; JAX allows one a process.
+        """
+        self._handle.driver.call(lambda: self._handle.profiler.start(directory))
+
+    def stop_profile(self) -> None:
+        """End the recording and write it; `close` does so, too.
+
+        Raises:
+            RuntimeError: none is running.
+        """
+        self._handle.driver.call(self._handle.profiler.stop)
 
     def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
         """Do this process's part of what process 0 is asked for, until it closes its LLM.
@@ -432,37 +432,17 @@ class LLM:
             DistributedError: another process has failed.
             KeyboardInterrupt: Ctrl-C; the other processes end too.
         """
-        self._check_open()
-        if not isinstance(self._engine, FollowingEngine):
+        self._handle.check_open()
+        if (engine := self._handle.following_engine) is None:
             raise RuntimeError("follow() is for processes other than 0: this one takes requests")
-        self._engine.follow(new_params)
+        engine.follow(new_params)
 
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""
-        self._finalizer()
-        if self._driver is not None:
-            self._driver.close()
+        self._handle.close()
 
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _open_driver(self) -> EngineDriver:
-        """What takes the requests, if this object does."""
-        self._check_open()
-        if self._driver is None:
-            raise RuntimeError("process 0 takes the requests; this process can only follow()")
-        return self._driver
-
-    def _check_open(self) -> None:
-        if self.is_closed:
-            raise RuntimeError("this LLM is closed; make a new one")
-
-
-def _close(*actions: Callable[[], None] | None) -> None:
-    for action in actions:
-        if action is not None:
-            action()

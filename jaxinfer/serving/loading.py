@@ -46,6 +46,12 @@ from jaxinfer.serving.engine_start import (
     start_engine,
 )
 from jaxinfer.serving.inputs import PromptReader
+from jaxinfer.serving.model_files import (
+    read_generation_config,
+    read_model_config,
+    read_tokenizer,
+    usable_eos_token_ids,
+)
 from jaxinfer.serving.plan import StartupReport, choose_attention
 from jaxinfer.serving.progress import ProgressBar
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
@@ -58,6 +64,11 @@ from jaxinfer.serving.sampler import (
     check_sampler,
 )
 from jaxinfer.serving.start_up import StartUpTimes
+
+_UNUSED_SWAP_SPACE = (
+    'swap_space does nothing: preempted requests are computed again; write preemption_mode="swap" '
+    "to have their KV blocks kept in host memory instead"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,15 +170,16 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     directory = None
     if source.params is None:
         directory = resolve_model(config.model, config.revision)
-    model_config = _model_config(directory, source)
-    _check_max_model_len(config, model_config)
+    model_config = read_model_config(directory, source.model_config, config)
+    if config.swap_space and config.preemption_mode != "swap":
+        say(config, _UNUSED_SWAP_SPACE)
     if source.logits_processor is not None:
         check_logits_processor(source.logits_processor, vocab_size=model_config.vocab_size)
     if source.sampler is not None:
         check_sampler(source.sampler, vocab_size=model_config.vocab_size)
-    tokenizer = source.tokenizer or _load_tokenizer(directory, config)
-    generation = _generation_config(directory, tokenizer)
-    eos_token_ids = _eos_token_ids(
+    tokenizer = source.tokenizer or read_tokenizer(directory, config)
+    generation = read_generation_config(directory, tokenizer)
+    eos_token_ids = usable_eos_token_ids(
         model_config, generation.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
     )
     if config.generation_config == "vllm":
@@ -334,46 +346,6 @@ def _devices_of(params: Any) -> list[Any] | None:
             others = [device for device in jax.devices(first.platform) if device != first]
             return [first, *others]
     return None
-
-
-def _model_config(directory: pathlib.Path | None, source: ModelSource) -> ModelConfig:
-    if directory is not None:
-        return ModelConfig.from_directory(directory)
-    if source.model_config is None:
-        raise ValueError("params need config=ModelConfig(...) beside them")
-    return source.model_config
-
-
-def _check_max_model_len(config: EngineConfig, model_config: ModelConfig) -> None:
-    longest = model_config.max_context_length
-    if config.max_model_len is not None and config.max_model_len > longest:
-        raise ValueError(
-            f"max_model_len {config.max_model_len} is more than the model's "
-            f"longest context, {longest}; lower it, or extend the model by YaRN "
-            "(rope_scaling in its config.json)"
-        )
-
-
-def _load_tokenizer(directory: pathlib.Path | None, config: EngineConfig) -> Tokenizer | None:
-    if config.skip_tokenizer_init:
-        return None
-    if config.tokenizer is not None:
-        return Tokenizer.from_directory(resolve_model(config.tokenizer, config.revision))
-    return None if directory is None else Tokenizer.from_directory(directory)
-
-
-def _generation_config(
-    directory: pathlib.Path | None, tokenizer: Tokenizer | None
-) -> GenerationConfig:
-    if tokenizer is not None:
-        return tokenizer.generation
-    return GenerationConfig() if directory is None else GenerationConfig.from_directory(directory)
-
-
-def _eos_token_ids(model_config: ModelConfig, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Ids that end an answer, as far as the model can produce them."""
-    known = dict.fromkeys([*(ids or model_config.eos_token_ids)])
-    return tuple(token_id for token_id in known if token_id < model_config.vocab_size)
 
 
 def _engine_class(group: ProcessGroup | None) -> Callable[..., Engine]:

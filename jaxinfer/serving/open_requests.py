@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.completion import Completion
+from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.request import FinishReason, Request
 from jaxinfer.serving.request_group import RequestGroup
 from jaxinfer.serving.result import LEFT_VOCAB, OK, StepResult, TokenScores
@@ -38,6 +39,8 @@ class OpenRequests:
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
         self._clock = clock
+        self.counts = EngineCounts()
+        """What has come of requests so far; the scheduler's numbers are not filled in."""
         self._groups: dict[str, RequestGroup] = {}
         self._members: dict[str, _Member] = {}
         self._synchronous: set[str] = set()
@@ -125,6 +128,10 @@ class OpenRequests:
 
     def _apply(self, member: _Member, update: RowUpdate, sampled: TokenScores, now: float) -> None:
         group, completion = member
+        if not completion.token_ids:
+            self.counts.prompt_tokens += update.request.num_prompt_tokens
+            self.counts.cached_prompt_tokens += update.request.num_prefix_cached_tokens
+        self.counts.generation_tokens += len(update.token_ids)
         completion.extend(update.token_ids, sampled, update.row)
         group.note_tokens(len(update.token_ids), now)
         reason = completion.finish_reason
@@ -136,7 +143,7 @@ class OpenRequests:
             group.error = group.error or _cause(sampled, update.row)
         # A stop string ends a request that the scheduler would go on with.
         self._scheduler.finish(update.request, "stop", completion.stop_reason)
-        self._forget(update.request)
+        self._forget(update.request, reason)
 
     def _score_prompts(self, schedule: Schedule, scores: TokenScores) -> None:
         """Pass a step's prompt log-probabilities to the requests that asked for them."""
@@ -187,7 +194,8 @@ class OpenRequests:
 
     def _fail_for(self, group: RequestGroup, error: Exception) -> None:
         """End a request because something of its own raised on the host."""
-        logger.warning("request %s ends with an error", group.request_id, exc_info=error)
+        # Its caller hears of it by its output; what it takes to find a bug is for a log.
+        logger.info("request %s ends with an error", group.request_id, exc_info=error)
         for completion in group.completions:
             if completion.request.request_id in self._members:
                 completion.break_off()
@@ -204,9 +212,10 @@ class OpenRequests:
     def _end(self, completion: Completion, reason: FinishReason) -> None:
         self._scheduler.finish(completion.request, reason)
         completion.finish(reason)
-        self._forget(completion.request)
+        self._forget(completion.request, reason)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        self.counts.finished[reason] += 1
         self._members.pop(request.request_id, None)
         self._synchronous.discard(request.request_id)
 

@@ -176,15 +176,16 @@ def plan_engine(
     devices = mesh.local_devices if devices is None else devices
     max_model_len = _max_model_len(programs, engine_config, devices, fewest)
     weight_bytes = memory.bytes_per_device(params)
-    buckets = choose_buckets(
+    shapes = functools.partial(
+        choose_buckets,
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
-        max_model_len=max_model_len,
         block_size=engine_config.block_size,
         burst_length=engine_config.burst_length(device.platform, weight_bytes),
         platform=device.platform,
         rows_in_unit=_rows_in_unit(model_config, mesh, rules, backend),
     )
+    buckets = shapes(max_model_len=max_model_len)
     if lowering is None:
         lowering = start_lowering(engine_config.compilation_cache_dir)
     compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
@@ -192,6 +193,11 @@ def plan_engine(
     try:
         blocks, probes = _count_blocks(programs, buckets, engine_config, devices, first, lowering)
         blocks = fewest(blocks)
+        usable = (blocks - 1) * engine_config.block_size
+        if engine_config.max_model_len is None and usable < max_model_len:
+            # Shorter sequences make no step larger, so that these blocks fit beside them.
+            max_model_len = usable
+            buckets = shapes(max_model_len=max_model_len)
         memory.check_capacity(
             num_blocks=blocks,
             block_size=engine_config.block_size,
@@ -203,7 +209,6 @@ def plan_engine(
         lowering.close()
         raise
     programs = replace(programs, num_blocks=blocks)
-    usable = (blocks - 1) * engine_config.block_size
     report = StartupReport(
         num_kv_blocks=blocks,
         num_kv_tokens=usable,

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.request_group import OutputKind, OutputSink
 
 
@@ -16,6 +18,15 @@ class RequestEngine(Protocol):
     @property
     def has_unfinished(self) -> bool:
         """Whether a request runs, waits, or has outputs that nobody took yet."""
+        ...
+
+    @property
+    def failure(self) -> JaxinferError | None:
+        """Why it takes no request any more; any thread may ask."""
+        ...
+
+    def counts(self) -> EngineCounts:
+        """What it has done and holds; any thread may ask."""
         ...
 
     def add(

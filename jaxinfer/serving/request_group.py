@@ -7,7 +7,7 @@ from typing import Literal
 from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestMetrics, RequestOutput
-from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.completion_logprobs import logprobs_at
 from jaxinfer.serving.inputs import Prompt
@@ -17,10 +17,21 @@ from jaxinfer.serving.result import TokenScores
 OutputKind = Literal["final", "cumulative", "delta"]
 """One output at the end; after each step, all so far; or after each step, what is new."""
 
+_KINDS: dict[RequestOutputKind, OutputKind] = {
+    RequestOutputKind.CUMULATIVE: "cumulative",
+    RequestOutputKind.DELTA: "delta",
+    RequestOutputKind.FINAL_ONLY: "final",
+}
+
 OutputSink = Callable[[RequestOutput], None]
 """Receives a request's outputs, in the thread that runs the engine's step."""
 
 _SEED_RANGE = 1 << 64
+
+
+def wanted_outputs(params: SamplingParams) -> OutputKind:
+    """The outputs that a caller's parameters ask for."""
+    return _KINDS[params.output_kind]
 
 
 class RequestGroup:

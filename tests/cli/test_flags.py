@@ -41,7 +41,7 @@ def test_flags_left_out_leave_the_librarys_defaults():
 def test_vllms_names_reach_the_configuration():
     line = (
         "--model m --tokenizer t --revision r --dtype bfloat16 --seed 3 --max-model-len 512 "
-        "--generation-config vllm "
+        '--generation-config vllm --hf-overrides {"rope_theta":5000} '
         "--max-logprobs 9 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 32 "
         "--num-kv-blocks 9 "
         "--gpu-memory-utilization 0.5 --no-enable-prefix-caching --swap-space 1.5 "
@@ -55,6 +55,7 @@ def test_vllms_names_reach_the_configuration():
         model="m",
         tokenizer="t",
         generation_config="vllm",
+        hf_overrides={"rope_theta": 5000},
         revision="r",
         dtype="bfloat16",
         seed=3,
@@ -78,6 +79,13 @@ def test_vllms_names_reach_the_configuration():
         num_decode_steps=8,
         device_timeout=60.0,
     )
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_overrides_must_be_a_json_object(text, capsys):
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["--hf-overrides", text])
+    assert "--hf-overrides: not " in capsys.readouterr().err
 
 
 def test_a_tokenizer_may_be_left_out():

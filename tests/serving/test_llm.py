@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tqdm
 
-from jaxinfer import SamplingParams
+from jaxinfer import RequestOutputKind, SamplingParams
 from tests.serving.small_llm import (
     GREEDY,
     PROMPTS,
@@ -388,3 +388,17 @@ def test_resetting_the_prefix_cache_ends_hits_and_leaves_running_requests_alone(
     assert ids([outputs[-1], *answers]) == [greedy_reference(prompt, 6)] * 3
     llm.reset_prefix_cache()
     assert llm._loaded.replicas[0].scheduler.pool.num_cached_blocks == 0
+
+
+def test_requests_by_hand_give_what_their_output_kind_says(llm):
+    expected = greedy_reference(PROMPTS[0], 6)
+    for kind in RequestOutputKind:
+        llm.add_request(kind.name, PROMPTS[0], GREEDY.clone(output_kind=kind))
+    tokens = {kind.name: [] for kind in RequestOutputKind}
+    while llm.has_unfinished_requests():
+        for output in llm.step():
+            tokens[output.request_id].append(output.outputs[0].token_ids)
+    assert tokens["CUMULATIVE"][-1] == expected
+    assert len(tokens["CUMULATIVE"]) > 1
+    assert [token for piece in tokens["DELTA"] for token in piece] == expected
+    assert tokens["FINAL_ONLY"] == [expected]

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import signal
 import threading
 
@@ -13,6 +14,7 @@ import pytest
 from jaxinfer import LLM
 from jaxinfer.errors import CapacityError, ModelLoadError, StepError
 from jaxinfer.model.sharding import make_mesh
+from jaxinfer.serving.detokenizer import Detokenizer
 from tests.model.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import (
     GREEDY,
@@ -29,7 +31,7 @@ from tests.serving.small_llm import (
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm, presses, monkeypatch):
     expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
-    step, calls = llm._engine.step, []
+    step, calls = llm._loaded.engine.step, []
 
     def interrupted():
         calls.append(step)
@@ -37,7 +39,7 @@ def test_ctrl_c_aborts_the_call_and_leaves_a_working_engine(llm, presses, monkey
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         step()
 
-    monkeypatch.setattr(llm._engine, "step", interrupted)
+    monkeypatch.setattr(llm._loaded.engine, "step", interrupted)
     for _ in range(presses):
         # The second comes while the first call's requests are being aborted, or in the next call.
         with pytest.raises(KeyboardInterrupt):
@@ -320,3 +322,19 @@ def test_after_the_first_time_nothing_compiles(llm):
     before = llm.num_compilations
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert llm.num_compilations == before
+
+
+def test_a_request_that_fails_on_the_host_is_warned_of_once_at_most(llm, monkeypatch, caplog):
+    def fail(*_):
+        raise ArithmeticError("on purpose")
+
+    monkeypatch.setattr(Detokenizer, "append", fail)
+    (output,) = llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert output.error == "ArithmeticError: on purpose"
+    assert output.error in warnings[0]
+    caplog.clear()
+    *_, last = llm.stream(PROMPTS[0], GREEDY)  # as the commands do, which print the cause
+    assert last.error == output.error
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]

@@ -1,5 +1,6 @@
 """What an engine plans fits what its kernels can address, on any GPU and as configured."""
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -64,18 +65,31 @@ def test_a_device_addresses_its_own_share_of_the_heads():
     assert kv_cache.most_blocks(four) == most_pages(16, 2)
 
 
-def _plan(monkeypatch, blocks, **config):
+def _plan(monkeypatch, blocks, model_config=CONFIG, **config):
     monkeypatch.setattr(memory, "blocks_on_cpu", lambda **_: blocks)
     mesh, rules = make_mesh(1), ShardingRules()
-    params = abstract_params(CONFIG, jnp.float32, mesh, rules)
+    params = abstract_params(model_config, jnp.float32, mesh, rules)
     config = EngineConfig(block_size=256, compilation_cache_dir="", **config)
-    return plan_engine(params, CONFIG, config, mesh, rules)
+    return plan_engine(params, model_config, config, mesh, rules)
 
 
 def test_automatic_sizing_ends_where_kernels_do(monkeypatch):
     most = most_pages(256, CONFIG.num_key_value_heads)
     assert _plan(monkeypatch, most - 1).report.num_kv_blocks == most - 1
     assert _plan(monkeypatch, most + 1).report.num_kv_blocks == most
+
+
+def test_without_a_length_the_longest_that_fits_the_memory_is_taken_and_said(monkeypatch):
+    # As on a GPU, whose blocks are counted after the length is chosen.
+    monkeypatch.setattr(memory, "longest_on_cpu", lambda **_: 4096)
+    config = dataclasses.replace(CONFIG, max_position_embeddings=4096)
+    plan = _plan(monkeypatch, 4, model_config=config)
+    assert plan.report.max_model_len == 3 * 256
+    assert plan.buckets.widths[-1] < 4096 // 256
+    said = "max_model_len is 768, the longest that fits the KV cache; the model could do 4,096"
+    assert said in str(plan.report)
+    with pytest.raises(CapacityError, match=r"max_model_len=1024 does not fit .* at most 768"):
+        _plan(monkeypatch, 4, model_config=config, max_model_len=1024)
 
 
 def test_more_blocks_than_kernels_address_are_refused_before_anything_is_allocated(monkeypatch):

@@ -1,5 +1,6 @@
 """Host memory for swapped blocks is there from the start, or refused."""
 
+import re
 import types
 
 import psutil
@@ -8,6 +9,7 @@ import pytest
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving import swap
 from jaxinfer.serving.swap import HostBlocks
+from tests.serving.small_llm import small_llm
 from tests.serving.tiny_runner import make_runner
 
 MIB = 2**20
@@ -34,3 +36,11 @@ def test_more_swap_space_than_the_host_has_is_refused_with_both_numbers(monkeypa
         make_runner(swap_space=0.125, preemption_mode="swap", num_kv_blocks=9)
     # What nobody swaps to is not asked for.
     make_runner(swap_space=0.125, num_kv_blocks=9).close()
+
+
+def test_swap_space_that_nothing_uses_is_said_in_one_line(capfd):
+    small_llm(swap_space=4, show_progress=True).close()
+    line = 'swap_space does nothing: .*; write preemption_mode="swap" .*'
+    assert len(re.findall(f"^{line}$", capfd.readouterr().err, re.MULTILINE)) == 1
+    small_llm(swap_space=0.001, preemption_mode="swap", show_progress=True).close()
+    assert "does nothing" not in capfd.readouterr().err

@@ -80,6 +80,11 @@ class FrontQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that were sent to no replica yet."""
+        return sum(request.params.n for request in self._queue)
+
     def get(self, request_id: str) -> FrontRequest | None:
         """The unfinished request of that id."""
         return self._requests.get(request_id)

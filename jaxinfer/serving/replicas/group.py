@@ -13,6 +13,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_start import StartedEngine
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
@@ -64,6 +65,20 @@ class EngineGroup:
     def has_unfinished(self) -> bool:
         """Whether a request runs, waits, or has outputs that nobody took yet."""
         return bool(self._front or self._outputs)
+
+    @property
+    def failure(self) -> StepError | None:
+        """Why it takes no request any more, once every replica has failed; any thread may ask."""
+        if len(self._dead) < len(self._members):
+            return None
+        return StepError(f"every replica has failed: {self._members[0].replica.failure}")
+
+    def counts(self) -> EngineCounts:
+        """What all replicas have done and hold, and who stands in the queue."""
+        total = EngineCounts(waiting=self._front.num_waiting)
+        for member in self._members:
+            total.add(member.replica.engine.counts())
+        return total
 
     def add(
         self,
@@ -219,7 +234,7 @@ class EngineGroup:
         try:
             request.sink(output)
         except Exception as error:
-            logger.warning("request %s ends with an error", name, exc_info=error)
+            logger.info("request %s ends with an error", name, exc_info=error)
             if request.cause is None:
                 request.cause = f"{type(error).__name__}: {error}"
                 self.abort(name)
@@ -259,6 +274,5 @@ class EngineGroup:
     def _check_alive(self) -> None:
         if self._is_closed:
             raise RuntimeError("the engine is closed")
-        if len(self._dead) == len(self._members):
-            failure = self._members[0].replica.failure
-            raise StepError(f"every replica has failed: {failure}; make a new LLM") from failure
+        if (failure := self.failure) is not None:
+            raise StepError(f"{failure}; make a new LLM") from self._members[0].replica.failure

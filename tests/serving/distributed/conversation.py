@@ -140,7 +140,7 @@ def cached_tokens(llm: LLM, prompt: list[int]) -> list[Any]:
 
 def interrupted(llm: LLM) -> bool:
     """Whether Ctrl-C, pressed during the third step, ends a call."""
-    engine: Any = llm._engine
+    engine: Any = llm._loaded.engine
     original, steps = engine.step, 0
 
     def step() -> None:

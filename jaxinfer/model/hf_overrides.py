@@ -1,0 +1,68 @@
+"""Changes to a model's config.json that a caller asks for without editing the file."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxinfer.model.hf_config import SIZE_LIMITS
+
+# Fields whose change changes the model. End-of-sequence ids have other sources, too.
+_FIELDS = (
+    *SIZE_LIMITS,
+    *("architectures", "model_type", "tie_word_embeddings", "attention_bias", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"),
+    *("dtype", "hidden_act", "use_sliding_window", "quantization_config", "layer_types"),
+)
+
+
+def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json object with some values replaced; objects within are merged.
+
+    What is overridden wins over any other spelling of it in the file: `rope_scaling` over
+    `rope_parameters`, `rope_theta` over the one inside of these.
+
+    Raises:
+        ValueError: a field is none that the engine reads; names it.
+    """
+    for name in overrides:
+        if name not in _FIELDS:
+            nearest = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it reads {', '.join(_FIELDS)}"
+            raise ValueError(f"hf_overrides: the engine reads no {name!r} of config.json; {hint}")
+    merged = _merge(mapping, {k: v for k, v in overrides.items() if not k.startswith("rope_")})
+    rope = _object(mapping.get("rope_parameters")) or _object(mapping.get("rope_scaling"))
+    if "type" in rope:  # the older spelling
+        rope.setdefault("rope_type", rope.pop("type"))
+    inside = {"rope_theta", "original_max_position_embeddings"}
+    for name in overrides.keys() & inside:
+        rope.pop(name, None)
+        merged[name] = overrides[name]
+    for name in ("rope_scaling", "rope_parameters"):
+        if name not in overrides:
+            continue
+        change = overrides[name]
+        if change is None:  # back to plain positions
+            rope = {key: value for key, value in rope.items() if key == "rope_theta"}
+        elif isinstance(change, Mapping):
+            for key in change.keys() & {"original_max_position_embeddings"} - overrides.keys():
+                merged.pop(key, None)
+            spelled = {"rope_type" if key == "type" else key: v for key, v in change.items()}
+            rope = _merge(rope, spelled)
+        else:
+            return merged | {"rope_parameters": change}  # which is refused by its own name
+    merged.pop("rope_parameters", None)
+    return merged | {"rope_scaling": rope}
+
+
+def _merge(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(mapping)
+    for name, value in changes.items():
+        old = merged.get(name)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merge(old, value)
+        merged[name] = value
+    return merged
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}

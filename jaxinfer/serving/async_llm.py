@@ -1,0 +1,178 @@
+"""The engine for programs that are asynchronous throughout: vLLM's `AsyncLLM`."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import JaxinferError
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.async_stream import stream_request_async
+from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.metrics import Metric
+from jaxinfer.serving.request_group import wanted_outputs
+
+
+class AsyncLLM:
+    """A model that completes prompts for any number of tasks, of one event loop or several.
+
+    Making one takes as long as making an `LLM`, and blocks as that does: do it before the event
+    loop, or by `asyncio.to_thread`.
+
+    >>> async with AsyncLLM("Qwen/Qwen3-0.6B") as engine:                   # doctest: +SKIP
+    ...     async for output in engine.generate("Once upon a time"):
+    ...         print(output.outputs[0].text)
+
+    Args:
+        model: a directory or hub id; None is the bundled model, or `params`.
+        arguments: all that `LLM` takes, with the same meaning.
+
+    Raises:
+        Exception: as `LLM`.
+    """
+
+    def __init__(self, model: str | Path | None = None, **arguments: Any) -> None:
+        self._handle = EngineHandle("AsyncLLM", model, **arguments)
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The arguments that the engine was made with."""
+        return self._handle.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._handle.loaded.model_config
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self._handle.loaded.reader.max_model_len
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if only token ids go in and out."""
+        return self._handle.loaded.tokenizer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests: it has neither failed nor been shut down."""
+        return not self._handle.is_closed and self._handle.driver.failure is None
+
+    @property
+    def errored(self) -> bool:
+        """Whether it has failed for good."""
+        return self.dead_error is not None
+
+    @property
+    def dead_error(self) -> JaxinferError | None:
+        """Why it has failed for good; None if it has not, or was shut down since."""
+        return None if self._handle.is_closed else self._handle.driver.failure
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
+        return self._handle.loaded.default_params.clone()
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete one prompt, for `async for`.
+
+        Cancelling the task, leaving the iteration or dropping it aborts the request.
+
+        Args:
+            prompt: as in `LLM.stream`.
+            sampling_params: None uses the model's defaults; its `output_kind` says whether outputs
+                hold all so far, what is new, or come once at the end.
+            request_id: a name for `abort` that the outputs bear; others may bear the same. None
+                makes one.
+            priority: as in `LLM.generate`.
+
+        Returns:
+            An iterator of outputs. The last has `finished`; after `abort` or `shutdown` its
+            `finish_reason` is "abort".
+
+        Raises:
+            TypeError, ValueError: not a prompt, or it can't be run, at once.
+            RuntimeError: the engine is shut down.
+            StepError: it has failed for good; in the iteration.
+        """
+        driver, arguments = self._handle.driver, self._handle.arguments
+        checked, params = arguments.one(prompt, sampling_params)
+        return stream_request_async(
+            driver,
+            checked,
+            params,
+            request_id,
+            kind=wanted_outputs(params),
+            priority=arguments.priority(priority),
+            keeps=self,
+        )
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End all requests of these names, after the step that runs; unknown ones are ignored.
+
+        Each iteration ends with an output whose `finish_reason` is "abort".
+
+        Raises:
+            RuntimeError: the engine is shut down.
+        """
+        labels = [request_id] if isinstance(request_id, str) else list(request_id)
+        driver = self._handle.driver
+        await driver.call_async(lambda: driver.abort_labels(labels))
+
+    async def check_health(self) -> None:
+        """Return if the engine takes requests.
+
+        Raises:
+            StepError: it has failed for good.
+            RuntimeError: it is shut down.
+        """
+        self._handle.check_open()
+        if (error := self.dead_error) is not None:
+            raise error
+
+    async def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if only token ids go in and out."""
+        return self.tokenizer
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
+        await self._handle.driver.call_async(self._handle.loaded.engine.reset_prefix_cache)
+        return True
+
+    async def get_metrics(self) -> list[Metric]:
+        """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""
+        return await self._handle.driver.call_async(self._handle.metrics)
+
+    async def start_profile(self, directory: str | os.PathLike[str]) -> None:
+        """Record what host and devices do, until `stop_profile`: see `LLM.start_profile`."""
+        handle = self._handle
+        await handle.driver.call_async(lambda: handle.profiler.start(directory))
+
+    async def stop_profile(self) -> None:
+        """End the recording and write it; RuntimeError if none is running."""
+        await self._handle.driver.call_async(self._handle.profiler.stop)
+
+    def shutdown(self) -> None:
+        """Abort everything, end the engine's thread, free the device memory. Safe to repeat.
+
+        Returns after the step that runs. `async with` does this without blocking the event loop.
+        """
+        self._handle.close()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.shutdown)

@@ -1,0 +1,159 @@
+"""One engine in its own thread and what a caller's object needs to use it: `LLM`, `AsyncLLM`."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.serving.call_arguments import CallArguments
+from jaxinfer.serving.distributed.engines import FollowingEngine
+from jaxinfer.serving.distributed.start import start_processes
+from jaxinfer.serving.driver import EngineDriver, wait_for_closing
+from jaxinfer.serving.loading import ModelSource, check_given, load_engine
+from jaxinfer.serving.memory import return_freed_memory
+from jaxinfer.serving.metrics import Metric
+from jaxinfer.serving.profiling import Profiler
+from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+
+_OWN_KEYWORDS = (
+    *("params", "config", "mesh", "rules", "logits_processor", "sampler"),
+    *("coordinator_address", "num_processes", "process_id"),
+)
+
+
+class EngineHandle:
+    """A running engine, closed by `close` or when nothing refers to this object any more.
+
+    Attributes:
+        config: the engine's arguments.
+        loaded: the engine, its tokenizer, its reader of prompts and what it reports.
+        arguments: checks what calls are given.
+        profiler: records what the process does; ends with the engine.
+
+    Args:
+        owner: the class that the user called, for messages.
+        model: as in `LLM`, like all that follow.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        model: str | Path | None = None,
+        *,
+        params: Any = None,
+        config: ModelConfig | None = None,
+        tokenizer: Tokenizer | str | Path | None = None,
+        mesh: Mesh | None = None,
+        rules: ShardingRules | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        sampler: CustomSampler | None = None,
+        coordinator_address: str | None = None,
+        num_processes: int | None = None,
+        process_id: int | None = None,
+        **engine_args: Any,
+    ) -> None:
+        self._owner = owner
+        check_given(model, params, config, mesh, rules)
+        own = tokenizer if isinstance(tokenizer, Tokenizer) else None
+        if own is not None and engine_args.get("skip_tokenizer_init"):
+            raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
+        keywords = {
+            "model": None if model is None else str(model),
+            "tokenizer": None if tokenizer is None or own is not None else str(tokenizer),
+            **engine_args,
+        }
+        self.config = EngineConfig.from_keywords(keywords, owner=owner, also=_OWN_KEYWORDS)
+        wait_for_closing()  # their memory is this engine's
+        start_processes(coordinator_address, num_processes, process_id)
+        source = ModelSource(
+            params=params,
+            model_config=config,
+            tokenizer=own,
+            mesh=mesh,
+            rules=rules or ShardingRules(),
+            logits_processor=logits_processor,
+            sampler=sampler,
+        )
+        self.loaded = load_engine(self.config, source)
+        self.arguments = CallArguments(self.config, self.loaded)
+        self.profiler = Profiler()
+        self._driver: EngineDriver | None = None
+        self._finalizer = self._run(close_tokenizer=own is None)
+
+    @property
+    def following_engine(self) -> FollowingEngine | None:
+        """The engine, where process 0 decides what it does."""
+        engine = self.loaded.engine
+        return engine if isinstance(engine, FollowingEngine) else None
+
+    @property
+    def driver(self) -> EngineDriver:
+        """What takes the requests.
+
+        Raises:
+            RuntimeError: the engine is closed, or process 0 takes them.
+        """
+        self.check_open()
+        if self._driver is None:
+            raise RuntimeError("process 0 takes the requests; this process can only follow()")
+        return self._driver
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs that were compiled since this engine was made."""
+        # The first replica counts for all: what XLA compiles, it does for the process.
+        return self.loaded.replicas[0].runner.num_compilations
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds that steps have waited for programs to be compiled at their first use."""
+        return sum(each.runner.seconds_waited_for_programs for each in self.loaded.replicas)
+
+    def metrics(self) -> list[Metric]:
+        """What the engine counts, all replicas together; for the engine's thread."""
+        return self.loaded.engine.counts().metrics(
+            num_compilations=self.num_compilations, compile_seconds=self.compile_seconds
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    def check_open(self) -> None:
+        """Raise RuntimeError if the engine is closed."""
+        if self.is_closed:
+            raise RuntimeError(f"this {self._owner} is closed; make a new one")
+
+    def close(self) -> None:
+        """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""
+        self._finalizer()
+        if self._driver is not None:
+            self._driver.close()
+
+    def _run(self, *, close_tokenizer: bool) -> "weakref.finalize[..., Any]":
+        """Start the engine's thread, if it has one here; what closes it when this object goes."""
+        tokenizer, engine = self.loaded.tokenizer, self.loaded.engine
+        end = tokenizer.close if tokenizer is not None and close_tokenizer else None
+        if self.following_engine is not None:
+            return weakref.finalize(self, _do_all, self.profiler.close, engine.close, end)
+        release = functools.partial(_do_all, self.profiler.close, end, return_freed_memory)
+        self._driver = EngineDriver(engine, release=release)
+        # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
+        # Python the driver closes itself.
+        finalizer = weakref.finalize(self, self._driver.close_soon)
+        finalizer.atexit = False
+        return finalizer
+
+
+def _do_all(*actions: Callable[[], None] | None) -> None:
+    for action in actions:
+        if action is not None:
+            action()
