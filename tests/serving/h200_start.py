@@ -35,7 +35,7 @@ from jaxinfer.serving.steps import StepContext
 from tests import hlo
 from tests.kernels.h200_target import h200_mesh
 
-_LAYERS = 2
+_LAYERS = 1
 _LIMIT_S = 300  # after which it says where every thread stands
 _CONFIG = EngineConfig()
 _BURST_STEPS = 2  # which are compiled one by one
