@@ -70,7 +70,7 @@ class CallArguments:
             raise TypeError(f"priority must be a list with an integer for each prompt, got {kind}")
         if len(given) != count:
             raise ValueError(
-                f"there are {count} prompts but {len(given)} priorities; give one for each prompt"
+                f"priority has {len(given)} entries for a call of {count}; give one for each prompt"
             )
         return [self.priority(entry, f"priority[{i}]") for i, entry in enumerate(given)]
 

@@ -2,12 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import get_args
 
 from jaxinfer.serving.request import FinishReason
-
-_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +19,7 @@ class Counter:
 
     name: str
     value: int | float
-    labels: Mapping[str, str] = _NO_LABELS
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Gauge:
 
     name: str
     value: int | float
-    labels: Mapping[str, str] = _NO_LABELS
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 Metric = Counter | Gauge

@@ -1,6 +1,8 @@
 """Metrics say what an engine has done, under vLLM's names."""
 
 import asyncio
+import dataclasses
+import json
 
 import pytest
 
@@ -41,6 +43,7 @@ def test_counters_and_gauges_follow_requests(replicas):
     assert after["num_requests_running",] == after["kv_cache_usage_perc",] == 0
     assert after["num_compilations",] > 0
     assert {type(metric) for metric in metrics} == {Counter, Gauge}
+    assert json.dumps([dataclasses.asdict(metric) for metric in metrics])
 
 
 def test_an_engine_short_of_blocks_counts_preemptions_and_waiting_requests():
