@@ -68,7 +68,7 @@ def test_streams_have_priorities(llm):
 @pytest.mark.parametrize(
     ("priority", "error", "message"),
     [
-        ([1, 2], ValueError, "there are 3 prompts but 2 priorities"),
+        ([1, 2], ValueError, "priority has 2 entries for a call of 3"),
         ([0, True, 0], TypeError, r"priority\[1\] must be an integer, got True"),
         ([0, 0, 1.5], TypeError, r"priority\[2\] must be an integer, got 1.5"),
         (3, TypeError, "list with an integer for each prompt"),
