@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxinfer.config import EngineConfig
-    from jaxinfer.errors import CapacityError, JaxinferError, ModelLoadError, StepError
+    from jaxinfer.errors import (
+        CapacityError,
+        DistributedError,
+        JaxinferError,
+        ModelLoadError,
+        StepError,
+    )
     from jaxinfer.inputs import TextPrompt, TokensPrompt
     from jaxinfer.logprobs import ChosenLogprobs, Logprob
     from jaxinfer.model.config import ModelConfig
@@ -27,6 +33,10 @@ if TYPE_CHECKING:
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
     from jaxinfer.serving.llm import LLM
+    from jaxinfer.serving.metrics import Counter, Gauge
+    from jaxinfer.serving.plan import StartupReport
+    from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor, SamplerState
+    from jaxinfer.serving.start_up import StartUpTimes
 
 __version__ = "0.1.0"
 
@@ -36,17 +46,25 @@ __all__ = [
     "CapacityError",
     "ChosenLogprobs",
     "CompletionOutput",
+    "Counter",
+    "CustomSampler",
+    "DistributedError",
     "EngineConfig",
+    "Gauge",
     "JaxinferError",
+    "LogitsProcessor",
     "Logprob",
     "ModelConfig",
     "ModelLoadError",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
+    "SamplerState",
     "SamplingParams",
     "ScoreOutput",
     "ShardingRules",
+    "StartUpTimes",
+    "StartupReport",
     "StepError",
     "TextPrompt",
     "Tokenizer",
@@ -65,18 +83,26 @@ _HOMES = {
     "CapacityError": "errors",
     "ChosenLogprobs": "logprobs",
     "CompletionOutput": "outputs",
+    "Counter": "serving.metrics",
+    "CustomSampler": "serving.sampler",
+    "DistributedError": "errors",
     "EngineConfig": "config",
+    "Gauge": "serving.metrics",
     "JaxinferError": "errors",
     "LLM": "serving.llm",
+    "LogitsProcessor": "serving.sampler",
     "Logprob": "logprobs",
     "ModelConfig": "model.config",
     "ModelLoadError": "errors",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
+    "SamplerState": "serving.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
     "ShardingRules": "model.sharding",
+    "StartUpTimes": "serving.start_up",
+    "StartupReport": "serving.plan",
     "StepError": "errors",
     "TextPrompt": "inputs",
     "Tokenizer": "model.tokenizer",

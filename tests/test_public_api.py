@@ -1,7 +1,10 @@
 """`import jaxinfer` is quick and offers what it promises."""
 
+import importlib.resources
+import inspect
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -41,3 +44,25 @@ def test_the_configuration_can_be_checked_without_jax():
         "EngineConfig(); SamplingParams(); print('jax' in sys.modules)"
     )
     assert output_of(code) == "False"
+
+
+def _classes_in(hint):
+    """The package's own classes that a type hint names."""
+    if isinstance(hint, type) and hint.__module__.startswith("jaxinfer"):
+        return {hint}
+    return {each for part in typing.get_args(hint) for each in _classes_in(part)}
+
+
+@pytest.mark.parametrize("owner", [jaxinfer.LLM, jaxinfer.AsyncLLM])
+def test_what_methods_take_and_return_is_public(owner):
+    found = set()
+    for name, member in inspect.getmembers(owner):
+        function = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(function) and (not name.startswith("_") or name == "__init__"):
+            found |= {c for h in typing.get_type_hints(function).values() for c in _classes_in(h)}
+    assert {jaxinfer.RequestOutput, jaxinfer.SamplingParams} <= found
+    assert {each.__name__ for each in found} <= {*jaxinfer.__all__}
+
+
+def test_type_checkers_are_told_that_the_package_is_typed():
+    assert importlib.resources.files(jaxinfer).joinpath("py.typed").is_file()
