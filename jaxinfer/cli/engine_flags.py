@@ -5,6 +5,7 @@ the parsed arguments: defaults live in `EngineConfig` alone.
 """
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,40 +13,9 @@ from typing import Any
 
 from jaxinfer.cli.parser import given
 from jaxinfer.cli.process_flags import add_process_flags
+from jaxinfer.config import EngineConfig
 
-ENGINE_FIELDS = frozenset(
-    {
-        "model",
-        "tokenizer",
-        "skip_tokenizer_init",
-        "generation_config",
-        "hf_overrides",
-        "revision",
-        "dtype",
-        "seed",
-        "max_model_len",
-        "max_logprobs",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "block_size",
-        "num_kv_blocks",
-        "gpu_memory_utilization",
-        "enable_prefix_caching",
-        "swap_space",
-        "preemption_mode",
-        "scheduling_policy",
-        "tensor_parallel_size",
-        "data_parallel_size",
-        "replica_threads",
-        "attention_backend",
-        "compilation_cache_dir",
-        "compile_ahead",
-        "num_decode_steps",
-        "device_timeout",
-        "show_progress",
-    }
-)
-
+ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
 # What --help says of fields whose default is None: the engine decides.
 _DECIDED_LATER = {
@@ -91,8 +61,6 @@ def add_engine_flags(
 
 
 def _default(name: str) -> str:
-    from jaxinfer.config import EngineConfig
-
     value = getattr(EngineConfig, name)
     return _DECIDED_LATER[name] if value is None else str(value)
 

@@ -8,28 +8,12 @@ from typing import Any
 
 from jaxinfer.cli.sampling_flags import check_sampling
 from jaxinfer.cli.texts import checked_text, decode_file, read_standard_input
+from jaxinfer.sampling_params import SamplingParams
 
-LINE_SAMPLING_FIELDS = frozenset(
-    {
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "ignore_eos",
-        "min_tokens",
-        "max_tokens",
-        "logit_bias",
-        "allowed_token_ids",
-        "bad_words",
-        "skip_special_tokens",
-    }
+# What shows only in outputs that have more than the text of one completion.
+_NO_LINE_FIELDS = {"n", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
+LINE_SAMPLING_FIELDS = (
+    frozenset(field.name for field in dataclasses.fields(SamplingParams)) - _NO_LINE_FIELDS
 )
 """What a JSON line may say of its own sampling: all that shows in an answer of one completion."""
 
