@@ -60,7 +60,6 @@ class RankedQueue[T]:
         """
         while True:
             rank, key = self._heap[0]
-            found = self._items.get(key)
-            if found is not None and found[0] == rank:
-                return found[1]
+            if key in self._items and self._items[key][0] == rank:
+                return self._items[key][1]
             heapq.heappop(self._heap)
