@@ -140,6 +140,7 @@ def test_every_process_says_why_there_is_no_engine(mistake, error, together):
 def test_when_one_process_ends_the_other_ends_and_says_why(number, to, statuses, said, model):
     line = ["-m", "jaxinfer.generate", "--model", str(model), "--tensor-parallel-size", "2"]
     line += ["--max-model-len", "256", "--num-kv-blocks", "17", "--ignore-eos"]
+    line += ["--num-decode-steps", "1"]  # fewer programs
     first = [*line, "--quiet", "-p", "Once upon a time", "--max-tokens", "200"]
     with two_processes([first, line]) as processes:
         assert processes[0].stdout is not None
