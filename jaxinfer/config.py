@@ -7,12 +7,15 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from jaxinfer.sampling_params import FreeLogprobs
+
 MAX_LOGPROBS = 20
 """Likeliest tokens that a step reports unless an engine is asked for more."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 GenerationDefaults = Literal["auto", "vllm"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
@@ -96,6 +99,9 @@ class EngineConfig:
             CPU, a quarter of what is free. vLLM's -1 and "auto" are written as None.
         max_logprobs: most log-probabilities a request may ask for at each position; -1 is the whole
             vocabulary. Steps that report any report as many.
+        logprobs_mode: what `logprobs` are of: the model's own logits ("raw_logprobs"), or the
+            distribution that was sampled, after edits, temperature and truncation
+            ("processed_logprobs", where a token that can't be drawn has minus infinity).
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
@@ -147,6 +153,7 @@ class EngineConfig:
     seed: int = 0
     max_model_len: int | None = None
     max_logprobs: int = MAX_LOGPROBS
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     block_size: int = 16
@@ -178,6 +185,7 @@ class EngineConfig:
         if self.skip_tokenizer_init is True and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
         _check_choice("preemption_mode", self.preemption_mode, typing.get_args(PreemptionMode))
+        _check_choice("logprobs_mode", self.logprobs_mode, typing.get_args(LogprobsMode))
         _check_choice(
             "scheduling_policy", self.scheduling_policy, typing.get_args(SchedulingPolicy)
         )
@@ -255,6 +263,12 @@ class EngineConfig:
     def count_logprobs(self, vocab_size: int) -> int:
         """Most log-probabilities at a position for a vocabulary of this size."""
         return vocab_size if self.max_logprobs == -1 else min(self.max_logprobs, vocab_size)
+
+    def free_logprobs(self, *, has_custom_functions: bool) -> FreeLogprobs:
+        """Requests whose log-probabilities cost nothing, see `FreeLogprobs`."""
+        if self.logprobs_mode == "processed_logprobs":
+            return "all"
+        return "none" if has_custom_functions else "unscaled"
 
     def token_budget(self, platform: str) -> int:
         """Most tokens in one step on `platform` ("cpu", "gpu")."""

@@ -10,8 +10,11 @@ class Logprob:
     """One token's log-probability at one position.
 
     Attributes:
-        logprob: natural logarithm, from the distribution that was sampled.
-        rank: 1 for the likeliest token; None where the rank was not computed.
+        logprob: natural logarithm, of the model's own distribution or of the one that was sampled:
+            see `EngineConfig.logprobs_mode`. In the latter, tokens that can't be drawn have minus
+            infinity, which JSON writes as ``-Infinity``.
+        rank: 1 for the likeliest token; None where the rank was not computed, which is with
+            ``logprobs=0`` where the draw itself gives the log-probability.
         decoded_token: the token's own text; None without a tokenizer.
     """
 

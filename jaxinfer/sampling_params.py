@@ -18,6 +18,9 @@ from jaxinfer.sampling_fields import (
 )
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
+FreeLogprobs = Literal["all", "unscaled", "none"]
+"""Requests that the draw itself gives the chosen token's log-probability for: all that draw, those
+that draw from the model's own distribution, or none."""
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding, as in vLLM."""
@@ -98,8 +101,10 @@ class SamplingParams:
         min_tokens: Ban end-of-sequence and `stop_token_ids` until so many tokens are out.
         max_tokens: At most so many output tokens; None is as many as the model's length allows.
         logprobs: Report the chosen token's log-probability and those of so many likeliest tokens,
-            at most the engine's `max_logprobs`, from the distribution that was sampled. -1 is all.
-        prompt_logprobs: The same for the prompt's tokens (temperature 1, nothing truncated).
+            at most the engine's `max_logprobs`. -1 is all. Of the model's own logits, or of the
+            distribution that was sampled, as the engine's `logprobs_mode` says. With 0 the rank may
+            be None; ask for 1 to have it.
+        prompt_logprobs: The same for the prompt's tokens, always of the model's own logits.
         truncate_prompt_tokens: Keep only so many tokens of the prompt, the last ones, at least 1;
             -1 keeps as many as the model's length allows beside one output token. None refuses
             prompts that are too long.
@@ -244,15 +249,17 @@ class SamplingParams:
         """Whether the likeliest token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
 
-    @property
-    def sampling_mode(self) -> SamplingMode:
+    def sampling_mode(self, free_logprobs: FreeLogprobs = "all") -> SamplingMode:
         """The least of the sampler's four modes that can serve this request.
 
         "greedy" takes the largest logit; "temperature" adds temperature and `min_p` and gives the
-        chosen token's log-probability; "truncate" adds `top_k` and `top_p`; "full" adds
-        everything that edits logits or reports more than the chosen token's log-probability.
+        chosen token's log-probability in the distribution drawn from; "truncate" adds `top_k` and
+        `top_p`; "full" adds everything that edits logits or reports other log-probabilities.
+
+        Args:
+            free_logprobs: requests for which the cheaper modes report the right ones.
         """
-        if self._edits_logits or self._reports_more_than_chosen:
+        if self._edits_logits or not self._gets_free_logprobs(free_logprobs):
             return "full"
         if self.is_greedy:
             return "greedy"
@@ -269,9 +276,18 @@ class SamplingParams:
             or self.min_tokens > 0
         )
 
+    def _gets_free_logprobs(self, free: FreeLogprobs) -> bool:
+        if self.logprobs is None:
+            return True
+        if self.logprobs != 0 or self.is_greedy or free == "none":
+            return False
+        return free == "all" or self._draws_from_the_models_distribution
+
     @property
-    def _reports_more_than_chosen(self) -> bool:
-        return self.logprobs is not None and (self.logprobs != 0 or self.is_greedy)
+    def _draws_from_the_models_distribution(self) -> bool:
+        return (
+            self.temperature == 1.0 and self.min_p == 0.0 and self.top_k <= 0 and self.top_p == 1.0
+        )
 
     @property
     def has_penalties(self) -> bool:

@@ -249,7 +249,7 @@ def test_clone_replaces_and_checks() -> None:
     ],
 )
 def test_mode_is_the_cheapest_that_serves(fields: dict, mode: str) -> None:
-    assert SamplingParams(**fields).sampling_mode == mode
+    assert SamplingParams(**fields).sampling_mode() == mode
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,12 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         "(-1: all)",
     )
     group.add_argument(
+        "--logprobs-mode",
+        default=unset,
+        choices=("raw_logprobs", "processed_logprobs"),
+        help="log-probabilities of the model's own logits, or of the distribution sampled",
+    )
+    group.add_argument(
         "--max-num-seqs",
         type=int,
         default=unset,

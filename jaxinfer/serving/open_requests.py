@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.request import FinishReason, Request
@@ -34,11 +35,18 @@ class OpenRequests:
     Args:
         scheduler: runs the completions; those that end here end there too.
         clock: seconds; for metrics.
+        free_logprobs: requests whose log-probabilities need no mode "full".
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+        free_logprobs: FreeLogprobs = "all",
+    ) -> None:
         self._scheduler = scheduler
         self._clock = clock
+        self._free_logprobs: FreeLogprobs = free_logprobs
         self.counts = EngineCounts()
         """What has come of requests so far; the scheduler's numbers are not filled in."""
         self._groups: dict[str, RequestGroup] = {}
@@ -70,7 +78,7 @@ class OpenRequests:
             request = completion.request
             self._scheduler.add(request)
             self._members[request.request_id] = _Member(group, completion)
-            if request.params.sampling_mode == "full":
+            if request.params.sampling_mode(self._free_logprobs) == "full":
                 self._synchronous.add(request.request_id)
         self._groups[group.request_id] = group
 

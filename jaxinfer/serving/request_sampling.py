@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.sampling_batch import RowSampling, prepare_row
 
@@ -15,6 +16,7 @@ def request_sampling(
     vocab_size: int,
     eos_token_ids: Sequence[int],
     tokenizer: Tokenizer | None,
+    free_logprobs: FreeLogprobs = "all",
 ) -> RowSampling:
     """What `BatchBuilder` needs to know of a request's sampling.
 
@@ -23,6 +25,7 @@ def request_sampling(
         vocab_size: V.
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: turns bad words, in all their `bad_word_spellings`, into ids.
+        free_logprobs: requests whose log-probabilities need no mode "full".
 
     Raises:
         ValueError: a token id is outside the vocabulary, or there are bad words and no tokenizer.
@@ -40,6 +43,7 @@ def request_sampling(
         bad_words_token_ids=[tokenizer.encode(text, add_special_tokens=False) for text in spellings]
         if tokenizer
         else [],
+        free_logprobs=free_logprobs,
     )
 
 

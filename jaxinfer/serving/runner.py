@@ -144,6 +144,10 @@ class Runner:
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
         self.num_host_blocks = self._host_blocks.num_blocks
+        self.free_logprobs = engine_config.free_logprobs(
+            has_custom_functions=logits_processor is not None or sampler is not None
+        )
+        """Requests whose log-probabilities need no mode "full"."""
         self._builder = BatchBuilder(
             plan.buckets,
             max_num_seqs=engine_config.max_num_seqs,
@@ -154,6 +158,7 @@ class Runner:
                 vocab_size=model_config.vocab_size,
                 eos_token_ids=eos_token_ids,
                 tokenizer=tokenizer,
+                free_logprobs=self.free_logprobs,
             ),
         )
         # Collectives that wait for each other on few cores can deadlock, so emulated devices get

@@ -18,7 +18,7 @@ from jaxinfer.serving.layout import DecodeShape
 from jaxinfer.serving.result import LEFT_VOCAB
 from jaxinfer.serving.sampler import StepOutput, advance, sample
 from jaxinfer.serving.sampling.layout import SamplingArrays
-from jaxinfer.serving.sampling.logprobs import ranks, top_tokens
+from jaxinfer.serving.sampling.logprobs import report_unscaled
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 from jaxinfer.serving.steps import Forward, KVCache, StepContext, feed_last_tokens
 
@@ -65,6 +65,7 @@ def sample_step(
         mode=mode,
         axis=context.axis,
         max_logprobs=context.num_logprobs,
+        raw_logprobs=context.raw_logprobs,
         last_token_ids=fed,
         logits_processor=context.logits_processor,
         sampler=context.sampler,
@@ -160,12 +161,9 @@ def prompt_logprobs_step(
         logits = lm_head(head, final_hidden(head, x, context.config))
         highest = axis.stack(logits.max(-1)).max(-1)
         total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
-        top_ids, _ = top_tokens(logits, context.num_logprobs, axis)
-        values = axis.take(logits, jnp.concatenate([chosen[:, None], top_ids], axis=1))
-        logprobs = values - highest[:, None] - jnp.log(total)[:, None]
-        rank = ranks(logits, values[:, 0], axis)
+        report = report_unscaled(logits, chosen, highest, total, context.num_logprobs, axis)
         ok = jnp.isfinite(highest) & jnp.isfinite(total)
-        return _pack(StepOutput(chosen, ok, logprobs[:, 0], top_ids, logprobs[:, 1:], rank))
+        return _pack(StepOutput(chosen, ok, *report))
 
     blocks = (
         jnp.pad(residual, ((0, pad), (0, 0))).reshape(-1, chunk, residual.shape[1]),

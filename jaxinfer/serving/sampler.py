@@ -19,7 +19,12 @@ from jaxinfer.serving.sampling.custom import (
 from jaxinfer.serving.sampling.draw import draw_tokens
 from jaxinfer.serving.sampling.edits import edit_logits
 from jaxinfer.serving.sampling.layout import Column, SamplingArrays
-from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, top_tokens
+from jaxinfer.serving.sampling.logprobs import (
+    largest_logit,
+    ranks,
+    report_unscaled,
+    top_tokens,
+)
 from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 from jaxinfer.serving.sampling.truncation import truncate
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
@@ -51,10 +56,13 @@ class StepOutput(NamedTuple):
             allowed, or where a custom sampler left the vocabulary. Such a row's other values mean
             nothing.
         logprobs: float32 `[B]`, the chosen token's log-probability in the distribution that was
-            sampled; for greedy rows at temperature 1. None in mode "greedy".
-        top_ids: int32 `[B, k]`, the likeliest tokens in descending order; only in mode "full".
-        top_logprobs: float32 `[B, k]`, their log-probabilities; truncated tokens have minus
-            infinity. Only in mode "full".
+            sampled, for greedy rows at temperature 1; raw ones, where mode "full" reports these,
+            in the model's own. None in mode "greedy".
+        top_ids: int32 `[B, k]`, the likeliest tokens of the same distribution in descending order;
+            only in mode "full".
+        top_logprobs: float32 `[B, k]`, their log-probabilities. Truncated and banned tokens have
+            minus infinity; raw ones of a row that is ok are finite, unless the model's logits are
+            minus infinity themselves. Only in mode "full".
         ranks: int32 `[B]`, 1 for the likeliest token; only in mode "full".
         left_vocab: bool `[B]`, whether a row is not ok because the custom sampler left the
             vocabulary; None without one.
@@ -76,6 +84,7 @@ def sample(
     mode: SamplingMode,
     axis: str | None = None,
     max_logprobs: int = MAX_LOGPROBS,
+    raw_logprobs: bool = False,
     last_token_ids: jax.Array | None = None,
     logits_processor: LogitsProcessor | None = None,
     sampler: CustomSampler | None = None,
@@ -93,6 +102,8 @@ def sample(
         mode: What the batch needs at most; static.
         axis: Name of the mesh axis that splits the vocabulary, or None.
         max_logprobs: How many likeliest tokens mode "full" reports; static.
+        raw_logprobs: Whether mode "full" reports log-probabilities of `logits` as they come,
+            whatever changes them before the draw; static.
         last_token_ids: int32 `[B]` for custom callables; zeros if None.
         logits_processor: Replaces the logits after all edits, in every mode. With a split
             vocabulary it gets gathered, full logits.
@@ -101,10 +112,10 @@ def sample(
     """
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)
-    sane = None
+    raw, raw_largest, sane = logits, None, None
     if mode == "full":
         # A mask may hide a NaN from the checks that come later.
-        _, _, sane = largest_logit(logits, vocab_axis)
+        _, raw_largest, sane = largest_logit(logits, vocab_axis)
         logits = edit_logits(logits, arrays, rows, vocab_axis)
 
     if last_token_ids is None:
@@ -132,7 +143,12 @@ def sample(
         if mode != "temperature":
             distribution = truncate(logits, rows, distribution, vocab_axis)
         tokens, total = _draw(logits, rows, best, distribution, vocab_axis)
-    output = _report(logits, tokens, total, ok, distribution, mode, max_logprobs, vocab_axis)
+    if raw_largest is not None and raw_logprobs:
+        total = vocab_axis.sum(jnp.exp(raw - raw_largest[:, None]).sum(1))
+        report = report_unscaled(raw, tokens, raw_largest, total, max_logprobs, vocab_axis)
+        output = StepOutput(tokens, ok, *report)
+    else:
+        output = _report(logits, tokens, total, ok, distribution, mode, max_logprobs, vocab_axis)
     return output._replace(left_vocab=left_vocab)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxinfer.sampling_params import SamplingMode, SamplingParams
+from jaxinfer.sampling_params import FreeLogprobs, SamplingMode, SamplingParams
 from jaxinfer.serving.sampling.layout import EDIT_WIDTH, MODES, Column, SamplingArrays
 
 _FLOATS = {
@@ -83,6 +83,7 @@ def prepare_row(
     prompt_token_ids: Sequence[int] | np.ndarray,
     eos_token_ids: Sequence[int] = (),
     bad_words_token_ids: Sequence[Sequence[int]] = (),
+    free_logprobs: FreeLogprobs = "all",
 ) -> RowSampling:
     """Turn a request's parameters into what `pack` copies at each step.
 
@@ -95,6 +96,7 @@ def prepare_row(
         eos_token_ids: Tokens that `min_tokens` bans beside `stop_token_ids`.
         bad_words_token_ids: The token ids of each of `params.bad_words`, each at least one token;
             a word may appear several times, tokenized with and without a space before it.
+        free_logprobs: Requests whose log-probabilities need no mode "full".
 
     Raises:
         ValueError: A token id is outside the vocabulary, or there are more edits than a row has
@@ -115,8 +117,9 @@ def prepare_row(
             f"logit_bias, bad_words and stop_token_ids need {edits} logit edits together; "
             f"a request may have {EDIT_WIDTH}"
         )
-    first_mode = params.sampling_mode
-    settled = params.clone(min_tokens=0).sampling_mode if params.min_tokens else first_mode
+    first_mode = settled = params.sampling_mode(free_logprobs)
+    if params.min_tokens:
+        settled = params.clone(min_tokens=0).sampling_mode(free_logprobs)
     row = RowSampling(
         params=params,
         first_mode=first_mode,

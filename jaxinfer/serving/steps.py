@@ -54,6 +54,7 @@ class StepContext:
         logits_processor: a user's change of the logits, compiled into the sampler.
         sampler: a user's replacement of the draw.
         max_logprobs: most likeliest tokens that a step reports.
+        raw_logprobs: whether mode "full" reports log-probabilities of the model's own logits.
     """
 
     config: ModelConfig
@@ -65,6 +66,7 @@ class StepContext:
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
     max_logprobs: int = MAX_LOGPROBS
+    raw_logprobs: bool = False
 
     @property
     def num_logprobs(self) -> int:

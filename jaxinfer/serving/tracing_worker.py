@@ -62,6 +62,7 @@ def describe_work(
         "block_size": context.block_size,
         "mailboxes": context.mailboxes,
         "max_logprobs": context.max_logprobs,
+        "raw_logprobs": context.raw_logprobs,
         "num_blocks": programs.num_blocks,
         "num_slots": programs.num_slots,
         "params": [
@@ -128,6 +129,7 @@ def _programs(description: dict[str, Any]) -> Programs:
         description["block_size"],
         description["mailboxes"],
         max_logprobs=description["max_logprobs"],
+        raw_logprobs=description["raw_logprobs"],
     )
     return Programs(
         context,

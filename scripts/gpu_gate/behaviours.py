@@ -88,9 +88,15 @@ def check_full_step(llm: LLM) -> str:
         raise CheckError(f"min_tokens=8 and a bias to the end gave {edited.token_ids}")
     if banned in edited.token_ids:
         raise CheckError(f"token {banned} has a bias of -100 and was chosen")
-    for token, entry in zip(edited.token_ids, edited.logprobs or [], strict=True):
-        if len(entry) < 5 or entry[token].logprob != max(each.logprob for each in entry.values()):
-            raise CheckError(f"token {token} is not the likeliest of {len(entry)}")
+    for answer in mixed:
+        for token, entry in zip(answer.token_ids, answer.logprobs or [], strict=True):
+            if len(entry) < 5 or not np.isfinite(entry[token].logprob):
+                raise CheckError(f"token {token} has the log-probability {entry[token].logprob}")
+            if answer is not edited and entry[token].rank != 1:
+                raise CheckError(f"token {token} is greedy and of rank {entry[token].rank}")
+    # By itself the model would have gone on.
+    if (edited.logprobs or [])[-1][end].rank == 1:
+        raise CheckError("the end has rank 1: its log-probability is not the model's own")
     return f"ended after 8 tokens and the end; {len(mates)} batch mates unchanged"
 
 

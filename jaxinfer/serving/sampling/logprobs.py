@@ -1,4 +1,7 @@
-"""The likeliest tokens of a row and the place of the chosen one, without sorting the vocabulary."""
+"""Log-probabilities of a row, without sorting the vocabulary: the likeliest tokens', the chosen
+one's, and its place among all."""
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -6,6 +9,48 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxinfer.serving.sampling.blocks import split_blocks
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+
+
+class Report(NamedTuple):
+    """What B rows say of log-probabilities.
+
+    Attributes:
+        chosen: float32 `[B]`, of the token that was chosen, or given.
+        top_ids: int32 `[B, k]`, the likeliest tokens in descending order.
+        top: float32 `[B, k]`, theirs.
+        ranks: int32 `[B]`, the chosen token's place, 1 for the likeliest.
+    """
+
+    chosen: Float[Array, "B"]
+    top_ids: Int[Array, "B k"]
+    top: Float[Array, "B k"]
+    ranks: Int[Array, "B"]
+
+
+def report_unscaled(
+    logits: Float[Array, "B V"],
+    tokens: Int[Array, "B"],
+    largest: Float[Array, "B"],
+    total: Float[Array, "B"],
+    count: int,
+    axis: VocabAxis,
+) -> Report:
+    """Log-probabilities of the logits as they are: their log-softmax.
+
+    Args:
+        logits: float32 logits, this device's shard of them.
+        tokens: One of each row, by its id in the whole vocabulary.
+        largest: Each row's largest logit.
+        total: Sum over the whole vocabulary of ``exp(logit - largest)``.
+        count: k, how many likeliest tokens.
+        axis: How the vocabulary is split.
+    """
+    top_ids, _ = top_tokens(logits, count, axis)
+    # One expression for all, so that a token has the same value as chosen and as likeliest.
+    values = axis.take(logits, jnp.concatenate([tokens[:, None], top_ids], axis=1))
+    logprobs = values - largest[:, None] - jnp.log(total)[:, None]
+    rank = ranks(logits, values[:, 0], axis)
+    return Report(logprobs[:, 0], top_ids, logprobs[:, 1:], rank)
 
 
 def largest_logit(
