@@ -1,4 +1,4 @@
-"""Writes the tables and plots of docs/performance.md from the records in benchmarks/results/.
+"""Writes the tables and plots of the docs from the records in benchmarks/results/.
 
 python scripts/performance_tables.py           # rewrite them (changed plots need matplotlib)
 python scripts/performance_tables.py --check   # status 1 if they are not up to date
@@ -7,14 +7,15 @@ python scripts/performance_tables.py --check   # status 1 if they are not up to 
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from scripts.figures.plots import PLOTS, is_current, plot_lines, update_plot
 from scripts.figures.results import ROOT, load_results
 from scripts.figures.tables import TABLES
 
-PAGE = ROOT / "docs" / "performance.md"
+DOCS = ROOT / "docs"
 FIGURES = ROOT / "docs" / "figures"
 Record = dict[str, Any]
 
@@ -22,41 +23,63 @@ PARTS: dict[str, Callable[[list[Record]], list[str]]] = {
     **{f"table {name}": make for name, make in TABLES.items()},
     **{f"plot {name}": functools.partial(plot_lines, name) for name in PLOTS},
 }
-"""What stands on the page, by its mark."""
+"""What stands on the pages, by its mark."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrite or check the page and its plots; returns the exit status."""
+    """Rewrite or check the pages and their plots; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="change nothing, compare")
     arguments = parser.parse_args(argv)
-    records, page = load_results(), PAGE.read_text()
-    fresh = fill_page(page, records)
+    records = load_results()
+    pages = {path: path.read_text() for path in _pages()}
+    check_marks(pages.values())
+    fresh = {path: fill_page(page, records) for path, page in pages.items()}
     if arguments.check:
         current = [is_current(name, records, FIGURES) for name in PLOTS]
-        return int(fresh != page or not all(current))
+        return int(fresh != pages or not all(current))
     for name in PLOTS:
         update_plot(name, records, FIGURES)
-    PAGE.write_text(fresh)
+    for path, page in fresh.items():
+        path.write_text(page)
     return 0
 
 
 def fill_page(page: str, records: list[Record]) -> str:
-    """Replace what stands between `<!-- MARK -->` and `<!-- end -->` for every part.
+    """Replace what stands between ``<!-- MARK -->`` and ``<!-- end -->`` for each mark of a page.
 
     Raises:
-        ValueError: the page lacks a part's marks.
+        ValueError: a mark has no end.
     """
     for mark, make in PARTS.items():
         begin, end = f"<!-- {mark} -->\n", "<!-- end -->"
         before, found, rest = page.partition(begin)
+        if not found:
+            continue
         _, closed, after = rest.partition(end)
-        if not found or not closed:
-            raise ValueError(f"docs/performance.md has no {mark}: write {begin}{end}")
+        if not closed:
+            raise ValueError(f"{mark} has no end: write {begin}{end}")
         page = before + begin + "\n".join([*make(records), ""]) + end + after
     return page
+
+
+def check_marks(pages: Iterable[str]) -> None:
+    """See that each part has one place.
+
+    Raises:
+        ValueError: a part's mark is on no page, or on several.
+    """
+    text = "".join(pages)
+    for mark in PARTS:
+        if (count := text.count(f"<!-- {mark} -->")) != 1:
+            raise ValueError(f"{count} places in the docs for {mark}; write <!-- {mark} --> in one")
+
+
+def _pages() -> list[Path]:
+    """The pages that hold marks."""
+    return [DOCS / "performance.md", *sorted(DOCS.glob("measurements/*.md"))]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""docs/performance.md says what the kept records say, and nothing else."""
+"""The docs' tables say what the kept records say, and nothing else."""
 
 import pytest
 
 from scripts import performance_tables
 from scripts.figures.results import RESULTS, load_results, save_result
 from scripts.figures.targets import TARGETS
-from scripts.performance_tables import FIGURES, PAGE, PARTS, fill_page, main
+from scripts.performance_tables import DOCS, FIGURES, PARTS, check_marks, fill_page, main
 
 
 def _workload(workload: str, seconds: float, **changes):
@@ -53,7 +53,7 @@ def test_a_page_or_a_plot_that_is_not_up_to_date_is_found(monkeypatch, tmp_path)
     monkeypatch.setattr(performance_tables, "FIGURES", FIGURES)
     stale = tmp_path / "performance.md"
     stale.write_text(EMPTY)
-    monkeypatch.setattr(performance_tables, "PAGE", stale)
+    monkeypatch.setattr(performance_tables, "DOCS", tmp_path)
     assert main(["--check"]) == 1
     assert stale.read_text() == EMPTY
 
@@ -142,9 +142,15 @@ def test_tables_without_records_say_so():
     assert fill_page(EMPTY, []).count("| not measured |") == len(TARGETS)
 
 
-def test_a_page_without_a_mark_is_an_error():
-    with pytest.raises(ValueError, match="has no table targets"):
-        fill_page("nothing here", [])
+@pytest.mark.parametrize("pages", [["nothing here"], [EMPTY, EMPTY]])
+def test_a_part_without_a_place_of_its_own_is_an_error(pages):
+    with pytest.raises(ValueError, match="places in the docs for table"):
+        check_marks(pages)
+
+
+def test_a_mark_without_an_end_is_an_error():
+    with pytest.raises(ValueError, match="table targets has no end"):
+        fill_page("<!-- table targets -->\n", [])
 
 
 def test_a_kept_record_names_machine_commit_and_command(tmp_path):
@@ -156,7 +162,7 @@ def test_a_kept_record_names_machine_commit_and_command(tmp_path):
 
 
 def test_results_are_kept_in_the_repository():
-    assert RESULTS.relative_to(PAGE.parents[1]).as_posix() == "benchmarks/results"
+    assert RESULTS.relative_to(DOCS.parent).as_posix() == "benchmarks/results"
 
 
 def test_a_gpu_check_is_shown_with_the_tree_that_it_checked():
