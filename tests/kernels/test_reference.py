@@ -21,6 +21,7 @@ def _attention(*arrays, scale, window, max_query_len):
     return _op(window, max_query_len, scale)(*arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [*cases.decode_cases(), *cases.shared_cases()], ids=lambda case: case.name
 )
