@@ -1,5 +1,6 @@
 """`jaxinfer convert`: a directory stays loadable in either format, and mistakes give one line."""
 
+import errno
 import gc
 import json
 import os
@@ -7,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -146,6 +148,21 @@ def test_ctrl_c_leaves_nothing_and_says_so(source, tmp_path, capfd, monkeypatch)
     arguments = [str(source), str(tmp_path / "out"), "--to", "safetensors", "--quiet"]
     assert main(arguments) == 130
     assert f"interrupted; {tmp_path / 'out'} was not written" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_thread_writes_after_the_error_goes_as_well(source, tmp_path, monkeypatch):
+    late = []
+
+    def fail(params, config, directory):
+        late.append(threading.Timer(0.05, lambda: (directory / "shard").mkdir(parents=True)))
+        late[0].start()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("jaxinfer.model.conversion.save_params", fail)
+    arguments = [str(source), str(tmp_path / "out"), "--to", "safetensors", "--quiet"]
+    assert main(arguments) == 1
+    late[0].join()
     assert list(tmp_path.iterdir()) == []
 
 

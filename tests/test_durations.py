@@ -4,12 +4,12 @@ from collections import defaultdict
 
 from tests import durations
 
-# Three times "a few seconds", and a quarter of it: machines differ, and are busy at times.
-MOST_UNMARKED_S, LEAST_MARKED_S = 12.0, 1.0
+# Three times "a few seconds", and an eighth of it: machines differ, and are busy at times.
+MOST_UNMARKED_S, LEAST_MARKED_S = 12.0, 0.5
 
 
 def _unmarked_and_marked(items, recorded):
-    """Unmarked tests that took long, and marks under which nothing recorded took a second."""
+    """Unmarked tests that took long, and marks under which nothing recorded took half a second."""
     unmarked, longest = [], defaultdict(list)
     for item in items:
         seconds = recorded.get(item.nodeid)

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -104,7 +105,23 @@ def _written_beside(destination: Path) -> Iterator[Path]:
             raise
         raise OSError(error.errno, error.strerror, str(destination)) from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial.exists():
+            _remove(partial)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory in which threads may still write for a moment.
+
+    TensorStore's threads outlive the error that one of them caused, and make directories that are
+    missing; so it has to stay away for half a second.
+    """
+    give_up = time.monotonic() + 10
+    absent_since = time.monotonic()
+    while time.monotonic() < min(give_up, absent_since + 0.5):
+        if directory.exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            absent_since = time.monotonic()
+        time.sleep(0.02)
 
 
 def _is_running(process_id: str) -> bool:

@@ -15,7 +15,7 @@ def values(metrics):
     return {(m.name.removeprefix("jaxinfer:"), *m.labels.values()): m.value for m in metrics}
 
 
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_counters_and_gauges_follow_requests(replicas):
     with small_llm(data_parallel_size=replicas) as llm:
         before = values(llm.get_metrics())

@@ -74,7 +74,6 @@ def test_the_table_marks_what_is_bad(capsys):
     ]
 
 
-@pytest.mark.slow
 def test_without_a_gpu_it_fails_in_one_line(capsys, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert gpu_check.main([]) == 1
