@@ -35,7 +35,7 @@ from jaxinfer.serving.steps import StepContext
 from tests import hlo
 from tests.kernels.h200_target import h200_mesh
 
-_LAYERS = 1
+_LAYERS = 2  # the last computes only what is sampled from, with the kernel for decoding
 _LIMIT_S = 300  # after which it says where every thread stands
 _CONFIG = EngineConfig()
 _BURST_STEPS = 2  # which are compiled one by one
