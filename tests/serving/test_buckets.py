@@ -99,13 +99,6 @@ def test_a_table_on_a_gpu_holds_whole_tiles_of_keys(block_size):
         assert width * block_size % 128 == 0
 
 
-def test_mode_full_takes_few_of_the_decode_buckets():
-    buckets = _choose()
-    assert buckets.decode_shape(3, 256, mode="full").rows == 8
-    assert buckets.decode_shape(9, 256, mode="full").rows == 256
-    assert buckets.sampler_rows("full") == [8, 256]
-
-
 def test_bursts_of_many_rows_of_long_contexts_have_no_greedy_programs_of_their_own():
     buckets = _choose(max_model_len=40_960, burst_length=8)
     modes = {shape: burst_modes(shape, buckets) for shape, _ in buckets.burst_shapes()}
@@ -167,9 +160,3 @@ def test_a_step_beyond_the_largest_bucket_is_an_error():
         buckets.prefill_shape(8193, 1)
     with pytest.raises(ValueError, match="257 exceeds the largest bucket, 256"):
         buckets.decode_shape(257, 1)
-
-
-def test_histories_are_none_or_full_length():
-    buckets = _choose(max_model_len=4096)
-    assert buckets.history_width(0) == 0
-    assert buckets.history_width(1) == 4096
