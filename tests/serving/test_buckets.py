@@ -3,7 +3,6 @@ import pytest
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_set import burst_modes
-from jaxinfer.serving.sampling.layout import MODES
 
 
 def _choose(platform="gpu", **changes):
@@ -28,14 +27,13 @@ def test_every_step_fits_a_bucket(platform, max_num_seqs):
             assert shape.tokens >= tokens
             assert shape.rows >= rows
             assert shape in buckets.prefill_shapes()
-            for mode in MODES:
-                assert shape.rows in buckets.sampler_rows(mode)
+            assert shape.rows in buckets.sampler_rows()
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
 def test_no_program_has_a_product_with_one_row(platform):
     buckets = _choose(platform, max_num_seqs=1, max_num_batched_tokens=1)
-    assert min(buckets.sampler_rows("greedy")) >= 2
+    assert min(buckets.sampler_rows()) >= 2
     assert min(tokens for tokens, _ in buckets.prefill) >= 2
 
 
@@ -75,10 +73,9 @@ def test_every_number_of_rows_finds_its_programs_at_both_widths(max_num_seqs):
     for rows in range(1, max_num_seqs + 1):
         steps = buckets.burst_steps(rows)
         for width in (1, 256, 257, buckets.widths[-1]):
-            for mode in MODES:
-                shape = buckets.decode_shape(rows, width, mode=mode)
-                assert shape in buckets.decode_shapes()
-                assert shape.rows in buckets.sampler_rows(mode)
+            shape = buckets.decode_shape(rows, width)
+            assert shape in buckets.decode_shapes()
+            assert shape.rows in buckets.sampler_rows()
             shape = buckets.decode_shape(rows, width, num_steps=steps)
             assert (shape, steps) in buckets.burst_shapes()
             assert shape.rows >= rows
