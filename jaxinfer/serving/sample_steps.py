@@ -59,8 +59,9 @@ def sample_step(
     Returns:
         The newest tokens, and what the host reads (see `result.py`).
     """
-    output = _sample(head, hidden, rows[1], arrays, context, mode)
-    return last_tokens.at[rows[0]].set(output.tokens, mode="drop"), _pack(output)
+    slots, fed = rows[0], rows[1]
+    output = _sample(head, hidden, fed, arrays, context, mode)
+    return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
 
 
 def sample_full_step(
