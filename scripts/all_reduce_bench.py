@@ -113,7 +113,7 @@ def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterato
     params = random_params(programs.context.config, "bfloat16", mesh)
     peers = _with(programs, "mailboxes").peers
     boxes = [mailboxes.allocate(described) for described in peers]
-    state = _State(params, *kv_cache.allocate(programs), [each.peers for each in boxes])
+    state = _State(params, *kv_cache.allocate(programs)[:2], [each.peers for each in boxes])
     for (key, choice), run in zip(cases, compiled, strict=True):
         call, num_steps = state.caller(_with(programs, choice), key, run)
         taken = [seconds / num_steps for seconds in seconds_of(call, repeats)]

@@ -11,15 +11,11 @@ from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_set import burst_modes
 from jaxinfer.serving.request import IN_FLIGHT_TOKEN, Request
 from jaxinfer.serving.sampling.layout import MODES, Column, SamplingArrays
-from jaxinfer.serving.sampling_batch import (
-    BatchRow,
-    RowSampling,
-    history_needed,
-    pack,
-)
+from jaxinfer.serving.sampling_batch import RowSampling
 from jaxinfer.serving.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.shared_prefixes import Group, find_groups, write_units
 from jaxinfer.serving.slot_mirror import SlotMirror
+from jaxinfer.serving.slot_updates import CountsUpdate, EditsUpdate, SlotUpdates
 
 # What reading shared keys once costs a layer, in keys that could be read meanwhile, measured with
 # the 0.6B shape on an H200: a kernel's launch, and the products of each row of padding.
@@ -35,7 +31,9 @@ class Batch:
         shape: the bucket that the arrays fill.
         packed: int32 ``[shape.size]``, laid out by `shape`.
         mode: what the sampler must be able to do.
-        sampling: how each of the bucket's rows is sampled.
+        sampling: how each of the bucket's rows is sampled; what slots hold is on the device.
+        edits: what slots must be told before.
+        counts: likewise.
         targets: int32 ``[T]``, the token after each packed one, or None if no row wants prompt
             log-probabilities.
     """
@@ -44,12 +42,9 @@ class Batch:
     packed: np.ndarray
     mode: SamplingMode
     sampling: SamplingArrays
+    edits: Sequence[EditsUpdate] = ()
+    counts: Sequence[CountsUpdate] = ()
     targets: np.ndarray | None = None
-
-    @property
-    def history_width(self) -> int:
-        """Width of the sampler's token history; 0 unless the mode is "full"."""
-        return 0 if self.sampling.history is None else self.sampling.history.shape[1]
 
 
 class BatchBuilder:
@@ -74,13 +69,15 @@ class BatchBuilder:
     ) -> None:
         self._buckets = buckets
         self._block_size = block_size
-        self._vocab_size = vocab_size
         self._nobody = max_num_seqs
+        self._updates = SlotUpdates(max_num_seqs + 1, vocab_size)
+        self._banned: dict[int, frozenset[int]] = {}
         self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
 
     def clear(self) -> None:
         """Forget all sequences, after the cache was rebuilt."""
         self._mirror.clear()
+        self._banned.clear()
 
     def build(self, schedule: Schedule) -> Batch:
         """Pack a step.
@@ -89,17 +86,21 @@ class BatchBuilder:
             schedule: from the scheduler, nothing scheduled since.
 
         Raises:
-            ValueError: the step fits no bucket, or mode "full" meets tokens in flight.
+            ValueError: the step fits no bucket.
         """
         rows = schedule.rows
-        slots = np.array([self._mirror.update(row.request) for row in rows], np.int32)
-        context = np.array([row.start + row.num_scheduled_tokens for row in rows], np.int32)
+        ends = [row.start + row.num_scheduled_tokens for row in rows]
+        update = self._mirror.update
+        slots = np.array(
+            [update(row.request, end) for row, end in zip(rows, ends, strict=True)], np.int32
+        )
+        context = np.array(ends, np.int32)
         # Rows that do not sample are sampled like padding: greedily, for nobody.
         samples = schedule.is_decode or np.array([row.samples for row in rows])
         sample_slots = np.where(samples, slots, np.int32(self._nobody))
         mode = MODES[int(self._mirror.levels[sample_slots].max())]
         if schedule.is_decode:
-            shape, packed = self._pack_decode(schedule, slots, context, mode)
+            shape, packed = self._pack_decode(schedule, slots, context)
             targets = None
             if schedule.num_steps > 1:
                 least = burst_modes(shape, self._buckets)[0]
@@ -108,20 +109,48 @@ class BatchBuilder:
             scores = any(_wants_prompt_scores(row) for row in rows)
             shape, packed = self._pack_prefill(rows, slots, sample_slots, context, scores=scores)
             targets = _targets(rows, shape.tokens) if scores else None
-        if mode == "full":
-            arrays = self._pack_full(rows, sample_slots, context, shape.rows)
-        else:
-            arrays = self._pack_scalars(sample_slots, context, shape.rows)
-        return Batch(shape, packed, mode, arrays, targets)
+        arrays = self._pack_scalars(sample_slots, context, shape.rows)
+        return Batch(shape, packed, mode, arrays, *self._updates_of_new_holders(), targets)
+
+    def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
+        """What slots must be told once all earlier tokens are read: bans that depend on them.
+
+        Args:
+            schedule: of the last `build`.
+        """
+        changed = []
+        for row in schedule.rows:
+            request = row.request
+            if not row.samples or request.slot is None:  # or what was read has ended it
+                continue
+            edits = self._mirror.sampling[request.slot].edits
+            if edits is None or not edits.phrases:
+                continue
+            banned = edits.banned_after(request.output_token_ids)
+            if banned != self._banned.get(request.slot):
+                self._banned[request.slot] = banned
+                changed.append((request.slot, edits, banned))
+        return list(self._updates.edits(changed))
+
+    def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
+        edits, penalised = [], []
+        for slot, request in self._mirror.take_new_holders().items():
+            sampling = self._mirror.sampling[slot]
+            if sampling.edits is not None:
+                self._banned[slot] = sampling.edits.banned_after(request.output_token_ids)
+                edits.append((slot, sampling.edits, self._banned[slot]))
+            if sampling.params.has_penalties:
+                penalised.append((slot, request))
+        return list(self._updates.edits(edits)), list(self._updates.counts(penalised))
 
     def _pack_decode(
-        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplingMode
+        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray
     ) -> tuple[DecodeShape, np.ndarray]:
         count, num_steps = len(slots), schedule.num_steps
         last = int(context.max()) + num_steps - 1
         width = -(-last // self._block_size)
         tables = self._mirror.tables[slots, :width]
-        shape, groups = self._decode_shape(tables, context, mode, num_steps)
+        shape, groups = self._decode_shape(tables, context, num_steps)
         packed = np.zeros(shape.size, np.int32)
         fields = shape.split(packed)
         fields.context_lens[:count] = context
@@ -134,12 +163,12 @@ class BatchBuilder:
         return shape, packed
 
     def _decode_shape(
-        self, tables: np.ndarray, context: np.ndarray, mode: SamplingMode, num_steps: int
+        self, tables: np.ndarray, context: np.ndarray, num_steps: int
     ) -> tuple[DecodeShape, list[Group]]:
         """The bucket, and what rows share if it is worth one in which that is read once."""
         count, width = tables.shape
-        shape = self._buckets.decode_shape(count, width, mode=mode, num_steps=num_steps)
-        sharing = self._buckets.sharing_shape(count, mode=mode, num_steps=num_steps)
+        shape = self._buckets.decode_shape(count, width, num_steps=num_steps)
+        sharing = self._buckets.sharing_shape(count, num_steps=num_steps)
         if sharing is None:
             return shape, []
         groups = find_groups(
@@ -196,35 +225,6 @@ class BatchBuilder:
         scalars = self._mirror.scalars[padded]
         scalars[: len(context), Column.POSITION] = context
         return SamplingArrays(scalars)
-
-    def _pack_full(
-        self,
-        rows: Sequence[ScheduledRow],
-        sample_slots: np.ndarray,
-        context: np.ndarray,
-        num_rows: int,
-    ) -> SamplingArrays:
-        # The host must know every token that a penalty or a banned word can depend on.
-        for row in rows:
-            if row.samples and row.request.num_in_flight_tokens > row.num_new_tokens:
-                raise ValueError(
-                    f"request {row.request.request_id!r} needs the full sampler while a token is "
-                    "in flight: read the step before launching the next"
-                )
-        batch_rows = [
-            BatchRow(self._mirror.sampling[slot], position, row.request.output_token_ids)
-            for row, slot, position in zip(
-                rows, sample_slots.tolist(), context.tolist(), strict=True
-            )
-        ]
-        width = self._buckets.history_width(history_needed(batch_rows))
-        return pack(
-            batch_rows,
-            "full",
-            batch_size=num_rows,
-            vocab_size=self._vocab_size,
-            history_width=width,
-        )
 
 
 def _fed_tokens(row: ScheduledRow) -> bytes:

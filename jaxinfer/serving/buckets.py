@@ -4,7 +4,6 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.shared_prefixes import most_units
 
@@ -43,13 +42,11 @@ class Buckets:
         scored: the few of these for steps whose prompt tokens are scored; the last is the same.
         rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
             product with one row into something slow.
-        full_rows: the few of these that also take sampler mode "full", whose programs are large.
         bursts: (rows, decode steps) pairs of bursts, by rows; the last holds any number of rows.
             Empty if there are no bursts.
         widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
             there are two, few rows have the last alone.
         wide_rows: sizes of more rows that have the last width, too; the last is the most.
-        histories: lengths of the full sampler's token history, ascending from 0.
         sharing: like `bursts`, of steps that read keys once which rows share; singly, too. Their
             tables are always full width. Empty if kernels look at each row alone.
         rows_in_unit: rows whose shared keys are read at once.
@@ -58,19 +55,15 @@ class Buckets:
     prefill: tuple[tuple[int, int], ...]
     scored: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
-    full_rows: tuple[int, ...]
     bursts: tuple[tuple[int, int], ...]
     widths: tuple[int, ...]
     wide_rows: tuple[int, ...]
-    histories: tuple[int, ...]
     sharing: tuple[tuple[int, int], ...] = ()
     rows_in_unit: int = 0
 
-    def decode_shape(
-        self, rows: int, width: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
-    ) -> DecodeShape:
+    def decode_shape(self, rows: int, width: int, *, num_steps: int = 1) -> DecodeShape:
         """The smallest bucket for so many rows and blocks of the longest."""
-        sizes = self.full_rows if mode == "full" else self.rows
+        sizes = self.rows
         if num_steps > 1:
             sizes = tuple(size for size, steps in self.bursts if steps == num_steps)
         _at_least(self.widths, width)
@@ -78,12 +71,10 @@ class Buckets:
         shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
         return next(shape for shape in shapes if shape.width >= width)
 
-    def sharing_shape(
-        self, rows: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
-    ) -> DecodeShape | None:
+    def sharing_shape(self, rows: int, *, num_steps: int = 1) -> DecodeShape | None:
         """The smallest bucket for so many rows that share keys; None if there is none."""
         for size, steps in self.sharing:
-            fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows(mode))
+            fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows())
             if fits and rows <= size:
                 return self._sharing_shape(size)
         return None
@@ -100,10 +91,6 @@ class Buckets:
     def burst_steps(self, rows: int) -> int:
         """Decode steps of a burst for so many rows; 1 if there are no bursts."""
         return next((steps for size, steps in self.bursts if rows <= size), 1)
-
-    def history_width(self, tokens: int) -> int:
-        """The shortest history for so many tokens."""
-        return _at_least(self.histories, tokens)
 
     def prefill_shapes(self) -> list[PrefillShape]:
         """Every prefill bucket, the largest last; then those that score."""
@@ -146,10 +133,9 @@ class Buckets:
     def _sharing_shape(self, rows: int) -> DecodeShape:
         return DecodeShape(rows, self.widths[-1], most_units(rows))
 
-    def sampler_rows(self, mode: SamplingMode) -> list[int]:
-        """Every number of rows that a sampler in that mode meets."""
-        decode = self.full_rows if mode == "full" else self.rows
-        return sorted({*decode, *(rows for _, rows in self.prefill)})
+    def sampler_rows(self) -> list[int]:
+        """Every number of rows that a sampler meets."""
+        return sorted({*self.rows, *(rows for _, rows in self.prefill)})
 
 
 def choose_buckets(
@@ -188,7 +174,7 @@ def choose_buckets(
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
-        widths, full_rows = [full_width], rows
+        widths = [full_width]
     else:
         # Single steps are taken where somebody waits, which is when every slot is taken, and at
         # the end of the last answers.
@@ -201,7 +187,6 @@ def choose_buckets(
         small = [n for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
         prefill = [(n, few) for n in small]
         prefill += [(n, most_rows) for n in [*small[::-2], *tokens[len(small) :]]]
-        full_rows = sorted({few, most_rows})
         tile = max(1, _TILE_KEYS // block_size)
         full_width = -(-full_width // tile) * tile
         short = -(-_SHORT_TABLE_TOKENS // block_size)
@@ -213,11 +198,9 @@ def choose_buckets(
         prefill=tuple(prefill),
         scored=tuple(scored),
         rows=tuple(rows),
-        full_rows=tuple(full_rows),
         bursts=tuple(bursts) if burst_length > 1 else (),
         widths=tuple(widths),
         wide_rows=tuple(_up_to(most_rows, list(_WIDE_ROWS))),
-        histories=(0, max_model_len),
         sharing=tuple(
             (size, _gpu_burst_steps(size, burst_length))
             for size in _up_to(most_rows, list(_SHARING_ROWS))

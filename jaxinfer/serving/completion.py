@@ -85,7 +85,7 @@ class Completion:
         logprobs, total = None, None
         if self._logprobs is not None:
             logprobs = self._logprobs.since(start, self.token_ids)
-            total = self._logprobs.total(self.token_ids)
+            total = self._logprobs.total
         return CompletionOutput(
             index=self.index,
             text=text,

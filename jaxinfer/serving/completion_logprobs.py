@@ -25,7 +25,8 @@ class Recording(Protocol):
         """Those from a token on, as the caller sees them."""
         ...
 
-    def total(self, token_ids: Sequence[int]) -> float:
+    @property
+    def total(self) -> float:
         """The sum of the tokens' own."""
         ...
 
@@ -52,11 +53,14 @@ class _Chosen:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._values: list[float] = []
         self._ranks: list[int | None] = []
+        self.total = 0.0
         self._text_of = None if tokenizer is None else tokenizer.token_text
 
     def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
         count = len(token_ids)
-        self._values += _chosen(scores)[row, :count].tolist()
+        values = _chosen(scores)[row, :count].tolist()
+        self._values += values
+        self.total += sum(values)
         self._ranks += (
             [None] * count if scores.ranks is None else scores.ranks[row, :count].tolist()
         )
@@ -65,10 +69,8 @@ class _Chosen:
         values, ranks = self._values[start:], self._ranks[start:]
         return ChosenLogprobs(token_ids[start:], values, ranks, self._text_of)
 
-    def total(self, token_ids: Sequence[int]) -> float:
-        return sum(self._values)
-
     def cut(self, length: int) -> None:
+        self.total -= sum(self._values[length:])
         del self._values[length:], self._ranks[length:]
 
 
@@ -79,22 +81,27 @@ class _Likeliest:
         self._count = count
         self._tokenizer = tokenizer
         self._entries: list[LogprobsAtPosition] = []
+        self.total = 0.0
 
     def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
-        self._entries += [
+        entries = [
             logprobs_at(scores, (row, i), self._count, self._tokenizer)
             for i in range(len(token_ids))
         ]
+        self._entries += entries
+        self.total += _sum_of_chosen(entries)
 
     def since(self, start: int, token_ids: Sequence[int]) -> list[LogprobsAtPosition]:
         return self._entries[start:]
 
-    def total(self, token_ids: Sequence[int]) -> float:
-        pairs = zip(self._entries, token_ids, strict=True)
-        return sum(entry[token_id].logprob for entry, token_id in pairs)
-
     def cut(self, length: int) -> None:
+        self.total -= _sum_of_chosen(self._entries[length:])
         del self._entries[length:]
+
+
+def _sum_of_chosen(entries: Sequence[LogprobsAtPosition]) -> float:
+    """The chosen token is the first of each entry."""
+    return sum(next(iter(entry.values())).logprob for entry in entries)
 
 
 def logprobs_at(

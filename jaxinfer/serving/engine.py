@@ -38,8 +38,8 @@ class Engine:
     """Runs requests on a runner; one thread at a time.
 
     Tokens are read one step late: while the device runs a step, the host reads and reports the one
-    before. Only when a request's sampling needs its own tokens on the host (mode "full") is every
-    step read before the next is planned.
+    before. Where a request's sampling needs its own tokens on the host, a step's forward pass is
+    launched all the same, and its tokens are drawn once the step before is read.
 
     A step that raises has destroyed the cache. It is allocated anew and everything that ran is
     computed again; if that raises too, `Quarantine` finds the request at fault, which ends with the
@@ -211,7 +211,7 @@ class Engine:
         """
         self._check_alive()
         try:
-            if self._requests.needs_tokens_at_once or self._first_tokens_would_wait():
+            if self._first_tokens_would_wait():
                 self._read_steps(leave=0)
             schedule = self._schedule()
             if schedule is not None and self._launch(schedule):
@@ -264,11 +264,9 @@ class Engine:
         return self._failure
 
     def _schedule(self) -> Schedule | None:
-        synchronous = self._requests.needs_tokens_at_once
-        steps = 1 if synchronous else self._burst_steps(self._scheduler.num_running)
         try:
             self._quarantine.settle()
-            schedule = self._scheduler.schedule(steps)
+            schedule = self._scheduler.schedule(self._burst_steps(self._scheduler.num_running))
         except Exception as error:  # nobody knows how far it came, so that all starts over
             self._recover(_Fault(self._scheduler.runnable(), error))
             return None
@@ -290,8 +288,14 @@ class Engine:
 
     def _launch(self, schedule: Schedule) -> bool:
         """Launch a step; whether that worked."""
+        schedule.samples_late = self._requests.samples_late(schedule)
         try:
             step = self._runner.launch(schedule)
+            if schedule.samples_late:
+                if (earlier := self._read_until_fault(leave=0)) is not None:
+                    self._recover(earlier)
+                    return False
+                step = self._runner.sample(step)
         except Exception as error:  # whatever the device raises, requests must survive it
             fault = _Fault(_requests_of(schedule), error)
             # What was sampled before is good, unless the same fault shows there too.

@@ -1,4 +1,4 @@
-"""The KV pages on the devices: allocated zeroed, freed at once, counted in bytes."""
+"""What steps keep on the devices, pages above all: allocated zeroed, freed, counted in bytes."""
 
 import math
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.kernels.page_limit import most_pages
 from jaxinfer.serving.programs import Programs
+from jaxinfer.serving.sampling.layout import SlotState
 from jaxinfer.serving.steps import KVCache
 
 
@@ -25,18 +26,22 @@ def most_blocks(programs: Programs) -> int:
     return most_pages(block_size, kv_heads)
 
 
-def allocate(programs: Programs) -> tuple[KVCache, jax.Array]:
-    """Zeroed pages of every layer and zeroed last tokens, sharded as the steps want them."""
-    pages, last_tokens = programs.pages, programs.last_tokens
-    make_pages = jax.jit(lambda: jnp.zeros(pages.shape, pages.dtype), out_shardings=pages.sharding)
-    make_tokens = jax.jit(
-        lambda: jnp.zeros(last_tokens.shape, last_tokens.dtype),
-        out_shardings=last_tokens.sharding,
+def allocate(programs: Programs) -> tuple[KVCache, jax.Array, SlotState]:
+    """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them."""
+    pages, others = programs.pages, (programs.last_tokens, programs.slot_state)
+    make_pages = jax.jit(lambda: _zeros(pages), out_shardings=pages.sharding)
+    make_others = jax.jit(
+        lambda: jax.tree.map(_zeros, others),
+        out_shardings=jax.tree.map(lambda struct: struct.sharding, others),
     )
     kv = tuple(
         (make_pages(), make_pages()) for _ in range(programs.context.config.num_hidden_layers)
     )
-    return kv, make_tokens()
+    return kv, *make_others()
+
+
+def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(struct.shape, struct.dtype)
 
 
 def free(*trees: object) -> None:

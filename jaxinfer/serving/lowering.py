@@ -13,10 +13,12 @@ from jaxinfer.serving.compile_cache import store_directory
 from jaxinfer.serving.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.programs import (
     BurstKey,
+    CountTokensKey,
     Program,
     ProgramKey,
     Programs,
     SamplerKey,
+    SetEditsKey,
     SwapKey,
 )
 from jaxinfer.serving.tracing import TracingWorkers
@@ -149,8 +151,9 @@ class Lowering:
 
 def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
     """Whether other processes can trace a program, where programs take long to trace."""
-    slow = programs.context.backend == "mosaic"
-    return slow and not isinstance(key, SwapKey) and not _runs_user_code(programs, key)
+    if programs.context.backend != "mosaic" or _runs_user_code(programs, key):
+        return False
+    return not isinstance(key, SwapKey | SetEditsKey | CountTokensKey)
 
 
 def _platform(programs: Programs) -> str:

@@ -11,6 +11,7 @@ from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.request import FinishReason, Request
 from jaxinfer.serving.request_group import RequestGroup
+from jaxinfer.serving.request_sampling import set_needs
 from jaxinfer.serving.result import LEFT_VOCAB, OK, StepResult, TokenScores
 from jaxinfer.serving.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler import Scheduler
@@ -51,7 +52,7 @@ class OpenRequests:
         """What has come of requests so far; the scheduler's numbers are not filled in."""
         self._groups: dict[str, RequestGroup] = {}
         self._members: dict[str, _Member] = {}
-        self._synchronous: set[str] = set()
+        self._late: set[str] = set()
         self._changed: dict[str, RequestGroup] = {}
         self._outputs: list[RequestOutput] = []
 
@@ -67,19 +68,21 @@ class OpenRequests:
         """Of all of them, first come first."""
         return list(self._groups)
 
-    @property
-    def needs_tokens_at_once(self) -> bool:
-        """Whether some request can't be sampled before the host knows its last token."""
-        return bool(self._synchronous)
+    def samples_late(self, schedule: Schedule) -> bool:
+        """Whether a row can't be sampled before the host knows its last token."""
+        return bool(self._late) and any(
+            row.samples and row.request.samples_late for row in schedule.rows
+        )
 
     def add(self, group: RequestGroup) -> None:
         """Let a new request wait for its turn."""
         for completion in group.completions:
             request = completion.request
+            set_needs(request, self._free_logprobs)
             self._scheduler.add(request)
             self._members[request.request_id] = _Member(group, completion)
-            if request.params.sampling_mode(self._free_logprobs) == "full":
-                self._synchronous.add(request.request_id)
+            if request.samples_late:
+                self._late.add(request.request_id)
         self._groups[group.request_id] = group
 
     def abort(self, request_id: str) -> bool:
@@ -225,7 +228,7 @@ class OpenRequests:
     def _forget(self, request: Request, reason: FinishReason) -> None:
         self.counts.finished[reason] += 1
         self._members.pop(request.request_id, None)
-        self._synchronous.discard(request.request_id)
+        self._late.discard(request.request_id)
 
 
 def _cause(sampled: TokenScores, row: int) -> str:

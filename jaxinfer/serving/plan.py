@@ -317,6 +317,7 @@ def _count_blocks(
         return min(blocks, most), []
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
+    free_bytes -= memory.bytes_per_device(programs.slot_state)
     largest = largest_programs(buckets, programs.context.backend)
     steps = [key for key in largest if uses_pages(key)]
     others = [key for key in largest if not uses_pages(key)]

@@ -13,8 +13,16 @@ from jaxinfer.serving.collectives import (
     collective_options,
 )
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
-from jaxinfer.serving.programs import BurstKey, ProgramKey, PromptLogprobsKey, SamplerKey
+from jaxinfer.serving.programs import (
+    BurstKey,
+    CountTokensKey,
+    ProgramKey,
+    PromptLogprobsKey,
+    SamplerKey,
+    SetEditsKey,
+)
 from jaxinfer.serving.sampling.layout import MODES
+from jaxinfer.serving.slot_updates import SlotUpdates
 from jaxinfer.serving.swap import HostBlocks
 from jaxinfer.serving.token_parts import part_sizes
 
@@ -32,12 +40,8 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
         for shape, steps in buckets.burst_shapes()
         for mode in burst_modes(shape, buckets)
     ]
-    keys += [
-        SamplerKey(rows, mode, history)
-        for mode in MODES
-        for rows in buckets.sampler_rows(mode)
-        for history in (buckets.histories if mode == "full" else (0,))
-    ]
+    keys += [SamplerKey(rows, mode) for mode in MODES for rows in buckets.sampler_rows()]
+    keys += SlotUpdates.keys()
     keys += [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.scored})]
     return keys + (HostBlocks.keys() if swaps else [])
 
@@ -45,9 +49,8 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
 def burst_modes(shape: DecodeShape, buckets: Buckets) -> Sequence[SamplingMode]:
     """Modes that bursts of this shape are compiled for; each also serves those before it.
 
-    Mode "full" needs each token on the host, so it never runs in bursts. Steps of many rows of long
-    contexts, or that read shared keys once, take long enough that drawing greedy rows, too, is
-    nothing beside them.
+    Rows that need mode "full" are sampled singly. Steps of many rows of long contexts, or that read
+    shared keys once, take long enough that drawing greedy rows, too, is nothing beside them.
     """
     takes_long = shape.units > 0 or buckets.is_wide(shape)
     return MODES[int(takes_long) : MODES.index("full")]
@@ -57,7 +60,7 @@ def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:
     """Those among which the one that needs most memory is, the slowest to compile first."""
     rows = buckets.rows[-1]
     keys: list[ProgramKey] = [
-        SamplerKey(rows, "full", buckets.histories[-1]),
+        SamplerKey(rows, "full"),
         SamplerKey(rows, "truncate"),
         PromptLogprobsKey(buckets.prefill[-1][0]),
         buckets.prefill_shapes()[-1],
@@ -68,7 +71,7 @@ def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:
 
 def uses_pages(key: ProgramKey) -> bool:
     """Whether a program's shapes depend on the number of KV blocks."""
-    return not isinstance(key, SamplerKey | PromptLogprobsKey)
+    return not isinstance(key, SamplerKey | PromptLogprobsKey | SetEditsKey | CountTokensKey)
 
 
 def options_of(

@@ -20,7 +20,7 @@ import jax
 import jax.export
 
 from jaxinfer.serving.programs import Program
-from jaxinfer.serving.sampling.layout import SamplingArrays
+from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotState
 
 _MAGIC = "jaxinfer program 1"
 _DIGEST = hashlib.sha256().digest_size
@@ -32,10 +32,11 @@ _DISTRIBUTIONS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "ja
 # Their serialized form is of one version of JAX and Triton; so is an entry of the store.
 _KERNEL_CALLS = ("jaxinfer_paged_decode_attention", "mosaic_gpu_v2", "triton_kernel_call")
 
-# The only argument that is more than tuples and dictionaries of arrays.
-jax.export.register_namedtuple_serialization(
-    SamplingArrays, serialized_name="jaxinfer.SamplingArrays"
-)
+# The only arguments that are more than tuples and dictionaries of arrays.
+for _kind in (SamplingArrays, SlotState, LogitEdits):
+    jax.export.register_namedtuple_serialization(
+        _kind, serialized_name=f"jaxinfer.{_kind.__name__}"
+    )
 
 
 class ProgramStore:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxinfer.model.sharding import kv_pages_spec, num_page_heads
+from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.mailboxes import describe_peers
@@ -21,9 +21,17 @@ from jaxinfer.serving.sample_steps import (
     decode_burst,
     head_params,
     prompt_logprobs_step,
+    sample_full_step,
     sample_step,
 )
-from jaxinfer.serving.sampling.layout import EDIT_WIDTH, Column, SamplingArrays
+from jaxinfer.serving.sampling.layout import (
+    EDIT_WIDTH,
+    Column,
+    LogitEdits,
+    SamplingArrays,
+    SlotState,
+)
+from jaxinfer.serving.sampling.slot_state import count_tokens, set_edits
 from jaxinfer.serving.steps import (
     Forward,
     StepContext,
@@ -42,7 +50,21 @@ class SamplerKey:
 
     rows: int
     mode: SamplingMode
-    history_width: int = 0
+
+
+@dataclass(frozen=True)
+class SetEditsKey:
+    """Replaces the logit edits of some slots."""
+
+    slots: int
+
+
+@dataclass(frozen=True)
+class CountTokensKey:
+    """Counts known tokens of new holders of some slots."""
+
+    slots: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +91,16 @@ class SwapKey:
     to_host: bool
 
 
-ProgramKey = PrefillShape | DecodeShape | SamplerKey | BurstKey | PromptLogprobsKey | SwapKey
+ProgramKey = (
+    PrefillShape
+    | DecodeShape
+    | SamplerKey
+    | BurstKey
+    | PromptLogprobsKey
+    | SwapKey
+    | SetEditsKey
+    | CountTokensKey
+)
 
 
 @dataclass(frozen=True)
@@ -142,6 +173,10 @@ class Programs:
                 return self._prompt_logprobs(key)
             case SwapKey():
                 return self._swap(key)
+            case SetEditsKey():
+                return self._set_edits(key)
+            case CountTokensKey():
+                return self._count_tokens(key)
 
     def with_layers(self, count: int) -> "Programs":
         """Those of the same model with its first layers only, at most so many."""
@@ -170,6 +205,14 @@ class Programs:
     def last_tokens(self) -> jax.ShapeDtypeStruct:
         """Newest token of each slot, and of the slot that nobody holds."""
         return self._whole((self.num_slots,))
+
+    @property
+    def slot_state(self) -> SlotState:
+        """What mode "full" keeps of each slot, and of the slot that nobody holds."""
+        vocab_size = self.context.config.vocab_size
+        sharding = NamedSharding(self.context.mesh, logits_spec(self.context.rules))
+        counts = jax.ShapeDtypeStruct((self.num_slots, vocab_size), jnp.int32, sharding=sharding)
+        return SlotState(counts, self._edits(self.num_slots))
 
     @property
     def peers(self) -> tuple[()] | tuple[jax.ShapeDtypeStruct]:
@@ -201,12 +244,28 @@ class Programs:
         return self._sharded(name, run, arguments, outputs, donate=(1,))
 
     def _sampler(self, key: SamplerKey) -> Program:
-        run = functools.partial(sample_step, context=self.context, mode=key.mode)
         hidden = self._whole((key.rows, self.context.config.hidden_size), self._dtype)
-        arrays = self._sampling(key.rows, key.mode, key.history_width)
         rows = self._whole((2, key.rows))
+        arrays = self._sampling(key.rows)
         arguments = (head_params(self.params), hidden, rows, arrays, self.last_tokens)
+        if key.mode == "full":
+            run = functools.partial(sample_full_step, context=self.context)
+            outputs = (WHOLE, _specs(self.slot_state), WHOLE)
+            arguments = (*arguments, self.slot_state)
+            return self._sharded("sample_full", run, arguments, outputs, donate=(4, 5))
+        run = functools.partial(sample_step, context=self.context, mode=key.mode)
         return self._sharded(f"sample_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(4,))
+
+    def _set_edits(self, key: SetEditsKey) -> Program:
+        edits = self.slot_state.edits
+        arguments = (edits, self._whole((key.slots,)), self._edits(key.slots))
+        return self._sharded("set_edits", set_edits, arguments, _specs(edits), donate=(0,))
+
+    def _count_tokens(self, key: CountTokensKey) -> Program:
+        run = functools.partial(count_tokens, axis=self.context.axis)
+        counts = self.slot_state.token_counts
+        arguments = (counts, self._whole((key.slots,)), self._whole((3, key.tokens)))
+        return self._sharded("count_tokens", run, arguments, _specs(counts), donate=(0,))
 
     def _burst(self, key: BurstKey) -> Program:
         run = functools.partial(
@@ -217,7 +276,7 @@ class Programs:
             num_steps=key.num_steps,
             forward=self.forward,
         )
-        arrays = self._sampling(key.shape.rows, key.mode, 0)
+        arrays = self._sampling(key.shape.rows)
         packed = self._whole((key.shape.size,))
         arguments = (self.params, self.kv, packed, arrays, self.last_tokens, *self.peers)
         outputs = (_specs(self.kv), WHOLE, WHOLE)
@@ -246,17 +305,14 @@ class Programs:
         part = jax.ShapeDtypeStruct((count, *pages.shape[1:]), pages.dtype, sharding=pages.sharding)
         return ((part, part),) * self.context.config.num_hidden_layers
 
-    def _sampling(self, rows: int, mode: SamplingMode, history_width: int) -> SamplingArrays:
-        scalars = self._whole((rows, len(Column)))
-        if mode != "full":
-            return SamplingArrays(scalars)
-        return SamplingArrays(
-            scalars,
-            self._whole((rows, history_width)),
-            self._whole((rows, EDIT_WIDTH)),
-            self._whole((rows, EDIT_WIDTH), jnp.float32),
-            self._whole((rows, -(-self.context.config.vocab_size // 32))),
-        )
+    def _sampling(self, rows: int) -> SamplingArrays:
+        return SamplingArrays(self._whole((rows, len(Column))))
+
+    def _edits(self, slots: int) -> LogitEdits:
+        ids = self._whole((slots, EDIT_WIDTH))
+        values = self._whole((slots, EDIT_WIDTH), jnp.float32)
+        words = -(-self.context.config.vocab_size // 32)
+        return LogitEdits(ids, values, ids, self._whole((slots, words)))
 
     def _sharded(
         self,

@@ -58,6 +58,8 @@ class Request:
         seed: the resolved seed of the request's random draws.
         prefill_only: it ends, by "length", when its prompt has run; nothing is sampled.
         packed_prompt: `pack_ids(prompt_token_ids)`, made here if it is not given.
+        samples_late: its sampling reads its own tokens on the host.
+        single_steps_until: it takes part in bursts once it is this long.
         priority: requests of a lower one are admitted first and preempted last.
         status: see `RequestStatus`.
         output_token_ids: generated tokens that the host has read.
@@ -95,6 +97,8 @@ class Request:
     seed: int = 0
     prefill_only: bool = False
     packed_prompt: bytes = b""
+    samples_late: bool = False
+    single_steps_until: int = 0
     priority: int = 0
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)

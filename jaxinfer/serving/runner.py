@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,12 +33,25 @@ from jaxinfer.serving.request_sampling import request_sampling
 from jaxinfer.serving.result import StepResult, unpack_scores
 from jaxinfer.serving.sample_steps import head_params
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.sampling.layout import SlotState
 from jaxinfer.serving.schedule import Schedule
+from jaxinfer.serving.slot_updates import CountsUpdate, EditsUpdate, SlotUpdates
 from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.swap import HostBlocks
 from jaxinfer.serving.upload import upload
 from jaxinfer.serving.warm_up import warm_up
 from jaxinfer.serving.watchdog import Watchdog
+
+
+class UnsampledStep(NamedTuple):
+    """A step whose forward pass was launched; what its rows sample is up to `Runner.sample`."""
+
+    schedule: Schedule
+    batch: Batch
+    hidden: jax.Array
+    rows: jax.Array
+    residual: Sequence[jax.Array]
+    sampling: Any
 
 
 class InFlightStep(NamedTuple):
@@ -171,6 +184,7 @@ class Runner:
         self._await_each = self._is_cpu and mesh.devices.size > 1
         self._kv: Any = None
         self._last_tokens: Any = None
+        self._slots: Any = None
         self._mailboxes: list[mailboxes.Mailboxes] = []
         self.compiles_ahead = engine_config.compiles_ahead(plan.platform)
         if not self.compiles_ahead:
@@ -245,11 +259,12 @@ class Runner:
             num_read=self._lowering.num_read,
         )
 
-    def launch(self, schedule: Schedule) -> InFlightStep:
+    def launch(self, schedule: Schedule) -> InFlightStep | UnsampledStep:
         """Start a step and return at once; its tokens stay on the device for the next one.
 
         Args:
-            schedule: from the scheduler; blocks are swapped first, out and then in.
+            schedule: from the scheduler; blocks are swapped first, out and then in. If it samples
+                late, the result is for `sample`, before anything else is launched.
 
         Raises:
             Exception: whatever the device raises. The pages may then be gone: call `reset_cache`.
@@ -258,22 +273,26 @@ class Runner:
             self.reset_cache()
         self._swap(schedule)
         batch = self._builder.build(schedule)
+        self._update_slots(batch.edits, batch.counts)
         packed, sampling = upload((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_burst(schedule, batch, packed, sampling)
-        sampler_key = SamplerKey(batch.shape.rows, batch.mode, batch.history_width)
-        forward, sample = self._compiled.both(batch.shape, sampler_key)
+        forward, _ = self._compiled.both(batch.shape, SamplerKey(batch.shape.rows, batch.mode))
         self._kv, hidden, rows, *residual = forward(
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
         self._settle(hidden)
-        self._last_tokens, sampled = sample(self._head, hidden, rows, sampling, self._last_tokens)
-        prompt = None
-        if batch.targets is not None:
-            self._settle(sampled)
-            score = self._compiled[PromptLogprobsKey(len(batch.targets))]
-            prompt = score(self._head, *residual, upload(batch.targets, self._whole))
-        return self._in_flight(schedule, sampled, prompt)
+        step = UnsampledStep(schedule, batch, hidden, rows, residual, sampling)
+        return step if schedule.samples_late else self._sample(step)
+
+    def sample(self, step: UnsampledStep) -> InFlightStep:
+        """Draw the tokens of a step that samples late, now that all earlier ones are read.
+
+        Raises:
+            Exception: as `launch`.
+        """
+        self._update_slots(self._builder.late_edits(step.schedule), ())
+        return self._sample(step)
 
     def fetch(self, step: InFlightStep) -> StepResult:
         """Wait for a launched step and read it.
@@ -300,8 +319,8 @@ class Runner:
         start = time.perf_counter()
         # First, because that waits until no GPU runs a step that would write to the old ones.
         fresh = [mailboxes.allocate(peers) for peers in self._programs.peers]
-        kv_cache.free(self._kv, self._last_tokens, self._mailboxes)
-        self._kv, self._last_tokens = kv_cache.allocate(self._programs)
+        kv_cache.free(self._kv, self._last_tokens, self._slots, self._mailboxes)
+        self._kv, self._last_tokens, self._slots = kv_cache.allocate(self._programs)
         self._mailboxes = fresh
         with self._watchdog.watching("to allocate its KV cache"):
             jax.block_until_ready(self._kv)
@@ -321,8 +340,8 @@ class Runner:
 
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
-        kv_cache.free(self._kv, self._last_tokens, self._mailboxes)
-        self._params = self._head = self._kv = self._last_tokens = None
+        kv_cache.free(self._kv, self._last_tokens, self._slots, self._mailboxes)
+        self._params = self._head = self._kv = self._last_tokens = self._slots = None
         self._compiled.close()
         self._lowering.close()
         self._counter.close()
@@ -333,7 +352,7 @@ class Runner:
         return [each.peers for each in self._mailboxes]
 
     def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
-        self._kv, self._last_tokens = warm_up(
+        self._kv, self._last_tokens, self._slots = warm_up(
             self._programs,
             keys,
             lambda key, *arguments: self._compiled[key](*arguments),
@@ -341,7 +360,37 @@ class Runner:
             self._head,
             self._kv,
             self._last_tokens,
+            self._slots,
         )
+
+    def _sample(self, step: UnsampledStep) -> InFlightStep:
+        batch = step.batch
+        sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode)]
+        inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
+        if batch.mode == "full":
+            self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
+        else:
+            self._last_tokens, sampled = sample(*inputs)
+        prompt = None
+        if batch.targets is not None:
+            self._settle(sampled)
+            score = self._compiled[PromptLogprobsKey(len(batch.targets))]
+            prompt = score(self._head, *step.residual, upload(batch.targets, self._whole))
+        return self._in_flight(step.schedule, sampled, prompt)
+
+    def _update_slots(self, edits: Iterable[EditsUpdate], counts: Iterable[CountsUpdate]) -> None:
+        set_edits, count_tokens = SlotUpdates.keys()
+        state: SlotState = self._slots
+        for update in edits:
+            arguments = upload(update, self._whole)
+            state = state._replace(edits=self._compiled[set_edits](state.edits, *arguments))
+            self._settle(state.edits.ids)
+        for update in counts:
+            arguments = upload(update, self._whole)
+            counted = self._compiled[count_tokens](state.token_counts, *arguments)
+            state = state._replace(token_counts=counted)
+            self._settle(counted)
+        self._slots = state
 
     def _launch_burst(
         self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any

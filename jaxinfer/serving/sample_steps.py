@@ -17,8 +17,9 @@ from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape
 from jaxinfer.serving.result import LEFT_VOCAB
 from jaxinfer.serving.sampler import StepOutput, advance, sample
-from jaxinfer.serving.sampling.layout import SamplingArrays
+from jaxinfer.serving.sampling.layout import SamplingArrays, SlotState
 from jaxinfer.serving.sampling.logprobs import report_unscaled
+from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 from jaxinfer.serving.steps import Forward, KVCache, StepContext, feed_last_tokens
 
@@ -53,24 +54,44 @@ def sample_step(
         arrays: how each row is sampled.
         last_tokens: newest token of each slot; donated.
         context: static.
-        mode: what the batch needs at most; static.
+        mode: what the batch needs at most, but not "full"; static.
 
     Returns:
         The newest tokens, and what the host reads (see `result.py`).
     """
     slots, fed = rows[0], rows[1]
-    output = sample(
-        lm_head(head, hidden),
-        arrays,
-        mode=mode,
-        axis=context.axis,
-        max_logprobs=context.num_logprobs,
-        raw_logprobs=context.raw_logprobs,
-        last_token_ids=fed,
-        logits_processor=context.logits_processor,
-        sampler=context.sampler,
-    )
+    output = _sample(head, hidden, fed, arrays, context, mode)
     return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
+
+
+def sample_full_step(
+    head: Mapping[str, Any],
+    hidden: Float[Array, "B E"],
+    rows: Int32[Array, "2 B"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    state: SlotState,
+    *,
+    context: StepContext,
+) -> tuple[Int32[Array, " slots"], SlotState, Int32[Array, "B columns"]]:
+    """`sample_step` in mode "full": with each slot's edits and penalties, and likeliest tokens.
+
+    Args:
+        head: as in `sample_step`; so are `hidden`, `rows`, `context`.
+        arrays: the scalars; all else is in `state`.
+        last_tokens: newest token of each slot; donated.
+        state: what slots hold; donated.
+
+    Returns:
+        The newest tokens, what slots hold with these tokens counted, and what the host reads.
+    """
+    slots, fed = rows[0], rows[1]
+    arrays = with_slot_state(arrays, state, slots)
+    output = _sample(head, hidden, fed, arrays, context, "full")
+    axis = VocabAxis(context.axis)
+    counts = count_sampled(state.token_counts, slots, output.tokens, arrays.scalars, axis)
+    last_tokens = last_tokens.at[slots].set(output.tokens, mode="drop")
+    return last_tokens, state._replace(token_counts=counts), _pack(output)
 
 
 def decode_burst(
@@ -98,7 +119,7 @@ def decode_burst(
         peers: this device's row of `Mailboxes.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
-        mode: any but "full", whose history is the host's; static.
+        mode: any but "full"; static.
         num_steps: static.
         forward: takes the place of `feed_last_tokens`; static.
 
@@ -149,7 +170,7 @@ def prompt_logprobs_step(
         context: static.
 
     Returns:
-        The same columns as `sample_step` in mode "full", with the targets as chosen tokens.
+        The same columns as `sample_full_step`, with the targets as chosen tokens.
     """
     axis = VocabAxis(context.axis)
     T = targets.shape[0]
@@ -171,6 +192,27 @@ def prompt_logprobs_step(
     )
     packed = lax.map(score, blocks)
     return packed.reshape(T + pad, -1)[:T]
+
+
+def _sample(
+    head: Mapping[str, Any],
+    hidden: Float[Array, "B E"],
+    fed: Int32[Array, " B"],
+    arrays: SamplingArrays,
+    context: StepContext,
+    mode: SamplingMode,
+) -> StepOutput:
+    return sample(
+        lm_head(head, hidden),
+        arrays,
+        mode=mode,
+        axis=context.axis,
+        max_logprobs=context.num_logprobs,
+        raw_logprobs=context.raw_logprobs,
+        last_token_ids=fed,
+        logits_processor=context.logits_processor,
+        sampler=context.sampler,
+    )
 
 
 def _pack(output: StepOutput) -> jax.Array:

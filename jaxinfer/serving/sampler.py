@@ -1,6 +1,6 @@
 """From logits to tokens on the device: one function, four static modes, every row for itself."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,14 +113,17 @@ def sample(
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)
     raw, raw_largest, sane = logits, None, None
-    if mode == "full":
+    edits = arrays.edits if mode == "full" else None
+    if edits is not None:
         # A mask may hide a NaN from the checks that come later.
         _, raw_largest, sane = largest_logit(logits, vocab_axis)
-        logits = edit_logits(logits, arrays, rows, vocab_axis)
+        logits = edit_logits(logits, edits, arrays.token_counts, rows, vocab_axis)
 
     if last_token_ids is None:
         last_token_ids = jnp.zeros_like(rows.position)
-    state = sampler_state(rows, arrays, last_token_ids)
+    state: Any = None  # only for callables that a user supplies
+    if logits_processor is not None or sampler is not None:
+        state = sampler_state(rows, arrays, last_token_ids, vocab_axis)
     if logits_processor is not None:
         whole = logits_processor(vocab_axis.whole(logits), state)
         logits = vocab_axis.local(whole, logits.shape[1])
@@ -155,7 +158,7 @@ def sample(
 def advance(arrays: SamplingArrays, steps: jax.Array | int = 1) -> SamplingArrays:
     """Move every row on by some tokens, for several steps in one jitted call.
 
-    Serves modes without history only: the other arrays stay as they are.
+    The counts of tokens stay as they are: rows whose history is needed are sampled singly.
     """
     scalars = arrays.scalars.at[:, Column.POSITION].add(steps)
     return arrays._replace(scalars=scalars)

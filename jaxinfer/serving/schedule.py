@@ -58,6 +58,8 @@ class Schedule:
             block may be given away again by the next schedule's `swap_out`.
         preempted: requests that lost their blocks to ones of lower rank in this step.
         num_tokens: tokens fed in total (in a burst: by its first inner step).
+        samples_late: a row's sampling depends on tokens that the host must read first; the forward
+            pass does not wait for that.
         epoch: counts rebuilt caches; `Scheduler.update` ignores schedules of an earlier one.
     """
 
@@ -68,6 +70,7 @@ class Schedule:
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
+    samples_late: bool = False
     epoch: int = 0
 
 

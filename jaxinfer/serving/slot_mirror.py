@@ -48,14 +48,25 @@ class SlotMirror:
         self._lengths = [0] * num_slots
         # Requests whose mode gets cheaper once min_tokens are out.
         self._changing = [False] * num_slots
+        self._new_holders: dict[int, Request] = {}
 
     def clear(self) -> None:
         """Forget every slot, after the cache was rebuilt."""
         self.tables[:] = 0
         self._holders = [None] * self.num_slots
+        self._new_holders.clear()
 
-    def update(self, request: Request) -> int:
+    def take_new_holders(self) -> dict[int, Request]:
+        """Requests by slot that have come to hold it since the last call."""
+        taken, self._new_holders = self._new_holders, {}
+        return taken
+
+    def update(self, request: Request, position: int) -> int:
         """Bring a running request's row up to date and return its slot.
+
+        Args:
+            request: holds a slot.
+            position: of the token that it samples next, if it does.
 
         Raises:
             ValueError: it is not running, or its sampling parameters can't be prepared.
@@ -71,7 +82,7 @@ class SlotMirror:
             self.tables[slot, known : len(table)] = table[known:]
             self._lengths[slot] = len(table)
         if self._changing[slot]:
-            self._set_level(slot, request)
+            self._set_level(slot, position - request.num_prompt_tokens)
         return slot
 
     def blocks(self, slots: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
@@ -86,9 +97,9 @@ class SlotMirror:
         self._admissions[slot] = request.num_admissions
         self._lengths[slot] = 0
         self._changing[slot] = request.params.min_tokens > 0
-        self._set_level(slot, request)
+        self._set_level(slot, 0)
         self._holders[slot] = request
+        self._new_holders[slot] = request
 
-    def _set_level(self, slot: int, request: Request) -> None:
-        mode = self.sampling[slot].mode(len(request.output_token_ids))
-        self.levels[slot] = MODES.index(mode)
+    def _set_level(self, slot: int, num_output_tokens: int) -> None:
+        self.levels[slot] = MODES.index(self.sampling[slot].mode(num_output_tokens))

@@ -11,7 +11,10 @@ class StepRunner(Protocol):
     """What the engine needs of the device; `Runner` is the real one."""
 
     def launch(self, schedule: Schedule) -> Any:
-        """Start a step; returns at once with a handle for `fetch`."""
+        """Start a step; returns at once with a handle for `fetch`, or `sample` if it is late."""
+
+    def sample(self, step: Any) -> Any:
+        """Draw the tokens of a step that samples late; returns a handle for `fetch`."""
 
     def fetch(self, step: Any) -> StepResult:
         """Wait for a launched step and read it."""

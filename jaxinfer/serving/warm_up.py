@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs, SamplerKey
+from jaxinfer.serving.sampling.layout import SlotState
 from jaxinfer.serving.upload import upload
 
 _RUNS = 3
@@ -26,7 +27,8 @@ def warm_up(
     head: Any,
     kv: Any,
     last_tokens: jax.Array,
-) -> tuple[Any, jax.Array]:
+    slots: SlotState,
+) -> tuple[Any, jax.Array, SlotState]:
     """Run steps and samplers of padding, which write to block 0 and to slots that nobody holds yet.
 
     Args:
@@ -37,9 +39,10 @@ def warm_up(
         head: from `sample_steps.head_params`.
         kv: the pages; donated.
         last_tokens: newest token of each slot; donated.
+        slots: what mode "full" keeps of each slot; donated.
 
     Returns:
-        The pages and the newest tokens.
+        The pages, the newest tokens, and the slots.
     """
     for key in keys:
         for _ in range(_num_runs(key)):
@@ -52,10 +55,12 @@ def warm_up(
                     packed, arrays = _uploaded(programs, [_padding(key.shape), arrays])
                     kv, last_tokens, _ = run(key, params, kv, packed, arrays, last_tokens)
                 case SamplerKey():
-                    _, *inputs, _ = programs.program(key).arguments
-                    inputs = _uploaded(programs, _zeros(inputs))
-                    last_tokens, _ = run(key, head, *inputs, last_tokens)
-    return jax.block_until_ready((kv, last_tokens))
+                    inputs = _uploaded(programs, _zeros(programs.program(key).arguments[1:4]))
+                    if key.mode == "full":
+                        last_tokens, slots, _ = run(key, head, *inputs, last_tokens, slots)
+                    else:
+                        last_tokens, _ = run(key, head, *inputs, last_tokens)
+    return jax.block_until_ready((kv, last_tokens, slots))
 
 
 def _num_runs(key: ProgramKey) -> int:

@@ -39,6 +39,8 @@ class FakeRunner:
     Attributes:
         fail_launches: numbers of launches that raise.
         fail_fetches: numbers of launches whose fetch raises.
+        fail_samples: numbers of launches that sample late, and raise then.
+        late_samples: how many did.
         poisoned: request ids whose rows come out with `ok` False.
         launches: the schedules that ran, in order.
         num_resets: how often the cache was rebuilt.
@@ -49,6 +51,8 @@ class FakeRunner:
         self.block_size = block_size
         self.fail_launches: set[int] = set()
         self.fail_fetches: set[int] = set()
+        self.fail_samples: set[int] = set()
+        self.late_samples = 0
         self.fail_reset = False
         self.poisoned: set[str] = set()
         self.launches: list[Schedule] = []
@@ -86,6 +90,16 @@ class FakeRunner:
         prompt = _scores(np.array(targets, np.int32)) if wants_scores else None
         return number, StepResult(_scores(tokens, ok), prompt)
 
+    def sample(self, step: Any) -> Any:
+        number, _ = step
+        assert self.launches[-1].samples_late
+        assert self.unread == 1, "earlier tokens are not read yet"
+        self.late_samples += 1
+        if number in self.fail_samples:
+            self._pages.clear()
+            raise RuntimeError(f"sampling {number} ran out of memory")
+        return step
+
     def fetch(self, step: Any) -> StepResult:
         number, result = step
         self.unread -= 1
@@ -98,6 +112,7 @@ class FakeRunner:
         if self.fail_reset:
             raise RuntimeError("no memory left at all")
         self.num_resets += 1
+        self.unread = 0
         self._pages.clear()
         self._host_pages.clear()
         self._last_tokens.clear()

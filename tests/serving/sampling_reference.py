@@ -2,13 +2,36 @@
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving import sampler
-from jaxinfer.serving.sampling_batch import BatchRow, batch_mode, pack, prepare_row
+from jaxinfer.serving.sampling.layout import (
+    EDIT_WIDTH,
+    IN_OUTPUT,
+    IN_PROMPT,
+    MODES,
+    Column,
+    LogitEdits,
+    SamplingArrays,
+)
+from jaxinfer.serving.sampling_batch import RowSampling, prepare_row
+
+
+class Row(NamedTuple):
+    """One row of a batch that samples, and its tokens so far."""
+
+    sampling: RowSampling
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
+
+    @property
+    def mode(self) -> str:
+        return self.sampling.mode(len(self.output))
 
 
 def processed_logits(
@@ -66,10 +89,10 @@ def make_rows(
     output: Sequence[int] = (),
     seeds: Sequence[int] | None = None,
     **extra,
-) -> list[BatchRow]:
+) -> list[Row]:
     """One row for each params; seed i for row i unless given."""
     return [
-        BatchRow(
+        Row(
             prepare_row(
                 p,
                 seed=i if seeds is None else seeds[i],
@@ -77,11 +100,50 @@ def make_rows(
                 prompt_token_ids=prompt,
                 **extra,
             ),
-            len(prompt) + len(output),
+            prompt,
             list(output),
         )
         for i, p in enumerate(params)
     ]
+
+
+def batch_mode(rows: Sequence[Row]) -> str:
+    """The least mode that serves every row."""
+    return MODES[max((MODES.index(row.mode) for row in rows), default=0)]
+
+
+def pack(rows: Sequence[Row], mode: str, *, batch_size: int, vocab_size: int) -> SamplingArrays:
+    """What a batch is sampled by, with all that slots would hold made anew; the rest is padding."""
+    nobody = prepare_row(
+        SamplingParams(temperature=0.0), seed=0, vocab_size=vocab_size, prompt_token_ids=[]
+    )
+    rows = [*rows, *[Row(nobody)] * (batch_size - len(rows))]
+    scalars = np.stack([row.sampling.scalars for row in rows])
+    scalars[:, Column.POSITION] = [len(row.prompt) + len(row.output) for row in rows]
+    if mode != "full":
+        return SamplingArrays(scalars)
+    edits = LogitEdits(
+        np.full((batch_size, EDIT_WIDTH), -1, np.int32),
+        np.zeros((batch_size, EDIT_WIDTH), np.float32),
+        np.zeros((batch_size, EDIT_WIDTH), np.int32),
+        np.full((batch_size, -(-vocab_size // 32)), -1, np.int32),
+    )
+    counts = np.zeros((batch_size, vocab_size), np.int32)
+    for i, row in enumerate(rows):
+        if row.sampling.edits is not None:
+            banned = row.sampling.edits.banned_after(row.output)
+            row.sampling.edits.write(LogitEdits(*(array[i] for array in edits)), banned)
+        counts[i, list(row.prompt)] = IN_PROMPT
+        np.add.at(counts[i], list(row.output), IN_OUTPUT)
+    return SamplingArrays(scalars, counts, edits)
+
+
+def packed_specs(mode: str) -> SamplingArrays:
+    """How `pack` is divided among devices that share the vocabulary."""
+    whole, by_token = PartitionSpec(), PartitionSpec(None, "tensor")
+    if mode != "full":
+        return SamplingArrays(whole)
+    return SamplingArrays(whole, by_token, LogitEdits(whole, whole, whole, whole))
 
 
 def run(
@@ -94,12 +156,7 @@ def run(
 ) -> sampler.StepOutput:
     """Sample once; the result in NumPy."""
     rows = make_rows(params, logits.shape[1], **row_arguments)
-    arrays = pack(
-        rows,
-        mode or batch_mode(rows),
-        batch_size=len(logits),
-        vocab_size=logits.shape[1],
-        history_width=32,
-    )
-    output = jitted(mode or batch_mode(rows), max_logprobs)(logits.astype(np.float32), arrays)
+    mode = mode or batch_mode(rows)
+    arrays = pack(rows, mode, batch_size=len(logits), vocab_size=logits.shape[1])
+    output = jitted(mode, max_logprobs)(logits.astype(np.float32), arrays)
     return jax.tree.map(np.asarray, output)

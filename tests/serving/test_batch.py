@@ -27,7 +27,12 @@ def test_every_array_of_a_batch_begins_where_gpu_kernels_can_read_it():
 
 
 def _builder(
-    max_num_seqs=NOBODY, max_model_len=64, block_size=S, num_decode_steps=1, rows_in_unit=0
+    max_num_seqs=NOBODY,
+    max_model_len=64,
+    block_size=S,
+    num_decode_steps=1,
+    rows_in_unit=0,
+    tokenizer=None,
 ):
     buckets = choose_buckets(
         max_num_seqs=max_num_seqs,
@@ -38,7 +43,9 @@ def _builder(
         platform="gpu" if rows_in_unit else "cpu",
         rows_in_unit=rows_in_unit,
     )
-    prepare = functools.partial(request_sampling, vocab_size=100, eos_token_ids=[2], tokenizer=None)
+    prepare = functools.partial(
+        request_sampling, vocab_size=100, eos_token_ids=[2], tokenizer=tokenizer
+    )
     return BatchBuilder(
         buckets,
         max_num_seqs=max_num_seqs,
@@ -167,24 +174,63 @@ def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
     builder = _builder()
     request = _request(0, 2, [1], outputs=[7], min_tokens=2)
     assert builder.build(_schedule((request, 2, 1, True, 1), is_decode=True)).mode == "full"
-    request.output_token_ids.append(8)
+    # The second token is in flight, but counted.
     assert builder.build(_schedule((request, 3, 1, True, 1), is_decode=True)).mode == "greedy"
 
 
-def test_history_is_uploaded_for_penalties_alone():
+def test_a_slot_is_told_of_its_holder_once():
     builder = _builder()
-    plain = _request(0, 2, [1], logprobs=1)
-    assert builder.build(_schedule((plain, 0, 2, True, 1))).history_width == 0
-    penal = _request(1, 2, [2], outputs=[30], repetition_penalty=2.0)
-    batch = builder.build(_schedule((penal, 2, 1, True, 1), is_decode=True))
-    assert batch.history_width == 64
-    assert batch.sampling.history[0, :3].tolist() == [10, 11, 30]
+    plain = (_request(0, 2, [1], logprobs=1), 0, 2, True, 1)
+    penal = _request(1, 2, [2], outputs=[30], repetition_penalty=2.0, logit_bias={5: 1.0})
+    row = (penal, 2, 1, True, 1)
+    batch = builder.build(_schedule(plain, row))
+    (edits,), (counts,) = batch.edits, batch.counts
+    assert edits.slots[:2].tolist() == [1, NOBODY + 1]
+    assert edits.edits.ids[0, :2].tolist() == [5, -1]
+    assert counts.cleared[:2].tolist() == [1, NOBODY + 1]
+    assert counts.tokens[:, :3].tolist() == [[1, 1, 1], [10, 11, 30], [0, 0, 1]]
+    assert (counts.tokens[0, 3:] == NOBODY + 1).all()
+    assert batch.sampling[1:] == (None, None)
+    again = builder.build(_schedule(plain, row))
+    assert not again.edits
+    assert not again.counts
+    penal.num_admissions += 1
+    assert builder.build(_schedule(plain, row)).counts
 
 
-def test_the_full_sampler_refuses_unread_tokens():
-    request = _request(0, 2, [1], in_flight=2, logprobs=1)
-    with pytest.raises(ValueError, match="read the step before"):
-        _builder().build(_schedule((request, 3, 1, True, 1), is_decode=True))
+def test_long_histories_of_many_rows_are_counted_in_parts():
+    builder = _builder(max_num_seqs=64, max_model_len=4096)
+    penalised = {"presence_penalty": 1.0}
+    rows = [
+        (_request(slot, 700 + slot, [slot + 1], **penalised), 699 + slot, 1, True, 1)
+        for slot in range(10)
+    ]
+    counts = builder.build(_schedule(*rows, is_decode=True)).counts
+    cleared = np.concatenate([update.cleared for update in counts])
+    assert sorted(cleared[cleared < 64]) == [*range(10)]
+    slots, ids, generated = np.concatenate([update.tokens for update in counts], axis=1)
+    assert np.bincount(slots[slots < 64]).tolist() == [700 + slot for slot in range(10)]
+    assert ids[slots == 3].tolist() == rows[3][0].prompt_token_ids
+    assert not generated.any()
+
+
+def test_a_step_tells_slots_late_what_depends_on_tokens_read_since():
+    class Tokenizer:
+        def encode(self, text, add_special_tokens):
+            return [30, 31]
+
+    builder = _builder(tokenizer=Tokenizer())
+    request = _request(2, 2, [1], outputs=[30], in_flight=1, bad_words=["x"])
+    schedule = _schedule((request, 3, 1, True, 1), is_decode=True)
+    (first,) = builder.build(schedule).edits
+    assert first.edits.ids[0, :2].tolist() == [31, -1]
+    assert builder.late_edits(schedule) == []
+    request.output_token_ids.append(7)
+    (late,) = builder.late_edits(schedule)
+    assert late.slots[:2].tolist() == [2, NOBODY + 1]
+    assert (late.edits.ids[0] == -1).all()
+    request.slot = None  # what was read has ended it
+    assert builder.late_edits(schedule) == []
 
 
 def test_targets_are_the_next_prompt_tokens_of_rows_that_want_scores():

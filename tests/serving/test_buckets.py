@@ -3,7 +3,6 @@ import pytest
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_set import burst_modes
-from jaxinfer.serving.sampling.layout import MODES
 
 
 def _choose(platform="gpu", **changes):
@@ -28,14 +27,13 @@ def test_every_step_fits_a_bucket(platform, max_num_seqs):
             assert shape.tokens >= tokens
             assert shape.rows >= rows
             assert shape in buckets.prefill_shapes()
-            for mode in MODES:
-                assert shape.rows in buckets.sampler_rows(mode)
+            assert shape.rows in buckets.sampler_rows()
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
 def test_no_program_has_a_product_with_one_row(platform):
     buckets = _choose(platform, max_num_seqs=1, max_num_batched_tokens=1)
-    assert min(buckets.sampler_rows("greedy")) >= 2
+    assert min(buckets.sampler_rows()) >= 2
     assert min(tokens for tokens, _ in buckets.prefill) >= 2
 
 
@@ -75,10 +73,9 @@ def test_every_number_of_rows_finds_its_programs_at_both_widths(max_num_seqs):
     for rows in range(1, max_num_seqs + 1):
         steps = buckets.burst_steps(rows)
         for width in (1, 256, 257, buckets.widths[-1]):
-            for mode in MODES:
-                shape = buckets.decode_shape(rows, width, mode=mode)
-                assert shape in buckets.decode_shapes()
-                assert shape.rows in buckets.sampler_rows(mode)
+            shape = buckets.decode_shape(rows, width)
+            assert shape in buckets.decode_shapes()
+            assert shape.rows in buckets.sampler_rows()
             shape = buckets.decode_shape(rows, width, num_steps=steps)
             assert (shape, steps) in buckets.burst_shapes()
             assert shape.rows >= rows
@@ -97,13 +94,6 @@ def test_a_second_width_costs_few_programs():
 def test_a_table_on_a_gpu_holds_whole_tiles_of_keys(block_size):
     for width in _choose(block_size=block_size, burst_length=8).widths:
         assert width * block_size % 128 == 0
-
-
-def test_mode_full_takes_few_of_the_decode_buckets():
-    buckets = _choose()
-    assert buckets.decode_shape(3, 256, mode="full").rows == 8
-    assert buckets.decode_shape(9, 256, mode="full").rows == 256
-    assert buckets.sampler_rows("full") == [8, 256]
 
 
 def test_bursts_of_many_rows_of_long_contexts_have_no_greedy_programs_of_their_own():
@@ -167,9 +157,3 @@ def test_a_step_beyond_the_largest_bucket_is_an_error():
         buckets.prefill_shape(8193, 1)
     with pytest.raises(ValueError, match="257 exceeds the largest bucket, 256"):
         buckets.decode_shape(257, 1)
-
-
-def test_histories_are_none_or_full_length():
-    buckets = _choose(max_model_len=4096)
-    assert buckets.history_width(0) == 0
-    assert buckets.history_width(1) == 4096

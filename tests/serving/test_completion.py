@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -147,3 +148,30 @@ def test_scores_that_a_step_did_not_compute_are_an_error_not_a_guess():
         completion(logprobs=0).extend([3], TokenScores(tokens[None], ok[None]), 0)
     with pytest.raises(RuntimeError, match="reported none"):
         logprobs_at(TokenScores(tokens, ok, np.array([-1.0], np.float32)), (0,), 1, None)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_delta_with_logprobs_takes_as_long_after_many_tokens_as_after_few(count):
+    def shortest(num_tokens):
+        made = Completion(0, Request("a", [1], SamplingParams(logprobs=count)), None)
+        step = scores([7])
+        step.__dict__["top_ids"] = np.zeros((1, 1, 2), np.int32)
+        step.__dict__["top_logprobs"] = np.zeros((1, 1, 2), np.float32)
+        many = [7] * num_tokens
+        made.extend([7], step, 0)
+        made.token_ids += many
+        made._logprobs._values = [-7.0] * (num_tokens + 1)
+        made._logprobs._ranks = [None] * (num_tokens + 1)
+        made._logprobs._entries = [{7: Logprob(-7.0, None)}] * (num_tokens + 1)
+        made.output(delta=True)
+        times = []
+        for _ in range(20):
+            made.extend([7], step, 0)
+            start = time.perf_counter()
+            output = made.output(delta=True)
+            times.append(time.perf_counter() - start)
+            assert len(output.logprobs) == 1
+        return min(times)
+
+    # A sum over all of them would take a thousand times as long.
+    assert shortest(1_000_000) < 30 * shortest(10)

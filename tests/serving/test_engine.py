@@ -58,7 +58,7 @@ class Setup:
         assert not self.engine.has_unfinished
         self.scheduler.check_invariants()
         assert not self.engine._requests._members
-        assert not self.engine._requests.needs_tokens_at_once
+        assert not self.engine._requests._late
         return outputs
 
     def answers(self):
@@ -112,18 +112,53 @@ def test_first_tokens_are_read_before_a_burst_is_launched():
     assert unread == [0, 0, 1]
 
 
-def test_a_request_that_needs_its_tokens_on_the_host_makes_every_step_synchronous():
-    setup = Setup()
-    setup.add("a", [1, 2, 3], frequency_penalty=1.0)
-    setup.engine.step()
-    assert setup.runner.unread == 1
-    for _ in range(3):
-        schedule_tokens = len(setup.scheduler.unfinished()[0].output_token_ids)
-        setup.engine.step()
-        request = setup.scheduler.unfinished()[0]
-        assert len(request.output_token_ids) == schedule_tokens + 1
-        assert request.num_in_flight_tokens == 1
+def _unread_at_launches(setup):
+    unread, launch = [], setup.runner.launch
+    setup.runner.launch = lambda schedule: (unread.append(setup.runner.unread), launch(schedule))[1]
+    return unread
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"frequency_penalty": 1.0},
+        {"logprobs": 5},
+        {"logit_bias": {3: 1.0}},
+        {"allowed_token_ids": [3]},
+        {"bad_words": ["x"]},
+    ],
+    ids=str,
+)
+def test_no_way_of_sampling_makes_a_launch_wait_for_the_step_before(params):
+    setup = Setup(num_decode_steps=4)
+    setup.add("a", [1, 2, 3], **params)
+    setup.add("b", [4, 5])
+    unread = _unread_at_launches(setup)
     setup.run()
+    assert [schedule.num_steps for schedule in setup.runner.launches] == [1] * 5
+    assert unread == [0, 0, 1, 1, 1]  # the second waits for first tokens, as any would
+    late = len(setup.runner.launches) if "bad_words" in params else 0
+    assert setup.runner.late_samples == late
+
+
+def test_bursts_begin_once_min_tokens_are_out():
+    setup = Setup(num_decode_steps=4)
+    setup.add("a", [1, 2, 3], max_tokens=11, min_tokens=3)
+    setup.run()
+    assert [schedule.num_steps for schedule in setup.runner.launches] == [1, 1, 1, 4, 4]
+
+
+@pytest.mark.parametrize("fails", ["fail_launches", "fail_samples", "fail_fetches"])
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_step_that_samples_late_and_raises_costs_nothing_but_time(fails, number):
+    setup = Setup()
+    setup.add("a", [1, 2, 3], bad_words=["x"])
+    setup.add("b", [4, 5])
+    getattr(setup.runner, fails).add(number)
+    outputs = {output.request_id: output.outputs[0] for output in setup.run()}
+    assert outputs["a"].token_ids == continuation([1, 2, 3], 5, VOCAB)
+    assert outputs["b"].token_ids == continuation([4, 5], 5, VOCAB)
+    assert setup.runner.num_resets == 1
 
 
 @settings(max_examples=40, deadline=None)

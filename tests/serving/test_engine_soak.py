@@ -36,8 +36,10 @@ def random_request(rng, shared):
         "cache_salt": rng.choice([None, None, "a", "b"]),
     }
     if rng.random() < 0.1:
-        # These make the engine synchronous while they run.
+        # No bursts until they are out.
         params["min_tokens"] = rng.randrange(1, params["max_tokens"] + 1)
+    if rng.random() < 0.05:
+        params["bad_words"] = ["x"]  # which the toy device ignores, but samples late
     return prompt, params
 
 
@@ -70,7 +72,9 @@ def test_every_answer_is_the_one_a_request_has_alone(seed):
         if rng.random() < 0.02 and setup.runner.num_launches > last_fault + 30:
             # Twice in a row a lone request would rightly be held at fault.
             last_fault = setup.runner.num_launches
-            broken = rng.choice([setup.runner.fail_launches, setup.runner.fail_fetches])
+            broken = rng.choice(
+                [setup.runner.fail_launches, setup.runner.fail_samples, setup.runner.fail_fetches]
+            )
             broken.add(setup.runner.num_launches)
         setup.engine.step()
         for output in setup.engine.take_outputs():
@@ -82,8 +86,9 @@ def test_every_answer_is_the_one_a_request_has_alone(seed):
     pool = setup.scheduler.pool
     assert pool.num_free_blocks == pool.num_usable_blocks
     assert setup.runner.num_resets > 2
+    assert setup.runner.late_samples > 2
     assert not setup.engine._requests._members
-    assert not setup.engine._requests.needs_tokens_at_once
+    assert not setup.engine._requests._late
 
 
 def check(outputs, params, expected):

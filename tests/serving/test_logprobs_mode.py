@@ -11,8 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxinfer import EngineConfig, SamplingParams
 from jaxinfer.serving.sampler import sample
-from jaxinfer.serving.sampling_batch import pack
-from tests.serving.sampling_reference import make_rows, run
+from tests.serving.sampling_reference import make_rows, pack, packed_specs, run
 from tests.serving.small_llm import GREEDY, PROMPTS, reference_logits, small_llm
 
 VOCAB, COUNT = 96, 7
@@ -38,10 +37,10 @@ def log_softmax(logits):
 def sample_raw(logits, num_devices=1):
     """The full sampler's raw report, on a vocabulary that devices share."""
     rows = make_rows(PARAMS, VOCAB, prompt=PROMPT, output=OUTPUT)
-    arrays = pack(rows, "full", batch_size=len(PARAMS), vocab_size=VOCAB, history_width=8)
+    arrays = pack(rows, "full", batch_size=len(PARAMS), vocab_size=VOCAB)
     mesh = jax.make_mesh((num_devices,), ("tensor",), axis_types=(AxisType.Auto,))
     step = partial(sample, mode="full", axis="tensor", max_logprobs=COUNT, raw_logprobs=True)
-    specs = (PartitionSpec(None, "tensor"), PartitionSpec())
+    specs = (PartitionSpec(None, "tensor"), packed_specs("full"))
     sharded = jax.shard_map(
         step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False
     )

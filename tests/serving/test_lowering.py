@@ -18,7 +18,7 @@ from tests.serving.tiny_runner import CONFIG
 _KEYS = [
     DecodeShape(4, 8),
     PrefillShape(16, 4, 8),
-    SamplerKey(4, "full", 16),
+    SamplerKey(4, "full"),
     BurstKey(DecodeShape(4, 8), "truncate", 2),
     PromptLogprobsKey(16),
     SwapKey(2, to_host=False),

@@ -26,7 +26,8 @@ def _banned_words(*words):
         eos_token_ids=[],
         tokenizer=TOKENIZER,
     )
-    return set(row.bad_words)
+    assert row.edits is not None
+    return {(token,) for token, _, _ in row.edits.fixed} | set(row.edits.phrases)
 
 
 def test_a_word_is_banned_at_the_start_of_a_text_and_after_a_space():

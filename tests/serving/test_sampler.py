@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.sampler import advance, sample
 from jaxinfer.serving.sampling.layout import MODES
-from jaxinfer.serving.sampling_batch import pack
 from tests.serving.sampling_reference import (
     jitted,
     make_rows,
+    pack,
     probabilities,
     processed_logits,
     run,
@@ -257,7 +257,7 @@ def test_parameters_change_without_compiling() -> None:
         rows = make_rows(params, VOCAB, prompt=PROMPT, output=OUTPUT)
         step(
             random_logits(),
-            pack(rows, "full", batch_size=ROWS, vocab_size=VOCAB, history_width=16),
+            pack(rows, "full", batch_size=ROWS, vocab_size=VOCAB),
         )
     assert step._cache_size() == 1
 
@@ -269,7 +269,7 @@ def test_no_sort_and_few_arrays_of_vocabulary_size() -> None:
     logits = jax.ShapeDtypeStruct((batch, vocab), jnp.float32)
     rows = make_rows([SamplingParams()] * batch, vocab)
     for mode in MODES:
-        arrays = pack(rows, mode, batch_size=batch, vocab_size=vocab, history_width=64)
+        arrays = pack(rows, mode, batch_size=batch, vocab_size=vocab)
         lowered = jax.jit(partial(sample, mode=mode)).lower(logits, arrays)
         for line in lowered.as_text().splitlines():
             if "stablehlo.sort" in line or "top_k" in line:

@@ -9,8 +9,7 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.sampler import check_logits_processor, check_sampler, sample
-from jaxinfer.serving.sampling_batch import pack
-from tests.serving.sampling_reference import make_rows, probabilities, run
+from tests.serving.sampling_reference import make_rows, pack, probabilities, run
 
 ROWS, VOCAB = 6, 40
 PROMPT, OUTPUT = [1, 2, 3], [4, 5]
@@ -18,7 +17,7 @@ PROMPT, OUTPUT = [1, 2, 3], [4, 5]
 
 def run_custom(logits: np.ndarray, params: list[SamplingParams], mode: str, **custom):
     rows = make_rows(params, VOCAB, prompt=PROMPT, output=OUTPUT)
-    arrays = pack(rows, mode, batch_size=ROWS, vocab_size=VOCAB, history_width=8)
+    arrays = pack(rows, mode, batch_size=ROWS, vocab_size=VOCAB)
     return jax.tree.map(np.asarray, jax.jit(partial(sample, mode=mode, **custom))(logits, arrays))
 
 
@@ -76,9 +75,9 @@ def test_state_tells_what_its_documentation_says() -> None:
     assert np.asarray(seen["seeds"]).tolist() == [[i, 0] for i in range(ROWS)]
     assert np.allclose(seen["temperature"], 0.5)
     assert np.asarray(seen["last_token_ids"]).tolist() == list(range(ROWS))
-    assert np.asarray(seen["history"])[0, :5].tolist() == PROMPT + OUTPUT
     assert np.asarray(seen["prompt_lengths"]).tolist() == [3] * ROWS
-    assert np.asarray(seen["history_lengths"]).tolist() == [5] * ROWS
+    assert set(np.flatnonzero(seen["in_prompt"][0])) == set(PROMPT)
+    assert seen["output_counts"][0].tolist() == [OUTPUT.count(token) for token in range(VOCAB)]
 
 
 @pytest.mark.parametrize("mode", ["greedy", "temperature"])

@@ -12,8 +12,14 @@ from scipy import stats
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.sampler import advance, sample
-from jaxinfer.serving.sampling_batch import batch_mode, pack
-from tests.serving.sampling_reference import make_rows, probabilities, processed_logits, run
+from tests.serving.sampling_reference import (
+    batch_mode,
+    make_rows,
+    pack,
+    probabilities,
+    processed_logits,
+    run,
+)
 
 PROMPT, OUTPUT = [1, 2, 3], [4, 4, 5, 1]
 COPIES = 256
@@ -25,7 +31,7 @@ def draw_many(logits: np.ndarray, params: list[SamplingParams], steps: int) -> n
     copies = [p for p in params for _ in range(COPIES)]
     rows = make_rows(copies, len(logits), prompt=PROMPT, output=OUTPUT)
     mode = batch_mode(rows)
-    arrays = pack(rows, mode, batch_size=len(rows), vocab_size=len(logits), history_width=8)
+    arrays = pack(rows, mode, batch_size=len(rows), vocab_size=len(logits))
     tiled = jnp.tile(jnp.asarray(logits, jnp.float32), (len(rows), 1))
 
     @jax.jit

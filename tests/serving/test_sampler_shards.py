@@ -10,8 +10,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.sampler import sample
-from jaxinfer.serving.sampling_batch import pack
-from tests.serving.sampling_reference import make_rows, run
+from tests.serving.sampling_reference import make_rows, pack, packed_specs, run
 
 ROWS, VOCAB = 16, 136
 PROMPT, OUTPUT = [1, 2, 133], [4, 4, 70]
@@ -42,7 +41,7 @@ def sharded_sampler(num_devices: int, mode: str, custom: bool = False):
             "sampler": lambda logits, state, keys: jnp.argmax(logits, 1).astype(jnp.int32),
         }
     step = partial(sample, mode=mode, axis="tensor", **extra)
-    specs = (PartitionSpec(None, "tensor"), PartitionSpec())
+    specs = (PartitionSpec(None, "tensor"), packed_specs(mode))
     return jax.jit(
         jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
     )
@@ -50,7 +49,7 @@ def sharded_sampler(num_devices: int, mode: str, custom: bool = False):
 
 def run_sharded(logits: np.ndarray, num_devices: int, mode: str, custom: bool = False):
     rows = make_rows(PARAMS, VOCAB, prompt=PROMPT, output=OUTPUT)
-    arrays = pack(rows, mode, batch_size=ROWS, vocab_size=VOCAB, history_width=8)
+    arrays = pack(rows, mode, batch_size=ROWS, vocab_size=VOCAB)
     output = sharded_sampler(num_devices, mode, custom)(logits, arrays)
     return jax.tree.map(np.asarray, jax.block_until_ready(output))
 
@@ -107,7 +106,7 @@ def test_custom_callables_see_the_whole_vocabulary() -> None:
 def test_logits_are_never_gathered() -> None:
     """Every exchange is far smaller than the logits, unless a custom callable needs them."""
     rows = make_rows(PARAMS, VOCAB)
-    arrays = pack(rows, "full", batch_size=ROWS, vocab_size=VOCAB, history_width=8)
+    arrays = pack(rows, "truncate", batch_size=ROWS, vocab_size=VOCAB)
     logits = jax.ShapeDtypeStruct((ROWS, VOCAB), jnp.float32)
 
     def exchanged(custom: bool) -> int:

@@ -16,6 +16,7 @@ from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.block_pool import BlockPool
 from jaxinfer.serving.request import Request
+from jaxinfer.serving.request_sampling import set_needs
 from jaxinfer.serving.runner import Runner
 from jaxinfer.serving.scheduler import Scheduler
 
@@ -108,6 +109,7 @@ class Loop:
             SamplingParams(**(GREEDY | params)),
             seed=len(self.requests) if params.get("seed") is None else params["seed"],
         )
+        set_needs(request, self.runner.free_logprobs)
         self.requests.append(request)
         self.scheduler.add(request)
         return request
@@ -115,8 +117,16 @@ class Loop:
     def step(self, num_steps: int = 1) -> None:
         schedule = self.scheduler.schedule(num_steps)
         if schedule is not None:
-            self.in_flight.append((schedule, self.runner.launch(schedule)))
-        while len(self.in_flight) > (self.late and schedule is not None):
+            schedule.samples_late = any(row.request.samples_late for row in schedule.rows)
+            step = self.runner.launch(schedule)
+            if schedule.samples_late:
+                self._read(leave=0)
+                step = self.runner.sample(step)
+            self.in_flight.append((schedule, step))
+        self._read(leave=self.late and schedule is not None)
+
+    def _read(self, *, leave: int) -> None:
+        while len(self.in_flight) > leave:
             schedule, step = self.in_flight.popleft()
             result = self.runner.fetch(step)
             self.results.append((schedule, result))

@@ -7,8 +7,9 @@ from typing import Any, no_type_check
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.serving.sampling.layout import Column, SamplingArrays
+from jaxinfer.serving.sampling.layout import IN_OUTPUT, IN_PROMPT, Column, SamplingArrays
 from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
 
 @no_type_check  # as a pytree it is also rebuilt around tracers, shapes and sentinels
@@ -26,19 +27,19 @@ class SamplerState:
         temperature: float32 `[B]`; 0 is greedy.
         seeds: uint32 `[B, 2]`, low and high word of the request's seed.
         last_token_ids: int32 `[B]`, the token at `positions - 1`.
-        history: int32 `[B, L]`, prompt and output tokens of rows that use penalties, else None in
-            batches without any; valid below `history_lengths`.
-        prompt_lengths: int32 `[B]`, how many tokens of `history` are the prompt's, or None.
-        history_lengths: int32 `[B]`, how many tokens of `history` are valid, or None.
+        prompt_lengths: int32 `[B]`, tokens of the prompt.
+        output_counts: int32 `[B, V]`, how often each token was generated so far, in rows that use
+            penalties, else 0; None in batches that edit no logits.
+        in_prompt: bool `[B, V]`, whether the prompt has the token, likewise.
     """
 
     positions: jax.Array
     temperature: jax.Array
     seeds: jax.Array
     last_token_ids: jax.Array
-    history: jax.Array | None = None
-    prompt_lengths: jax.Array | None = None
-    history_lengths: jax.Array | None = None
+    prompt_lengths: jax.Array
+    output_counts: jax.Array | None = None
+    in_prompt: jax.Array | None = None
 
 
 LogitsProcessor = Callable[[jax.Array, SamplerState], jax.Array]
@@ -49,19 +50,25 @@ CustomSampler = Callable[[jax.Array, SamplerState, jax.Array], jax.Array]
 
 
 def sampler_state(
-    rows: RowParameters, arrays: SamplingArrays, last_token_ids: jax.Array
+    rows: RowParameters,
+    arrays: SamplingArrays,
+    last_token_ids: jax.Array,
+    axis: VocabAxis,
 ) -> SamplerState:
-    """Collect the state of a batch."""
-    full = arrays.history is not None
+    """Collect the state of a batch; counts of a split vocabulary are gathered."""
+    counts = None
+    if arrays.token_counts is not None:
+        counts = jnp.where(rows.needs_history[:, None], arrays.token_counts, 0)
+        counts = axis.whole(counts)
     seeds = jnp.stack([rows.seed_low, rows.seed_high], axis=1)
     return SamplerState(
         positions=rows.position,
         temperature=rows.temperature,
         seeds=jax.lax.bitcast_convert_type(seeds, jnp.uint32),
         last_token_ids=last_token_ids,
-        history=arrays.history,
-        prompt_lengths=rows.prompt_length if full else None,
-        history_lengths=rows.history_length if full else None,
+        prompt_lengths=rows.prompt_length,
+        output_counts=None if counts is None else counts // IN_OUTPUT,
+        in_prompt=None if counts is None else counts & IN_PROMPT != 0,
     )
 
 
@@ -98,7 +105,8 @@ def _abstract_inputs(batch: int, vocab_size: int) -> tuple[jax.Array, SamplerSta
     """Return logits, state and keys; called while tracing, so that nothing is allocated."""
     scalars = jnp.zeros((batch, len(Column)), jnp.int32)
     rows = unpack_rows(scalars)
-    state = sampler_state(rows, SamplingArrays(scalars), jnp.zeros(batch, jnp.int32))
+    last_token_ids = jnp.zeros(batch, jnp.int32)
+    state = sampler_state(rows, SamplingArrays(scalars), last_token_ids, VocabAxis())
     return jnp.zeros((batch, vocab_size), jnp.float32), state, row_keys(rows)
 
 

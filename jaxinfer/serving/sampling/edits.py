@@ -7,20 +7,34 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxinfer.serving.sampling.layout import SamplingArrays
+from jaxinfer.serving.sampling.layout import IN_OUTPUT, LogitEdits
 from jaxinfer.serving.sampling.rows import RowParameters
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
 
 def edit_logits(
-    logits: Float[Array, "B V"], arrays: SamplingArrays, rows: RowParameters, axis: VocabAxis
+    logits: Float[Array, "B V"],
+    edits: LogitEdits,
+    token_counts: Int[Array, "B V"],
+    rows: RowParameters,
+    axis: VocabAxis,
 ) -> Float[Array, "B V"]:
     """Apply every edit of mode "full" to float32 logits (or this device's shard of them)."""
-    logits = _mask(logits, arrays.allowed, axis)
-    columns = _local_columns(arrays.edit_ids, logits.shape[1], axis)
+    logits = _mask(logits, jnp.where(rows.needs_edits[:, None], edits.allowed, -1), axis)
+    applies = rows.needs_edits[:, None] & (rows.position[:, None] < edits.until)
+    columns = local_columns(edits.ids, logits.shape[1], axis)
     batch = jnp.arange(logits.shape[0])[:, None]
-    logits = logits.at[batch, columns].add(arrays.edit_values, mode="drop")
-    return _penalise(logits, arrays.history, rows, axis)
+    logits = logits.at[batch, columns].add(jnp.where(applies, edits.values, 0.0), mode="drop")
+    return _penalise(logits, jnp.where(rows.needs_history[:, None], token_counts, 0), rows)
+
+
+def local_columns(ids: jax.Array, width: int, axis: VocabAxis) -> jax.Array:
+    """Turn token ids into local columns; what is elsewhere or padding becomes `width`.
+
+    A scatter wraps negative indices round, so they must not reach it; `width` is dropped.
+    """
+    local = ids - axis.offset(width)
+    return jnp.where((ids >= 0) & (local >= 0) & (local < width), local, width)
 
 
 def _mask(logits: Float[Array, "B V"], allowed: Int[Array, "B W"], axis: VocabAxis) -> jax.Array:
@@ -30,31 +44,12 @@ def _mask(logits: Float[Array, "B V"], allowed: Int[Array, "B W"], axis: VocabAx
     return jnp.where(bits == 1, logits, -jnp.inf)
 
 
-def _local_columns(ids: jax.Array, width: int, axis: VocabAxis) -> jax.Array:
-    """Turn token ids into local columns; what is elsewhere or padding becomes `width`.
-
-    A scatter wraps negative indices round, so they must not reach it; `width` is dropped.
-    """
-    local = ids - axis.offset(width)
-    return jnp.where((ids >= 0) & (local >= 0) & (local < width), local, width)
-
-
 def _penalise(
-    logits: Float[Array, "B V"], history: Int[Array, "B L"], rows: RowParameters, axis: VocabAxis
+    logits: Float[Array, "B V"], token_counts: Int[Array, "B V"], rows: RowParameters
 ) -> Float[Array, "B V"]:
     """Apply repetition (prompt and output), frequency and presence (output) penalties."""
-    batch = jnp.arange(logits.shape[0])[:, None]
-    place = jnp.arange(history.shape[1], dtype=jnp.int32)[None, :]
-    known = jnp.where(place < rows.history_length[:, None], history, -1)
-    output = jnp.where(place >= rows.prompt_length[:, None], known, -1)
-
-    width = logits.shape[1]
-    seen = jnp.zeros(logits.shape, bool)
-    seen = seen.at[batch, _local_columns(known, width, axis)].set(True, mode="drop")
-    counts = jnp.zeros(logits.shape, jnp.int32)
-    counts = counts.at[batch, _local_columns(output, width, axis)].add(1, mode="drop")
-
-    repetition = jnp.where(seen, rows.repetition_penalty[:, None], 1.0)
+    counts = token_counts // IN_OUTPUT
+    repetition = jnp.where(token_counts > 0, rows.repetition_penalty[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
     logits = logits - rows.frequency_penalty[:, None] * counts.astype(jnp.float32)
     return logits - jnp.where(counts > 0, rows.presence_penalty[:, None], 0.0)

@@ -1,6 +1,6 @@
-"""What host and device must agree on: the columns and arrays that describe a batch's sampling."""
+"""What host and device must agree on: the columns and arrays that describe how rows are sampled."""
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
 from jaxinfer.sampling_params import SamplingMode
@@ -10,6 +10,12 @@ MODES: tuple[SamplingMode, ...] = ("greedy", "temperature", "truncate", "full")
 
 EDIT_WIDTH = 640
 """Most logit edits of a row: biases, stop tokens banned by min_tokens, and bad words."""
+
+ALWAYS = 2**31 - 1
+"""Position up to which an edit applies that never ends."""
+
+IN_PROMPT, IN_OUTPUT = 1, 2
+"""What a token adds to its count: once for the prompt, each time it is generated."""
 
 
 class Column(IntEnum):
@@ -26,7 +32,44 @@ class Column(IntEnum):
     PRESENCE_PENALTY = 8
     FREQUENCY_PENALTY = 9
     PROMPT_LENGTH = 10
-    HISTORY_LENGTH = 11
+    NEEDS = 11
+
+
+class Need(IntFlag):
+    """What a row's sampling reads of its slot's state; bits of `Column.NEEDS`."""
+
+    EDITS = 1
+    HISTORY = 2
+
+
+class LogitEdits(NamedTuple):
+    """Changes of logits that don't depend on what was generated; one row a slot, or a batch row.
+
+    Attributes:
+        ids: int32 `[rows, EDIT_WIDTH]` tokens whose logits get `values` added; -1 is ignored.
+        values: float32 `[rows, EDIT_WIDTH]`; minus infinity bans.
+        until: int32 `[rows, EDIT_WIDTH]`; an edit applies to tokens at positions below this one.
+        allowed: int32 `[rows, ceil(V / 32)]`, bit `t % 32` of word `t // 32` says that token t may
+            be chosen.
+    """
+
+    ids: Any
+    values: Any
+    until: Any
+    allowed: Any
+
+
+class SlotState(NamedTuple):
+    """What mode "full" keeps on the device for each slot, so that a step uploads none of it.
+
+    Attributes:
+        token_counts: int32 `[slots, V]`, for each token `IN_PROMPT` if the prompt has it, plus
+            `IN_OUTPUT` for each time that it was generated.
+        edits: of each slot.
+    """
+
+    token_counts: Any
+    edits: LogitEdits
 
 
 class SamplingArrays(NamedTuple):
@@ -34,17 +77,11 @@ class SamplingArrays(NamedTuple):
 
     Attributes:
         scalars: int32 `[B, len(Column)]`; POSITION is the absolute position of the token to draw.
-        history: int32 `[B, history_width]` prompt and output tokens of rows with penalties, or
-            None unless the mode is "full"; what lies past HISTORY_LENGTH is ignored.
-        edit_ids: int32 `[B, EDIT_WIDTH]` tokens whose logits get `edit_values` added; -1 is
-            ignored. None unless the mode is "full".
-        edit_values: float32 `[B, EDIT_WIDTH]`; minus infinity bans. None unless "full".
-        allowed: int32 `[B, ceil(V / 32)]`, bit `t % 32` of word `t // 32` says that token t may be
-            chosen. None unless the mode is "full".
+        token_counts: int32 `[B, V]` as in `SlotState`, read where the row needs `Need.HISTORY`;
+            None unless the mode is "full".
+        edits: of each row, read where it needs `Need.EDITS`; None unless the mode is "full".
     """
 
     scalars: Any
-    history: Any = None
-    edit_ids: Any = None
-    edit_values: Any = None
-    allowed: Any = None
+    token_counts: Any = None
+    edits: LogitEdits | None = None

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxinfer.sampling_params import GREEDY_TEMPERATURE
-from jaxinfer.serving.sampling.layout import Column
+from jaxinfer.serving.sampling.layout import Column, Need
 
 
 class RowParameters(NamedTuple):
@@ -25,8 +25,8 @@ class RowParameters(NamedTuple):
         repetition_penalty: float32; 1 is off.
         presence_penalty: float32; 0 is off.
         frequency_penalty: float32; 0 is off.
-        prompt_length: int32, tokens of the history that are the prompt.
-        history_length: int32, tokens of the history; 0 for rows without penalties.
+        prompt_length: int32, tokens of the prompt.
+        needs: int32, bits of `Need`.
     """
 
     temperature: Float[Array, "B"]
@@ -40,12 +40,22 @@ class RowParameters(NamedTuple):
     presence_penalty: Float[Array, "B"]
     frequency_penalty: Float[Array, "B"]
     prompt_length: Int[Array, "B"]
-    history_length: Int[Array, "B"]
+    needs: Int[Array, "B"]
 
     @property
     def greedy(self) -> jax.Array:
         """Bool `[B]`: rows that take the largest logit."""
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def needs_edits(self) -> jax.Array:
+        """Bool `[B]`: rows with biases, bans or a set of allowed tokens."""
+        return (self.needs & Need.EDITS) != 0
+
+    @property
+    def needs_history(self) -> jax.Array:
+        """Bool `[B]`: rows with penalties."""
+        return (self.needs & Need.HISTORY) != 0
 
 
 def unpack_rows(scalars: Int[Array, "B C"]) -> RowParameters:
@@ -66,7 +76,7 @@ def unpack_rows(scalars: Int[Array, "B C"]) -> RowParameters:
         presence_penalty=floats(Column.PRESENCE_PENALTY),
         frequency_penalty=floats(Column.FREQUENCY_PENALTY),
         prompt_length=scalars[:, Column.PROMPT_LENGTH],
-        history_length=scalars[:, Column.HISTORY_LENGTH],
+        needs=scalars[:, Column.NEEDS],
     )
 
 
