@@ -64,7 +64,12 @@ def run_workload(llm: "LLM", workload: Workload) -> Timing:
         "detokenize": False,
         "logprobs": 0 if workload.returns_logprobs else None,
     }
-    params = [SamplingParams(max_tokens=count, **shared) for count in workload.max_tokens]
+    params = [
+        SamplingParams(
+            max_tokens=count, **shared | (_demands(count) if workload.is_demanding(i) else {})
+        )
+        for i, count in enumerate(workload.max_tokens)
+    ]
     compiled, start = llm.num_compilations, time.perf_counter()
     outputs = llm.generate(workload.prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - start
@@ -82,6 +87,17 @@ def run_workload(llm: "LLM", workload: Workload) -> Timing:
         num_output_tokens=written,
         num_compilations=llm.num_compilations - compiled,
     )
+
+
+def _demands(num_tokens: int) -> dict[str, Any]:
+    return {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {1: 1.0},
+        "min_tokens": num_tokens // 2,
+        "logprobs": 5,
+    }
 
 
 def _check_cached(llm: "LLM", workload: Workload, found: int) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-WORKLOAD_NAMES = ("W1", "W2", "W3", "W4", "W5", "W5-long")
+WORKLOAD_NAMES = ("W1", "W1-mixed", "W2", "W3", "W4", "W5", "W5-long")
 
 _FIRST_TOKEN_IDS = 10_000  # ids below this, as in nano-vLLM's benchmark
 
@@ -27,6 +27,8 @@ class Workload:
         shared_tokens: leading tokens that all prompts have in common.
         starts_warm: the shared tokens are in the prefix cache when the run begins.
         returns_logprobs: log-probabilities of the sampled tokens are asked for.
+        demanding_every: one request in this many has penalties, a bias, least tokens and five
+            likeliest tokens at each position; 0 for none.
     """
 
     name: str
@@ -38,6 +40,11 @@ class Workload:
     shared_tokens: int = 0
     starts_warm: bool = False
     returns_logprobs: bool = False
+    demanding_every: int = 0
+
+    def is_demanding(self, index: int) -> bool:
+        """Whether the request of this prompt is one of the demanding ones."""
+        return self.demanding_every > 0 and index % self.demanding_every == 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -142,6 +149,15 @@ def _w1(ids: _IdSource) -> Workload:
     )
 
 
+def _w1_mixed(ids: _IdSource) -> Workload:
+    return dataclasses.replace(
+        _w1(ids),
+        name="W1-mixed",
+        description="W1 in which one request in 16 has penalties, a bias and 5 log-probabilities",
+        demanding_every=16,
+    )
+
+
 def _w2(ids: _IdSource) -> Workload:
     return Workload(
         name="W2",
@@ -197,6 +213,7 @@ def _w5_long(ids: _IdSource) -> Workload:
 
 _MAKERS: dict[str, Callable[[_IdSource], Workload]] = {
     "W1": _w1,
+    "W1-mixed": _w1_mixed,
     "W2": _w2,
     "W3": _w3,
     "W4": _w4,

@@ -60,6 +60,14 @@ def test_warm_w4_keeps_the_shared_tokens_and_redraws_each_prompts_own():
     assert len(set(owns)) == 128
 
 
+def test_w1_mixed_is_w1_with_sixteen_demanding_requests():
+    plain, mixed = (make_workload(name, 0, vocab_size=10_000) for name in ("W1", "W1-mixed"))
+    assert mixed.max_tokens == plain.max_tokens
+    assert list(map(len, mixed.prompts)) == list(map(len, plain.prompts))
+    assert sum(map(mixed.is_demanding, range(256))) == 16
+    assert not any(map(plain.is_demanding, range(256)))
+
+
 def test_groups_count_every_sample():
     workload = make_workload("W5", 0, vocab_size=100)
     assert workload.num_sequences == 32 * 16
@@ -68,5 +76,5 @@ def test_groups_count_every_sample():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="no workload 'W9'; there are W1, W2"):
+    with pytest.raises(ValueError, match="no workload 'W9'; there are W1, W1-mixed, W2"):
         make_workload("W9", 0, vocab_size=100)
