@@ -100,7 +100,7 @@ class BatchBuilder:
         sample_slots = np.where(samples, slots, np.int32(self._nobody))
         mode = MODES[int(self._mirror.levels[sample_slots].max())]
         if schedule.is_decode:
-            shape, packed = self._pack_decode(schedule, slots, context)
+            shape, packed = self._pack_decode(schedule, slots, context, mode)
             targets = None
             if schedule.num_steps > 1:
                 least = burst_modes(shape, self._buckets)[0]
@@ -144,13 +144,13 @@ class BatchBuilder:
         return list(self._updates.edits(edits)), list(self._updates.counts(penalised))
 
     def _pack_decode(
-        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray
+        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplingMode
     ) -> tuple[DecodeShape, np.ndarray]:
         count, num_steps = len(slots), schedule.num_steps
         last = int(context.max()) + num_steps - 1
         width = -(-last // self._block_size)
         tables = self._mirror.tables[slots, :width]
-        shape, groups = self._decode_shape(tables, context, num_steps)
+        shape, groups = self._decode_shape(tables, context, mode, num_steps)
         packed = np.zeros(shape.size, np.int32)
         fields = shape.split(packed)
         fields.context_lens[:count] = context
@@ -163,12 +163,12 @@ class BatchBuilder:
         return shape, packed
 
     def _decode_shape(
-        self, tables: np.ndarray, context: np.ndarray, num_steps: int
+        self, tables: np.ndarray, context: np.ndarray, mode: SamplingMode, num_steps: int
     ) -> tuple[DecodeShape, list[Group]]:
         """The bucket, and what rows share if it is worth one in which that is read once."""
         count, width = tables.shape
-        shape = self._buckets.decode_shape(count, width, num_steps=num_steps)
-        sharing = self._buckets.sharing_shape(count, num_steps=num_steps)
+        shape = self._buckets.decode_shape(count, width, mode=mode, num_steps=num_steps)
+        sharing = self._buckets.sharing_shape(count, mode=mode, num_steps=num_steps)
         if sharing is None:
             return shape, []
         groups = find_groups(

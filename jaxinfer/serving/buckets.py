@@ -4,6 +4,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.shared_prefixes import most_units
 
@@ -28,6 +29,9 @@ _MOST_LONG_BURST_ROWS = 64
 # own, of few sizes: what they save is worth some rows of padding.
 _SHARING_ROWS = (64, 256, 1024)
 
+# Mode "full" is for few requests, and samples many rows in little more time than few.
+_FULL_ROWS = (64,)
+
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
 
@@ -42,6 +46,8 @@ class Buckets:
         scored: the few of these for steps whose prompt tokens are scored; the last is the same.
         rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
             product with one row into something slow.
+        full_rows: the few sizes, of these and of bursts, that also take sampler mode "full", whose
+            programs are large.
         bursts: (rows, decode steps) pairs of bursts, by rows; the last holds any number of rows.
             Empty if there are no bursts.
         widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
@@ -55,26 +61,35 @@ class Buckets:
     prefill: tuple[tuple[int, int], ...]
     scored: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
+    full_rows: tuple[int, ...]
     bursts: tuple[tuple[int, int], ...]
     widths: tuple[int, ...]
     wide_rows: tuple[int, ...]
     sharing: tuple[tuple[int, int], ...] = ()
     rows_in_unit: int = 0
 
-    def decode_shape(self, rows: int, width: int, *, num_steps: int = 1) -> DecodeShape:
+    def decode_shape(
+        self, rows: int, width: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+    ) -> DecodeShape:
         """The smallest bucket for so many rows and blocks of the longest."""
         sizes = self.rows
         if num_steps > 1:
             sizes = tuple(size for size, steps in self.bursts if steps == num_steps)
+        if mode == "full":
+            sizes = tuple(size for size in sizes if size in self.full_rows)
         _at_least(self.widths, width)
         fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
         shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
         return next(shape for shape in shapes if shape.width >= width)
 
-    def sharing_shape(self, rows: int, *, num_steps: int = 1) -> DecodeShape | None:
+    def sharing_shape(
+        self, rows: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+    ) -> DecodeShape | None:
         """The smallest bucket for so many rows that share keys; None if there is none."""
+        if mode == "full" and num_steps > 1:
+            return None
         for size, steps in self.sharing:
-            fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows())
+            fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows(mode))
             if fits and rows <= size:
                 return self._sharing_shape(size)
         return None
@@ -133,9 +148,12 @@ class Buckets:
     def _sharing_shape(self, rows: int) -> DecodeShape:
         return DecodeShape(rows, self.widths[-1], most_units(rows))
 
-    def sampler_rows(self) -> list[int]:
-        """Every number of rows that a sampler meets."""
-        return sorted({*self.rows, *(rows for _, rows in self.prefill)})
+    def sampler_rows(self, mode: SamplingMode) -> list[int]:
+        """Every number of rows that a sampler in that mode meets."""
+        decode = set(self.rows)
+        if mode == "full":
+            decode &= set(self.full_rows)
+        return sorted({*decode, *(rows for _, rows in self.prefill)})
 
 
 def choose_buckets(
@@ -174,7 +192,7 @@ def choose_buckets(
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
-        widths = [full_width]
+        widths, full_rows = [full_width], sizes
     else:
         # Single steps are taken where somebody waits, which is when every slot is taken, and at
         # the end of the last answers.
@@ -187,6 +205,7 @@ def choose_buckets(
         small = [n for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
         prefill = [(n, few) for n in small]
         prefill += [(n, most_rows) for n in [*small[::-2], *tokens[len(small) :]]]
+        full_rows = [size for size in sizes if size in (few, *_FULL_ROWS, most_rows)]
         tile = max(1, _TILE_KEYS // block_size)
         full_width = -(-full_width // tile) * tile
         short = -(-_SHORT_TABLE_TOKENS // block_size)
@@ -198,6 +217,7 @@ def choose_buckets(
         prefill=tuple(prefill),
         scored=tuple(scored),
         rows=tuple(rows),
+        full_rows=tuple(full_rows),
         bursts=tuple(bursts) if burst_length > 1 else (),
         widths=tuple(widths),
         wide_rows=tuple(_up_to(most_rows, list(_WIDE_ROWS))),

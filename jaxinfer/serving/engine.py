@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jaxinfer.errors import StepError
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import FreeLogprobs, SamplingParams
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.open_requests import OpenRequests
@@ -53,7 +53,6 @@ class Engine:
         seed: what requests without a seed of their own derive theirs from.
         burst_steps: tokens decoded a launch while nobody waits, for so many running requests; 1
             for no bursts.
-        free_logprobs: requests whose log-probabilities need no mode "full".
         clock: seconds; for metrics.
     """
 
@@ -65,7 +64,6 @@ class Engine:
         *,
         seed: int = 0,
         burst_steps: Callable[[int], int] = lambda rows: 1,
-        free_logprobs: FreeLogprobs = "all",
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
@@ -74,7 +72,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._burst_steps = burst_steps
         self._clock = clock
-        self._requests = OpenRequests(scheduler, clock, free_logprobs)
+        self._requests = OpenRequests(scheduler, clock)
         self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
         self._failure: StepError | None = None
         self._quarantine = Quarantine(scheduler)

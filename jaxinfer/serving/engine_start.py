@@ -112,7 +112,6 @@ def start_engine(
         setup.tokenizer,
         seed=config.seed,
         burst_steps=runner.burst_steps,
-        free_logprobs=runner.free_logprobs,
     )
     return StartedEngine(engine, runner, scheduler)
 

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.request import FinishReason, Request
 from jaxinfer.serving.request_group import RequestGroup
-from jaxinfer.serving.request_sampling import set_needs
 from jaxinfer.serving.result import LEFT_VOCAB, OK, StepResult, TokenScores
 from jaxinfer.serving.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler import Scheduler
@@ -36,18 +34,15 @@ class OpenRequests:
     Args:
         scheduler: runs the completions; those that end here end there too.
         clock: seconds; for metrics.
-        free_logprobs: requests whose log-probabilities need no mode "full".
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         clock: Callable[[], float],
-        free_logprobs: FreeLogprobs = "all",
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._free_logprobs: FreeLogprobs = free_logprobs
         self.counts = EngineCounts()
         """What has come of requests so far; the scheduler's numbers are not filled in."""
         self._groups: dict[str, RequestGroup] = {}
@@ -78,7 +73,6 @@ class OpenRequests:
         """Let a new request wait for its turn."""
         for completion in group.completions:
             request = completion.request
-            set_needs(request, self._free_logprobs)
             self._scheduler.add(request)
             self._members[request.request_id] = _Member(group, completion)
             if request.samples_late:

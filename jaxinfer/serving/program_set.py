@@ -40,7 +40,7 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
         for shape, steps in buckets.burst_shapes()
         for mode in burst_modes(shape, buckets)
     ]
-    keys += [SamplerKey(rows, mode) for mode in MODES for rows in buckets.sampler_rows()]
+    keys += [SamplerKey(rows, mode) for mode in MODES for rows in buckets.sampler_rows(mode)]
     keys += SlotUpdates.keys()
     keys += [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.scored})]
     return keys + (HostBlocks.keys() if swaps else [])
@@ -49,11 +49,12 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
 def burst_modes(shape: DecodeShape, buckets: Buckets) -> Sequence[SamplingMode]:
     """Modes that bursts of this shape are compiled for; each also serves those before it.
 
-    Rows that need mode "full" are sampled singly. Steps of many rows of long contexts, or that read
-    shared keys once, take long enough that drawing greedy rows, too, is nothing beside them.
+    Mode "full" has few sizes. Steps of many rows of long contexts, or that read shared keys once,
+    take long enough that drawing greedy rows, too, is nothing beside them.
     """
     takes_long = shape.units > 0 or buckets.is_wide(shape)
-    return MODES[int(takes_long) : MODES.index("full")]
+    takes_full = shape.units == 0 and shape.rows in buckets.full_rows
+    return MODES[int(takes_long) : len(MODES) if takes_full else MODES.index("full")]
 
 
 def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:

@@ -19,6 +19,7 @@ from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.mailboxes import describe_peers
 from jaxinfer.serving.sample_steps import (
     decode_burst,
+    decode_full_burst,
     head_params,
     prompt_logprobs_step,
     sample_full_step,
@@ -268,19 +269,23 @@ class Programs:
         return self._sharded("count_tokens", run, arguments, _specs(counts), donate=(0,))
 
     def _burst(self, key: BurstKey) -> Program:
-        run = functools.partial(
-            decode_burst,
-            context=self.context,
-            shape=key.shape,
-            mode=key.mode,
-            num_steps=key.num_steps,
-            forward=self.forward,
-        )
+        fixed = {
+            "context": self.context,
+            "shape": key.shape,
+            "num_steps": key.num_steps,
+            "forward": self.forward,
+        }
         arrays = self._sampling(key.shape.rows)
         packed = self._whole((key.shape.size,))
-        arguments = (self.params, self.kv, packed, arrays, self.last_tokens, *self.peers)
+        arguments = (self.params, self.kv, packed, arrays, self.last_tokens)
+        if key.mode == "full":
+            run = functools.partial(decode_full_burst, **fixed)
+            arguments = (*arguments, self.slot_state, *self.peers)
+            outputs = (_specs(self.kv), WHOLE, _specs(self.slot_state), WHOLE)
+            return self._sharded("decode_full_burst", run, arguments, outputs, donate=(1, 4, 5))
+        run = functools.partial(decode_burst, mode=key.mode, **fixed)
         outputs = (_specs(self.kv), WHOLE, WHOLE)
-        return self._sharded("decode_burst", run, arguments, outputs, donate=(1, 4))
+        return self._sharded("decode_burst", run, (*arguments, *self.peers), outputs, donate=(1, 4))
 
     def _prompt_logprobs(self, key: PromptLogprobsKey) -> Program:
         run = functools.partial(prompt_logprobs_step, context=self.context)

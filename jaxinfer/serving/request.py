@@ -58,8 +58,6 @@ class Request:
         seed: the resolved seed of the request's random draws.
         prefill_only: it ends, by "length", when its prompt has run; nothing is sampled.
         packed_prompt: `pack_ids(prompt_token_ids)`, made here if it is not given.
-        samples_late: its sampling reads its own tokens on the host.
-        single_steps_until: it takes part in bursts once it is this long.
         priority: requests of a lower one are admitted first and preempted last.
         status: see `RequestStatus`.
         output_token_ids: generated tokens that the host has read.
@@ -87,6 +85,8 @@ class Request:
         num_registered_blocks: leading blocks that were offered to the prefix index.
         weight_version: the weights under which its cached tokens began.
         sequence_number: position in the order of arrival.
+        samples_late: its sampling reads its own tokens on the host, so that it takes part in no
+            bursts: bad words may be several tokens long.
     """
 
     request_id: str
@@ -97,8 +97,6 @@ class Request:
     seed: int = 0
     prefill_only: bool = False
     packed_prompt: bytes = b""
-    samples_late: bool = False
-    single_steps_until: int = 0
     priority: int = 0
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
@@ -121,9 +119,11 @@ class Request:
     num_registered_blocks: int = field(default=0, init=False)
     weight_version: int = field(default=0, init=False)
     sequence_number: int = field(default=0, init=False)
+    samples_late: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt_token_ids)
+        self.samples_late = bool(self.params.bad_words)
         if not self.packed_prompt:
             self.packed_prompt = pack_ids(self.prompt_token_ids)
 

@@ -9,8 +9,6 @@ from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.sampling_batch import RowSampling, prepare_row
 
-_NEVER = 2**31 - 1
-
 
 def request_sampling(
     request: Request,
@@ -47,24 +45,6 @@ def request_sampling(
         else [],
         free_logprobs=free_logprobs,
     )
-
-
-def set_needs(request: Request, free_logprobs: FreeLogprobs) -> None:
-    """Note how a new request's sampling bears on its steps.
-
-    Steps in mode "full" are single, until `min_tokens` are out where these are all that needs it.
-    Bad words may have several tokens, so that what is banned depends on the last ones.
-
-    Args:
-        request: its `samples_late` and `single_steps_until` are set.
-        free_logprobs: requests whose log-probabilities need no mode "full".
-    """
-    params = request.params
-    request.samples_late = bool(params.bad_words)
-    if params.clone(min_tokens=0).sampling_mode(free_logprobs) == "full":
-        request.single_steps_until = _NEVER
-    elif params.min_tokens:
-        request.single_steps_until = request.num_prompt_tokens + params.min_tokens
 
 
 def bad_word_spellings(word: str) -> list[str]:

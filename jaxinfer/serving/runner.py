@@ -157,10 +157,6 @@ class Runner:
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = engine_config.token_budget(plan.platform)
         self.num_host_blocks = self._host_blocks.num_blocks
-        self.free_logprobs = engine_config.free_logprobs(
-            has_custom_functions=logits_processor is not None or sampler is not None
-        )
-        """Requests whose log-probabilities need no mode "full"."""
         self._builder = BatchBuilder(
             plan.buckets,
             max_num_seqs=engine_config.max_num_seqs,
@@ -171,7 +167,9 @@ class Runner:
                 vocab_size=model_config.vocab_size,
                 eos_token_ids=eos_token_ids,
                 tokenizer=tokenizer,
-                free_logprobs=self.free_logprobs,
+                free_logprobs=engine_config.free_logprobs(
+                    has_custom_functions=logits_processor is not None or sampler is not None
+                ),
             ),
         )
         # Collectives that wait for each other on few cores can deadlock, so emulated devices get
@@ -398,9 +396,13 @@ class Runner:
         if not isinstance(batch.shape, DecodeShape):
             raise ValueError("a burst holds decoding rows only")
         burst = self._compiled[BurstKey(batch.shape, batch.mode, schedule.num_steps)]
-        self._kv, self._last_tokens, sampled = burst(
-            self._params, self._kv, packed, sampling, self._last_tokens, *self._peers
-        )
+        inputs = (self._params, self._kv, packed, sampling, self._last_tokens)
+        if batch.mode == "full":
+            self._kv, self._last_tokens, self._slots, sampled = burst(
+                *inputs, self._slots, *self._peers
+            )
+        else:
+            self._kv, self._last_tokens, sampled = burst(*inputs, *self._peers)
         return self._in_flight(schedule, sampled, None)
 
     def _in_flight(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.model.qwen3 import final_hidden, lm_head
 from jaxinfer.sampling_params import SamplingMode
-from jaxinfer.serving.layout import DecodeShape
+from jaxinfer.serving.layout import DecodeFields, DecodeShape
 from jaxinfer.serving.result import LEFT_VOCAB
 from jaxinfer.serving.sampler import StepOutput, advance, sample
 from jaxinfer.serving.sampling.layout import SamplingArrays, SlotState
@@ -110,6 +110,8 @@ def decode_burst(
 ) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "steps B columns"]]:
     """Several decode steps in one program; the tables must have room for all of them.
 
+    Not for mode "full", which is for `decode_full_burst`.
+
     Args:
         params: the parameter tree.
         kv: the pages; donated.
@@ -127,17 +129,15 @@ def decode_burst(
         The pages, the newest tokens, and what the host reads, stacked over the steps; of a row's
         steps, all after its `num_tokens` yield something without meaning.
     """
-    batch = shape.split(packed)
-    head = head_params(params)
+    batch, head = shape.split(packed), head_params(params)
 
     def one_step(
         carry: tuple[KVCache, jax.Array], step: jax.Array
     ) -> tuple[tuple[KVCache, jax.Array], jax.Array]:
         kv, last_tokens = carry
-        # Rows whose answers have ended read and write nothing more; nor does padding.
-        runs = step < batch.num_tokens
-        now = batch._replace(context_lens=jnp.where(runs, batch.context_lens + step, 0))
-        kv, hidden, fed = forward(params, kv, now, last_tokens, peers, context=context)
+        kv, hidden, fed = forward(
+            params, kv, _at_step(batch, step), last_tokens, peers, context=context
+        )
         last_tokens, output = sample_step(
             head,
             hidden,
@@ -152,6 +152,64 @@ def decode_burst(
     steps = jnp.arange(num_steps, dtype=jnp.int32)
     (kv, last_tokens), outputs = lax.scan(one_step, (kv, last_tokens), steps)
     return kv, last_tokens, outputs
+
+
+def decode_full_burst(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    state: SlotState,
+    peers: Int32[Array, "one N 2"] | None = None,
+    *,
+    context: StepContext,
+    shape: DecodeShape,
+    num_steps: int,
+    forward: Forward = feed_last_tokens,
+) -> tuple[KVCache, Int32[Array, " slots"], SlotState, Int32[Array, "steps B columns"]]:
+    """`decode_burst` in mode "full".
+
+    Args:
+        params: as in `decode_burst`; so are `kv`, `packed`, `arrays`, `last_tokens`, `peers`,
+            `context`, `shape`, `num_steps` and `forward`.
+        state: what slots hold; donated.
+
+    Returns:
+        The same, and what slots hold with these tokens counted.
+    """
+    batch, head = shape.split(packed), head_params(params)
+
+    def one_step(
+        carry: tuple[KVCache, jax.Array, SlotState], step: jax.Array
+    ) -> tuple[tuple[KVCache, jax.Array, SlotState], jax.Array]:
+        kv, last_tokens, state = carry
+        kv, hidden, fed = forward(
+            params, kv, _at_step(batch, step), last_tokens, peers, context=context
+        )
+        last_tokens, state, output = sample_full_step(
+            head,
+            hidden,
+            jnp.stack([batch.slots, fed]),
+            advance(arrays, step),
+            last_tokens,
+            state,
+            context=context,
+        )
+        return (kv, last_tokens, state), output
+
+    steps = jnp.arange(num_steps, dtype=jnp.int32)
+    (kv, last_tokens, state), outputs = lax.scan(one_step, (kv, last_tokens, state), steps)
+    return kv, last_tokens, state, outputs
+
+
+def _at_step(batch: DecodeFields, step: jax.Array) -> DecodeFields:
+    """A burst's batch at one of its steps.
+
+    Rows whose answers have ended read and write nothing more; nor does padding.
+    """
+    runs = step < batch.num_tokens
+    return batch._replace(context_lens=jnp.where(runs, batch.context_lens + step, 0))
 
 
 def prompt_logprobs_step(

@@ -43,7 +43,7 @@ class StepPlanner:
         """Plan `num_steps` decode steps at once for all running requests.
 
         Returns:
-            None if somebody waits, a row is no decode or must be sampled singly, blocks are not all
+            None if somebody waits, a row is no decode or samples late, blocks are not all
             free, the block table could not hold a row's last token, or no row could keep that many
             tokens.
         """
@@ -60,7 +60,7 @@ class StepPlanner:
             end = start + num_steps
             if pending > 1 or not request.last_token_on_device or end > self._table_capacity:
                 return None
-            if request.num_tokens < request.single_steps_until:
+            if request.samples_late:
                 return None
             num_new = min(num_steps, request.max_num_tokens - request.num_tokens)
             longest = max(longest, num_new)

@@ -53,7 +53,11 @@ def warm_up(
                 case BurstKey():
                     arrays = _zeros(programs.program(key).arguments[3])
                     packed, arrays = _uploaded(programs, [_padding(key.shape), arrays])
-                    kv, last_tokens, _ = run(key, params, kv, packed, arrays, last_tokens)
+                    inputs = (key, params, kv, packed, arrays, last_tokens)
+                    if key.mode == "full":
+                        kv, last_tokens, slots, _ = run(*inputs, slots)
+                    else:
+                        kv, last_tokens, _ = run(*inputs)
                 case SamplerKey():
                     inputs = _uploaded(programs, _zeros(programs.program(key).arguments[1:4]))
                     if key.mode == "full":

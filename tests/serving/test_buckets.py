@@ -3,6 +3,7 @@ import pytest
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.program_set import burst_modes
+from jaxinfer.serving.sampling.layout import MODES
 
 
 def _choose(platform="gpu", **changes):
@@ -27,13 +28,14 @@ def test_every_step_fits_a_bucket(platform, max_num_seqs):
             assert shape.tokens >= tokens
             assert shape.rows >= rows
             assert shape in buckets.prefill_shapes()
-            assert shape.rows in buckets.sampler_rows()
+            for mode in MODES:
+                assert shape.rows in buckets.sampler_rows(mode)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
 def test_no_program_has_a_product_with_one_row(platform):
     buckets = _choose(platform, max_num_seqs=1, max_num_batched_tokens=1)
-    assert min(buckets.sampler_rows()) >= 2
+    assert min(buckets.sampler_rows("greedy")) >= 2
     assert min(tokens for tokens, _ in buckets.prefill) >= 2
 
 
@@ -73,13 +75,15 @@ def test_every_number_of_rows_finds_its_programs_at_both_widths(max_num_seqs):
     for rows in range(1, max_num_seqs + 1):
         steps = buckets.burst_steps(rows)
         for width in (1, 256, 257, buckets.widths[-1]):
-            shape = buckets.decode_shape(rows, width)
-            assert shape in buckets.decode_shapes()
-            assert shape.rows in buckets.sampler_rows()
-            shape = buckets.decode_shape(rows, width, num_steps=steps)
-            assert (shape, steps) in buckets.burst_shapes()
-            assert shape.rows >= rows
-            assert shape.width >= width
+            for mode in MODES:
+                shape = buckets.decode_shape(rows, width, mode=mode)
+                assert shape in buckets.decode_shapes()
+                assert shape.rows in buckets.sampler_rows(mode)
+                shape = buckets.decode_shape(rows, width, mode=mode, num_steps=steps)
+                assert (shape, steps) in buckets.burst_shapes()
+                assert mode != "full" or mode in burst_modes(shape, buckets)
+                assert shape.rows >= rows
+                assert shape.width >= width
 
 
 def test_a_second_width_costs_few_programs():
@@ -96,12 +100,26 @@ def test_a_table_on_a_gpu_holds_whole_tiles_of_keys(block_size):
         assert width * block_size % 128 == 0
 
 
+def test_mode_full_takes_few_of_the_decode_buckets():
+    buckets = _choose(burst_length=8)
+    assert [buckets.decode_shape(n, 256, mode="full").rows for n in (3, 9, 65)] == [8, 64, 256]
+    assert buckets.sampler_rows("full") == [8, 64, 256]
+    bursts = [shape for shape, _ in buckets.burst_shapes() if "full" in burst_modes(shape, buckets)]
+    assert sorted((shape.rows, shape.width) for shape in bursts) == [
+        (8, 2568),
+        (64, 256),
+        (64, 2568),
+        (256, 256),
+        (256, 2568),
+    ]
+
+
 def test_bursts_of_many_rows_of_long_contexts_have_no_greedy_programs_of_their_own():
     buckets = _choose(max_model_len=40_960, burst_length=8)
     modes = {shape: burst_modes(shape, buckets) for shape, _ in buckets.burst_shapes()}
     without = {(shape.rows, shape.width) for shape, each in modes.items() if "greedy" not in each}
     assert without == {(64, buckets.widths[-1]), (256, buckets.widths[-1])}
-    assert all("temperature" in each and "full" not in each for each in modes.values())
+    assert all("temperature" in each for each in modes.values())
 
 
 def test_a_gpu_makes_bursts_of_any_number_of_rows_and_shorter_ones_of_many():

@@ -126,26 +126,24 @@ def _unread_at_launches(setup):
         {"logit_bias": {3: 1.0}},
         {"allowed_token_ids": [3]},
         {"bad_words": ["x"]},
+        {"min_tokens": 3},
     ],
     ids=str,
 )
 def test_no_way_of_sampling_makes_a_launch_wait_for_the_step_before(params):
     setup = Setup(num_decode_steps=4)
-    setup.add("a", [1, 2, 3], **params)
-    setup.add("b", [4, 5])
+    setup.add("a", [1, 2, 3], max_tokens=9, **params)
+    setup.add("b", [4, 5], max_tokens=9)
     unread = _unread_at_launches(setup)
     setup.run()
-    assert [schedule.num_steps for schedule in setup.runner.launches] == [1] * 5
-    assert unread == [0, 0, 1, 1, 1]  # the second waits for first tokens, as any would
-    late = len(setup.runner.launches) if "bad_words" in params else 0
-    assert setup.runner.late_samples == late
-
-
-def test_bursts_begin_once_min_tokens_are_out():
-    setup = Setup(num_decode_steps=4)
-    setup.add("a", [1, 2, 3], max_tokens=11, min_tokens=3)
-    setup.run()
-    assert [schedule.num_steps for schedule in setup.runner.launches] == [1, 1, 1, 4, 4]
+    steps = [schedule.num_steps for schedule in setup.runner.launches]
+    if "bad_words" in params:
+        assert steps == [1] * 9
+        assert unread == [0, 0, *[1] * 7]
+        assert setup.runner.late_samples == 9
+    else:
+        assert steps == [1, 4, 4]
+        assert unread == [0, 0, 1]
 
 
 @pytest.mark.parametrize("fails", ["fail_launches", "fail_samples", "fail_fetches"])

@@ -36,7 +36,6 @@ def random_request(rng, shared):
         "cache_salt": rng.choice([None, None, "a", "b"]),
     }
     if rng.random() < 0.1:
-        # No bursts until they are out.
         params["min_tokens"] = rng.randrange(1, params["max_tokens"] + 1)
     if rng.random() < 0.05:
         params["bad_words"] = ["x"]  # which the toy device ignores, but samples late

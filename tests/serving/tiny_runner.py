@@ -16,7 +16,6 @@ from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.block_pool import BlockPool
 from jaxinfer.serving.request import Request
-from jaxinfer.serving.request_sampling import set_needs
 from jaxinfer.serving.runner import Runner
 from jaxinfer.serving.scheduler import Scheduler
 
@@ -109,7 +108,6 @@ class Loop:
             SamplingParams(**(GREEDY | params)),
             seed=len(self.requests) if params.get("seed") is None else params["seed"],
         )
-        set_needs(request, self.runner.free_logprobs)
         self.requests.append(request)
         self.scheduler.add(request)
         return request
