@@ -119,9 +119,6 @@ class EngineConfig:
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are those of one replica.
-        replica_threads: whether each replica is run by a thread of its own, or all in turn by the
-            caller's; None is by threads, but in turn where a replica is several emulated CPU
-            devices, whose reductions could wait for each other forever.
         attention_backend: "auto" takes the fastest one that the device supports; a backend that
             is named and impossible is an error.
         compilation_cache_dir: where traced and compiled programs are kept between processes; None
@@ -165,7 +162,6 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
-    replica_threads: bool | None = None
     attention_backend: AttentionBackend = "auto"
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
@@ -235,9 +231,9 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "show_progress", "skip_tokenizer_init"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("compile_ahead", "replica_threads"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise TypeError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+        ahead = self.compile_ahead
+        if not isinstance(ahead, bool | None):
+            raise TypeError(f"compile_ahead must be True, False or None, got {ahead!r}")
 
     @classmethod
     def from_keywords(

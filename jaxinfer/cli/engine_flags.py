@@ -26,7 +26,6 @@ _DECIDED_LATER = {
     "max_model_len": "the model's own limit",
     "max_num_batched_tokens": "16384 on a GPU, 2048 on a CPU",
     "num_kv_blocks": "what device memory holds",
-    "replica_threads": "a thread each, except on emulated CPU devices",
     "compilation_cache_dir": "~/.cache/jaxinfer/xla",
     "compile_ahead": "at start-up on a GPU, at first use on a CPU",
     "num_decode_steps": "8; 1 for large models on a CPU",
@@ -202,12 +201,6 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=unset,
         help="replicas of the model, each on that many devices, behind one queue",
-    )
-    group.add_argument(
-        "--replica-threads",
-        action=argparse.BooleanOptionalAction,
-        default=unset,
-        help="run each replica in a thread of its own, or all in turn in one",
     )
     group.add_argument(
         "--attention-backend",
