@@ -2,11 +2,11 @@
 
 import dataclasses
 import difflib
-import math
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from jaxinfer.checks import check_flag, check_integer, check_real, show
 from jaxinfer.sampling_params import FreeLogprobs
 
 MAX_LOGPROBS = 20
@@ -188,20 +188,20 @@ class EngineConfig:
         _check_choice(
             "attention_backend", self.attention_backend, typing.get_args(AttentionBackend)
         )
-        _check_integer("seed", self.seed, 0, 2**63 - 1)
-        _check_integer("max_logprobs", self.max_logprobs, -1, _MAX_LENGTH)
-        _check_integer("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQS)
-        _check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 4096)
-        _check_integer("data_parallel_size", self.data_parallel_size, 1, 4096)
-        _check_integer("block_size", self.block_size, 8, 256)
+        self._check_integer("seed", 0, 2**63 - 1)
+        self._check_integer("max_logprobs", -1, _MAX_LENGTH)
+        self._check_integer("max_num_seqs", 1, _MAX_SEQS)
+        self._check_integer("tensor_parallel_size", 1, 4096)
+        self._check_integer("data_parallel_size", 1, 4096)
+        self._check_integer("block_size", 8, 256)
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
         if self.num_decode_steps is not None:
-            _check_integer("num_decode_steps", self.num_decode_steps, 1, 1024)
+            self._check_integer("num_decode_steps", 1, 1024)
         if self.max_model_len is not None:
-            _check_integer("max_model_len", self.max_model_len, 1, _MAX_LENGTH)
+            self._check_integer("max_model_len", 1, _MAX_LENGTH)
         if self.num_kv_blocks is not None:
-            _check_integer("num_kv_blocks", self.num_kv_blocks, 2, _MAX_CACHE_TOKENS)
+            self._check_integer("num_kv_blocks", 2, _MAX_CACHE_TOKENS)
             if self.num_kv_blocks > max_kv_blocks(self.block_size):
                 raise ValueError(
                     f"num_kv_blocks ({self.num_kv_blocks}) times block_size ({self.block_size}) "
@@ -209,31 +209,36 @@ class EngineConfig:
                     f"to at most {max_kv_blocks(self.block_size)}"
                 )
         if self.max_num_batched_tokens is not None:
+            self._check_integer("max_num_batched_tokens", 1, _MAX_LENGTH)
             budget = self.max_num_batched_tokens
-            _check_integer("max_num_batched_tokens", budget, 1, _MAX_LENGTH)
             if budget < self.max_num_seqs:
                 raise ValueError(
                     f"max_num_batched_tokens ({budget}) must be at least max_num_seqs "
                     f"({self.max_num_seqs}); lower max_num_seqs or raise it"
                 )
-        _check_real("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0)
+        self._check_real("gpu_memory_utilization", 0.0, 1.0)
         if self.gpu_memory_utilization == 0:
             raise ValueError("gpu_memory_utilization must be above 0, got 0")
-        object.__setattr__(self, "gpu_memory_utilization", float(self.gpu_memory_utilization))
-        _check_real("swap_space", self.swap_space, 0.0, 1e6)
-        object.__setattr__(self, "swap_space", float(self.swap_space))
+        self._check_real("swap_space", 0.0, 1e6)
         if self.preemption_mode == "swap" and self.swap_space == 0:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
             )
         if self.device_timeout is not None:
-            _check_real("device_timeout", self.device_timeout, 0.0, 1e6)
+            self._check_real("device_timeout", 0.0, 1e6)
         for name in ("enable_prefix_caching", "show_progress", "skip_tokenizer_init"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
         ahead = self.compile_ahead
         if not isinstance(ahead, bool | None):
-            raise TypeError(f"compile_ahead must be True, False or None, got {ahead!r}")
+            raise TypeError(f"compile_ahead must be True, False or None, got {show(ahead)}")
+
+    def _check_integer(self, name: str, low: int, high: int) -> None:
+        """Check a field and keep it as a plain int."""
+        object.__setattr__(self, name, check_integer(name, getattr(self, name), low, high))
+
+    def _check_real(self, name: str, low: float, high: float) -> None:
+        """Check a field and keep it as a plain float."""
+        object.__setattr__(self, name, check_real(name, getattr(self, name), low, high))
 
     @classmethod
     def from_keywords(
@@ -324,18 +329,3 @@ def _check_text(name: str, value: object, *, may_be_empty: bool) -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _check_integer(name: str, value: object, low: int, high: int) -> None:
-    # bool is an int to Python, but seed=True is a slip, not a seed.
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, got {value}")
-
-
-def _check_real(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ValueError(f"{name} must be from {low:g} to {high:g}, got {value!r}")

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, no_type_check
 
-from jaxinfer.sampling_fields import (
+from jaxinfer.checks import (
     MAX_INT32,
     check_bias,
+    check_flag,
     check_integer,
     check_real,
     check_strings,
     check_token_ids,
-    show,
 )
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
@@ -168,8 +168,7 @@ class SamplingParams:
             "skip_special_tokens",
             "detokenize",
         ):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {show(getattr(self, name))}")
+            check_flag(name, getattr(self, name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
