@@ -58,17 +58,16 @@ def attention_backends() -> dict[str, str]:
     """
     import jax
 
-    from jaxinfer.kernels.choice import choose_backend
+    from jaxinfer.kernels.choice import choose_backend, compute_capability_of
 
     device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", None)
     where: Any = {
         "head_dim": _HEAD_DIM,
         "dtype": "float32" if device.platform == "cpu" else "bfloat16",
         "block_size": _BLOCK_SIZE,
         "group_size": _GROUP_SIZE,
         "platform": device.platform,
-        "compute_capability": tuple(map(int, capability.split("."))) if capability else None,
+        "compute_capability": compute_capability_of(device),
     }
     name, reason = choose_backend("auto", **where)
     report = {"auto": f"{name}: {reason}"}

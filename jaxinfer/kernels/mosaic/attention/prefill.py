@@ -23,7 +23,6 @@ How, and where each idea comes from:
 from __future__ import annotations
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +31,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.attention.prefill_items import (
     CONSUMERS,
-    MULTIPROCESSORS,
     ROWS,
     PrefillConfig,
     Problem,
@@ -54,7 +53,6 @@ from jaxinfer.kernels.mosaic.pages import (
 from jaxinfer.kernels.page_limit import most_pages
 
 _TOKENS, _ROWS, _LINES = 2**24, 65_536, 2**19  # that one kernel serves
-_LOG2_E = math.log2(math.e)
 _WGMMA = plgpu.Layout.WGMMA
 
 
@@ -230,7 +228,7 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
     offset = p.head_and_offset(item.head_tile, consumer)[1]
     first_query = item.first_query + offset
     first_position = first_query + item[Field.SHIFT]
-    scale = p.scale * _LOG2_E
+    scale = p.scale * LOG2_E
 
     def step(tile, carry, *, masked):
         acc, m, sums = carry

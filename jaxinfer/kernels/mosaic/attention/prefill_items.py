@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.attention.work_list import Field
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, Tiling
 
 ROWS = 64
 """Query rows of one consumer warpgroup: wgmma's M."""
 CONSUMERS = 2
-MULTIPROCESSORS = 132
 
 
 @dataclasses.dataclass(frozen=True)
