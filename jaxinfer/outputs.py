@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from jaxinfer.logprobs import LogprobsAtPosition
-from jaxinfer.serving.request import FinishReason
+
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclasses.dataclass(slots=True)
