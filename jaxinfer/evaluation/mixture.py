@@ -1,4 +1,4 @@
-"""Every kind of item by name, and the held-out sets that evaluation asks."""
+"""Every kind of item that evaluation asks, by name, and the held-out sets."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -8,16 +8,12 @@ from jaxinfer.evaluation.item import Item, draw_from_split
 
 GENERATORS: Mapping[str, Callable[[Random], Item]] = {
     "sum": sums.make_sum,
-    "small_sum": sums.make_small_sum,
-    "plain_sum": sums.make_plain_sum,
     "chat": chats.make_chat,
     "conversation": chats.make_conversation,
     "json": json_objects.make_json,
     "tool_call": tool_calls.make_tool_call,
-    "two_tool_calls": tool_calls.make_two_tool_calls,
     "tool_reply": tool_calls.make_tool_reply,
     "story": stories.make_story,
-    "story_request": stories.make_story_request,
 }
 
 MAX_REPEATS = 500

@@ -6,14 +6,7 @@ from random import Random
 from jaxinfer.evaluation import lexicon
 from jaxinfer.evaluation.item import Item
 
-END_OF_TEXT = "<|endoftext|>"
 MAX_EPISODES = 8
-REQUESTS = (
-    "Tell me a story about a {trait} {animal}.",
-    "Write a short story about a {animal}.",
-    "Tell me a story about {name} the {animal}.",
-    "Can you tell me a story about {name}?",
-)
 OPENINGS = (
     "Once upon a time, there was a {trait} {animal} named {name}.",
     "Once upon a time there lived a {trait} {animal} called {name}.",
@@ -102,16 +95,3 @@ def make_story(rng: Random) -> Item:
     cast = draw_cast(rng)
     episodes = min(rng.randint(1, MAX_EPISODES), rng.randint(1, MAX_EPISODES))
     return Item(kind="story", key=cast.key, answer=tell(cast, rng, episodes))
-
-
-def make_story_request(rng: Random) -> Item:
-    """A chat question for a story, answered by a short one."""
-    cast = draw_cast(rng)
-    question = rng.choice(REQUESTS).format(**vars(cast))
-    return Item(
-        kind="chat",
-        key=cast.key,
-        messages=({"role": "user", "content": question},),
-        reasoning=f"The user wants a story. I will write about {cast.name} the {cast.animal}.",
-        answer=tell(cast, rng, 1),
-    )

@@ -183,24 +183,6 @@ def make_tool_call(rng: Random) -> Item:
     )
 
 
-def make_two_tool_calls(rng: Random) -> Item:
-    """A question about two cities, answered by two calls in one turn."""
-    name = rng.choice(("get_weather", "get_time"))
-    description, make = TOOLS[name]
-    one = make(rng)
-    two = make(rng)
-    topic = "weather" if name == "get_weather" else "time"
-    cities = f"{one.arguments['city']} and {two.arguments['city']}"
-    return Item(
-        kind="two_tool_calls",
-        key=f"two {name} {cities}",
-        messages=({"role": "user", "content": f"What is the {topic} in {cities}?"},),
-        tools=(description,),
-        reasoning=f"The user asks for two cities. I call {name} twice.",
-        answer=f"{one.text}\n{two.text}",
-    )
-
-
 def make_tool_reply(rng: Random) -> Item:
     """A tool has answered; the reply says so in words."""
     use, tools = _draw_use(rng)
