@@ -3,13 +3,12 @@
 import argparse
 import contextlib
 import re
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.engine_flags import ENGINE_FIELDS, engine_arguments
-from jaxinfer.cli.process import INTERRUPTED, end_process
+from jaxinfer.cli.process import end_at_the_next_interrupt
 from jaxinfer.cli.sampling_flags import SAMPLING_FIELDS
 
 if TYPE_CHECKING:
@@ -69,18 +68,9 @@ def open_engine(
         try:
             yield llm
         except KeyboardInterrupt:
-            # A step on a device, or a compilation, can't be cancelled. Who follows ends at once.
-            _end_at_the_next_interrupt()
+            # A step on a device, or a compilation, can't be cancelled. A follower ends at once.
+            end_at_the_next_interrupt()
             if not quiet and not llm.follows:
                 text = "stopping after the step that runs; Ctrl-C again stops at once"
                 print(f"\n{text}", file=sys.stderr, flush=True)
             raise
-
-
-def _end_at_the_next_interrupt() -> None:
-    """Have the next Ctrl-C end the process wherever it comes.
-
-    As an exception it could come between two statements, and closing the engine would then wait
-    for the step after all.
-    """
-    signal.signal(signal.SIGINT, lambda *_: end_process(INTERRUPTED))
