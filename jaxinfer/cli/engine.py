@@ -1,4 +1,4 @@
-"""Opens a command's engine: mistakes named by their flags, and a word when Ctrl-C has to wait."""
+"""Opens a command's engine: errors name flags, and Ctrl-C says what it waits for."""
 
 import argparse
 import contextlib
@@ -19,8 +19,8 @@ _FIELDS = {name: "--" + name.replace("_", "-") for name in ENGINE_FIELDS | SAMPL
     "show_progress": "--quiet",
     "enable_prefix_caching": "--no-enable-prefix-caching",
 }
-# Whole names with an underscore anywhere, others as the first word: "stop" and "seed" are English,
-# too. Not within quotes and paths, which are the user's own.
+# Names with an underscore are matched anywhere, others only as the first word, because "stop" and
+# "seed" are also English. Quotes and paths are the user's own text and are left alone.
 _NAME = re.compile(r"(?<![\w/.'\"-])(" + "|".join(_FIELDS) + r")(?![\w/'\"]|\.\w)")
 
 
@@ -55,10 +55,10 @@ def open_engine(
     Args:
         arguments: the command's, whose engine flags win over `defaults`.
         defaults: the command's own choices.
-        quiet: no progress, no word about Ctrl-C.
+        quiet: no progress, no note about Ctrl-C.
 
     Raises:
-        ValueError: what the engine refuses, in flags.
+        ValueError: the engine refuses an argument; the message names its flag.
     """
     from jaxinfer import LLM
 

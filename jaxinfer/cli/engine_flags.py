@@ -17,7 +17,7 @@ from jaxinfer.config import EngineConfig
 
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
-# What --help says of fields whose default is None: the engine decides.
+# The defaults that --help shows for fields whose default None leaves the choice to the engine.
 _DECIDED_LATER = {
     "model": "the bundled model",
     "tokenizer": "the model's",
@@ -36,13 +36,13 @@ _DECIDED_LATER = {
 def add_engine_flags(
     parser: argparse.ArgumentParser, *, defaults: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Add one flag for each field of `EngineConfig` (`--quiet` of a command sets show_progress).
+    """Add one flag for each field of `EngineConfig` (a command's `--quiet` sets show_progress).
 
-    And those that say where other processes of the same engine are.
+    The flags of `process_flags.py` are added too.
 
     Args:
-        parser: takes them.
-        defaults: what --help says of fields for which the command has defaults of its own.
+        parser: the command's.
+        defaults: the command's own defaults, by field, as --help shows them.
     """
     groups = [
         parser.add_argument_group(title)

@@ -17,7 +17,7 @@ GENERATORS: Mapping[str, Callable[[Random], Item]] = {
 }
 
 MAX_REPEATS = 500
-"""Known items drawn in a row after which there are hardly any others."""
+"""Repeats in a row after which hardly any new items are left."""
 
 
 def held_out_items(name: str, count: int, seed: int = 0) -> list[Item]:

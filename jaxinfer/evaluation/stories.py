@@ -52,7 +52,7 @@ ENDINGS = (
 
 @dataclass(frozen=True)
 class Cast:
-    """Who and what a story is about, in the names that the sentences use."""
+    """The subjects of a story, under the names that the sentences use."""
 
     name: str
     friend: str
@@ -62,7 +62,7 @@ class Cast:
 
     @property
     def key(self) -> str:
-        """What must be unseen for a story to be held out."""
+        """The part of a story that must be unseen for it to be held out."""
         return f"story {self.name} {self.animal} {self.place}"
 
 
@@ -74,7 +74,7 @@ def draw_cast(rng: Random) -> Cast:
 
 
 def tell(cast: Cast, rng: Random, episodes: int) -> str:
-    """The story of a cast in so many episodes, one to three paragraphs' length each way."""
+    """The story of a cast in a number of episodes, with an opening and an ending."""
     lines = [rng.choice(OPENINGS), rng.choice(SETTINGS)]
     lines += [rng.choice(EPISODES) for _ in range(episodes)]
     lines.append(rng.choice(ENDINGS))

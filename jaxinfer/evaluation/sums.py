@@ -1,4 +1,4 @@
-"""Sums of two two-digit numbers: the smallest question that has one right answer."""
+"""Sums of two two-digit numbers: the smallest questions with one right answer."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ QUESTIONS = (
 
 
 def written_carry(a: int, b: int) -> str:
-    """The sum as one does it on paper, units first."""
+    """The sum as done on paper, units first."""
     units = a % 10 + b % 10
     carry, tens = units // 10, a // 10 + b // 10
     first = f"{a % 10} + {b % 10} = {units}, so the last digit is {units % 10}"

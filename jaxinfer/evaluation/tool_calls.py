@@ -1,4 +1,4 @@
-"""Questions that a tool must answer, in the tool format of Qwen3, and what to say afterwards."""
+"""Questions for tools, in the tool format of Qwen3, and the replies to their results."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ MAX_TOOLS = 3
 
 @dataclass(frozen=True)
 class ToolUse:
-    """One call, the question that asks for it, what the tool gives back, and what is said then."""
+    """One call, its question, the tool's result, and the reply."""
 
     question: str
     name: str
