@@ -1,4 +1,4 @@
-"""`jaxinfer NAME ...`: finds the command and hands it the rest of the line."""
+"""`jaxinfer NAME ...`: finds the command and passes it the other arguments."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""`jaxinfer bench`: how fast this machine reads and writes tokens, beside what it could do."""
+"""`jaxinfer bench`: prefill and decode speed on this machine, beside the hardware's limits."""
 
 import json
 import sys
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _misplaced(arguments: "argparse.Namespace") -> tuple[str, str] | None:
-    """A flag and another that would be ignored beside it, or None."""
+    """A pair of flags of which the second would be ignored, or None."""
     given = ["--" + name.replace("_", "-") for name in _OF_THE_TABLE if getattr(arguments, name)]
     if arguments.kernels is not None:
         given += ["--workload"] * bool(arguments.workload)

@@ -59,7 +59,7 @@ def _run(arguments: "argparse.Namespace") -> int:
             llm.follow()
             return OK
         prepare_lines()
-        # The first answer would find a missing template too, but after the user has typed.
+        # A missing template is an error now, not after the user has typed a message.
         tokenizer_of(llm).apply_chat_template([{"role": "user", "content": "hello"}])
         conversation = Conversation(
             system=arguments.system,
@@ -123,7 +123,7 @@ def _answer(llm: "LLM", conversation: "Conversation", line: str, *, quiet: bool)
     try:
         _speak(llm, prompt, params, answer, inside=inside)
         is_whole = True
-    except KeyboardInterrupt:  # at any point, so that only what `answer` holds is certain
+    except KeyboardInterrupt:  # at any point: only the contents of `answer` are certain
         pass
     end_line(was_cut=not is_whole)
     said = spoken(answer.text, inside=inside, is_whole=is_whole)
@@ -145,7 +145,7 @@ _IN_THOUGHT = "; it was still thinking, which /set thinking off leaves out"
 
 
 def _stopped(said: str) -> str:
-    """What Ctrl-C has done."""
+    """The note after Ctrl-C."""
     if said:
         return "(stopped; what was said is kept; Ctrl-D leaves)"
     return (

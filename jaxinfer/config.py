@@ -2,15 +2,15 @@
 
 import dataclasses
 import difflib
-import math
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from jaxinfer.checks import check_flag, check_integer, check_real, show
 from jaxinfer.sampling_params import FreeLogprobs
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens that a step reports unless an engine is asked for more."""
+"""The default of `EngineConfig.max_logprobs`."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
@@ -25,7 +25,7 @@ _MAX_CACHE_TOKENS = (1 << 31) - 1
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
 _SHORT_STEP_WEIGHT_BYTES = 64 << 20
 
-# Arguments a vLLM user may bring along which have no meaning here, and what to write instead.
+# vLLM's arguments without a meaning here, and what to write instead.
 _VLLM_HINTS = {
     "enforce_eager": "write compile_ahead=False to compile each shape at its first use",
     "trust_remote_code": "a model's Python files are never run; leave it out",
@@ -46,7 +46,7 @@ _VLLM_HINTS = {
 
 
 def max_kv_blocks(block_size: int) -> int:
-    """Most KV blocks of so many tokens: a token's place, block * block_size + offset, is int32."""
+    """Most KV blocks of `block_size` tokens: block * block_size + offset must fit int32."""
     return _MAX_CACHE_TOKENS // block_size
 
 
@@ -85,7 +85,7 @@ class EngineConfig:
         tokenizer: a directory or hub id to take the tokenizer from; None takes it from `model`.
         skip_tokenizer_init: load no tokenizer: only token ids go in and out.
         generation_config: sampling defaults: "auto" takes the model's `generation_config.json`,
-            "vllm" those of `SamplingParams` (its end-of-sequence ids count all the same).
+            "vllm" those of `SamplingParams` (the file's end-of-sequence ids count all the same).
         hf_overrides: a dictionary of fields of the model's config.json to replace, such as
             `rope_scaling`, `rope_theta` and `max_position_embeddings`; dictionaries in it are
             merged with the file's.
@@ -93,20 +93,21 @@ class EngineConfig:
         dtype: of weights, activations and KV cache: a name ("half" and "float" are vLLM's for
             float16 and float32), or a type such as ``jnp.bfloat16``; kept as a name. "auto" is the
             checkpoint's own dtype on a GPU and float32 on a CPU.
-        seed: what requests without a seed of their own derive theirs from; in [0, 2**63).
+        seed: source of the seeds of requests without their own; in [0, 2**63).
         max_model_len: most tokens of prompt and output together; None is the model's own limit, or
             what fits the KV cache, if that is less: `num_kv_blocks`, the device's memory or, on a
             CPU, a quarter of what is free. vLLM's -1 and "auto" are written as None.
         max_logprobs: most log-probabilities a request may ask for at each position; -1 is the whole
             vocabulary. Steps that report any report as many.
-        logprobs_mode: what `logprobs` are of: the model's own logits ("raw_logprobs"), or the
-            distribution that was sampled, after edits, temperature and truncation
+        logprobs_mode: the source of `logprobs`: the model's own logits ("raw_logprobs"), or the
+            sampled distribution, after edits, temperature and truncation
             ("processed_logprobs", where a token that can't be drawn has minus infinity).
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
-        num_kv_blocks: KV blocks to allocate (block 0 is reserved); None measures device memory.
+        num_kv_blocks: KV blocks to allocate (block 0 is reserved for padding); None measures
+            device memory.
         gpu_memory_utilization: share of each device's memory that the engine may use, in (0, 1].
             JAX's allocator never gives more than its own share, which is 75% unless the environment
             variable XLA_CLIENT_MEM_FRACTION is set before JAX starts; the commands set it.
@@ -114,14 +115,11 @@ class EngineConfig:
         swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start.
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
-        scheduling_policy: which waiting request is admitted first: the one that came first
-            ("fcfs"), or the one of the lowest `priority`, and of these the one that came first.
+        scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), or the
+            oldest of the lowest `priority`.
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
-            own, behind one queue; sizes and limits here are those of one replica.
-        replica_threads: whether each replica is run by a thread of its own, or all in turn by the
-            caller's; None is by threads, but in turn where a replica is several emulated CPU
-            devices, whose reductions could wait for each other forever.
+            own, behind one queue; sizes and limits here are per replica.
         attention_backend: "auto" takes the fastest one that the device supports; a backend that
             is named and impossible is an error.
         compilation_cache_dir: where traced and compiled programs are kept between processes; None
@@ -134,9 +132,9 @@ class EngineConfig:
             host less than its steps cost the device; on a GPU half as many (at least 2) while more
             than 64 sequences run. None is 8 on a GPU, on a CPU for a model of up to 64 MiB, whose
             steps take milliseconds, and else 1.
-        device_timeout: seconds that a device may take for one step; one that does not answer by
-            then is named, and the process ends, for such a wait can't be interrupted. 0 waits for
-            ever; None is 300 on a GPU, and 0 on a CPU, whose steps may be that long.
+        device_timeout: seconds that a device may take for one step; after that the process ends and
+            names the device, for such a wait can't be interrupted. 0 waits forever; None is 300
+            on a GPU, and 0 on a CPU, whose steps may be that long.
 
     Raises:
         TypeError: a field has the wrong type; names the field.
@@ -165,7 +163,6 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
-    replica_threads: bool | None = None
     attention_backend: AttentionBackend = "auto"
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
@@ -192,20 +189,20 @@ class EngineConfig:
         _check_choice(
             "attention_backend", self.attention_backend, typing.get_args(AttentionBackend)
         )
-        _check_integer("seed", self.seed, 0, 2**63 - 1)
-        _check_integer("max_logprobs", self.max_logprobs, -1, _MAX_LENGTH)
-        _check_integer("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQS)
-        _check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 4096)
-        _check_integer("data_parallel_size", self.data_parallel_size, 1, 4096)
-        _check_integer("block_size", self.block_size, 8, 256)
+        self._check_integer("seed", 0, 2**63 - 1)
+        self._check_integer("max_logprobs", -1, _MAX_LENGTH)
+        self._check_integer("max_num_seqs", 1, _MAX_SEQS)
+        self._check_integer("tensor_parallel_size", 1, 4096)
+        self._check_integer("data_parallel_size", 1, 4096)
+        self._check_integer("block_size", 8, 256)
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
         if self.num_decode_steps is not None:
-            _check_integer("num_decode_steps", self.num_decode_steps, 1, 1024)
+            self._check_integer("num_decode_steps", 1, 1024)
         if self.max_model_len is not None:
-            _check_integer("max_model_len", self.max_model_len, 1, _MAX_LENGTH)
+            self._check_integer("max_model_len", 1, _MAX_LENGTH)
         if self.num_kv_blocks is not None:
-            _check_integer("num_kv_blocks", self.num_kv_blocks, 2, _MAX_CACHE_TOKENS)
+            self._check_integer("num_kv_blocks", 2, _MAX_CACHE_TOKENS)
             if self.num_kv_blocks > max_kv_blocks(self.block_size):
                 raise ValueError(
                     f"num_kv_blocks ({self.num_kv_blocks}) times block_size ({self.block_size}) "
@@ -213,31 +210,36 @@ class EngineConfig:
                     f"to at most {max_kv_blocks(self.block_size)}"
                 )
         if self.max_num_batched_tokens is not None:
+            self._check_integer("max_num_batched_tokens", 1, _MAX_LENGTH)
             budget = self.max_num_batched_tokens
-            _check_integer("max_num_batched_tokens", budget, 1, _MAX_LENGTH)
             if budget < self.max_num_seqs:
                 raise ValueError(
                     f"max_num_batched_tokens ({budget}) must be at least max_num_seqs "
                     f"({self.max_num_seqs}); lower max_num_seqs or raise it"
                 )
-        _check_real("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0)
+        self._check_real("gpu_memory_utilization", 0.0, 1.0)
         if self.gpu_memory_utilization == 0:
             raise ValueError("gpu_memory_utilization must be above 0, got 0")
-        object.__setattr__(self, "gpu_memory_utilization", float(self.gpu_memory_utilization))
-        _check_real("swap_space", self.swap_space, 0.0, 1e6)
-        object.__setattr__(self, "swap_space", float(self.swap_space))
+        self._check_real("swap_space", 0.0, 1e6)
         if self.preemption_mode == "swap" and self.swap_space == 0:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
             )
         if self.device_timeout is not None:
-            _check_real("device_timeout", self.device_timeout, 0.0, 1e6)
+            self._check_real("device_timeout", 0.0, 1e6)
         for name in ("enable_prefix_caching", "show_progress", "skip_tokenizer_init"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("compile_ahead", "replica_threads"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise TypeError(f"{name} must be True, False or None, got {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
+        ahead = self.compile_ahead
+        if not isinstance(ahead, bool | None):
+            raise TypeError(f"compile_ahead must be True, False or None, got {show(ahead)}")
+
+    def _check_integer(self, name: str, low: int, high: int) -> None:
+        """Check a field and keep it as a plain int."""
+        object.__setattr__(self, name, check_integer(name, getattr(self, name), low, high))
+
+    def _check_real(self, name: str, low: float, high: float) -> None:
+        """Check a field and keep it as a plain float."""
+        object.__setattr__(self, name, check_real(name, getattr(self, name), low, high))
 
     @classmethod
     def from_keywords(
@@ -328,18 +330,3 @@ def _check_text(name: str, value: object, *, may_be_empty: bool) -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _check_integer(name: str, value: object, low: int, high: int) -> None:
-    # bool is an int to Python, but seed=True is a slip, not a seed.
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, got {value}")
-
-
-def _check_real(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ValueError(f"{name} must be from {low:g} to {high:g}, got {value!r}")

@@ -1,10 +1,10 @@
-"""How many processor cores this process may use: in a container often fewer than there are."""
+"""The number of processor cores that this process may use; containers often limit it."""
 
 import os
 
 
 def usable_cores() -> int:
-    """Cores that the operating system lets this process run on; all where it does not tell."""
+    """Cores that the operating system lets this process run on; all cores if it does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

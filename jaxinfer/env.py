@@ -1,4 +1,4 @@
-"""`jaxinfer env`: versions, devices, and what an engine would use on this machine, and why."""
+"""`jaxinfer env`: versions, devices, and the backend an engine would use here, and why."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
 from jaxinfer.cli.statistics import count
 
-# The shape that backends are chosen for here; every published dense Qwen3 has head_dim 128.
+# The shape for which a backend is chosen; every published dense Qwen3 has head_dim 128.
 _HEAD_DIM, _GROUP_SIZE, _BLOCK_SIZE = 128, 2, 16
 
 
@@ -38,7 +38,7 @@ def _run(*, as_json: bool, quiet: bool) -> int:
 
 
 def environment() -> dict[str, Any]:
-    """What `jaxinfer env` reports, as JSON-like values."""
+    """The report of `jaxinfer env`, as JSON-like values."""
     from jaxinfer.cli.platform import start_platform
     from jaxinfer.measure.machine import describe_machine
 
@@ -52,23 +52,22 @@ def environment() -> dict[str, Any]:
 
 
 def attention_backends() -> dict[str, str]:
-    """What attention_backend="auto" takes for Qwen3 on this machine, and why not the others.
+    """The backend that attention_backend="auto" chooses for Qwen3 here, and why not another.
 
     Maps "auto" to "NAME: REASON", and each backend to "available" or the reason it is not.
     """
     import jax
 
-    from jaxinfer.kernels.choice import choose_backend
+    from jaxinfer.kernels.choice import choose_backend, compute_capability_of
 
     device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", None)
     where: Any = {
         "head_dim": _HEAD_DIM,
         "dtype": "float32" if device.platform == "cpu" else "bfloat16",
         "block_size": _BLOCK_SIZE,
         "group_size": _GROUP_SIZE,
         "platform": device.platform,
-        "compute_capability": tuple(map(int, capability.split("."))) if capability else None,
+        "compute_capability": compute_capability_of(device),
     }
     name, reason = choose_backend("auto", **where)
     report = {"auto": f"{name}: {reason}"}
@@ -82,7 +81,7 @@ def attention_backends() -> dict[str, str]:
 
 
 def compilation_cache() -> dict[str, Any]:
-    """Where compiled programs are kept, and how many are there."""
+    """The directory of compiled programs and their number."""
     import jax
 
     from jaxinfer.serving.compile_cache import default_directory

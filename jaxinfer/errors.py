@@ -1,4 +1,4 @@
-"""The few exceptions that users of jaxinfer see, so that they can tell our errors from bugs."""
+"""The exceptions that users of jaxinfer see, to tell its errors from bugs."""
 
 
 class JaxinferError(Exception):
@@ -10,7 +10,7 @@ class ModelLoadError(JaxinferError, ValueError):
 
 
 class CapacityError(JaxinferError, ValueError):
-    """What was asked for does not fit, for example a KV cache smaller than one full request."""
+    """Something does not fit, for example one full-length request into the KV cache."""
 
 
 class StepError(JaxinferError, RuntimeError):
@@ -18,4 +18,4 @@ class StepError(JaxinferError, RuntimeError):
 
 
 class DistributedError(JaxinferError, RuntimeError):
-    """One of several processes that run an engine together failed, differs, or did not come."""
+    """One of an engine's processes failed, differs from the others, or did not arrive."""

@@ -1,4 +1,4 @@
-"""`jaxinfer evaluate`: how often a model is right on held-out questions, through the engine."""
+"""`jaxinfer evaluate`: a model's accuracy on held-out questions, through the engine."""
 
 import json
 import sys
@@ -68,7 +68,7 @@ def _run(arguments: "argparse.Namespace") -> int:
 
 
 def evaluation_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
-    """Rates, story loss, and what they were measured on, as JSON-like values.
+    """Rates, story loss, engine and machine, as JSON-like values.
 
     None on processes that follow process 0.
     """

@@ -99,7 +99,7 @@ def _run(arguments: "argparse.Namespace") -> int:
                 return OK
             defaults["max_num_seqs"] = min(len(lines), 256)
         start_platform(process_arguments(arguments))
-        # Other processes hear of a mistake only from a process that they have met.
+        # Other processes learn of an error only from a process that they are connected to.
         if is_one_of_several(arguments) and is_first_process():
             lines, out = _read(arguments, stack)
         llm = stack.enter_context(open_engine(arguments, defaults, quiet=arguments.quiet))
@@ -116,7 +116,7 @@ def _run(arguments: "argparse.Namespace") -> int:
 def _read(
     arguments: "argparse.Namespace", stack: contextlib.ExitStack
 ) -> "tuple[list[PromptLine], TextIO]":
-    """The prompts that are still to be answered, and where to."""
+    """The prompts without an answer yet, and the file of the answers."""
     from jaxinfer.cli.prompts import read_prompts
 
     lines = read_prompts(arguments.prompt, arguments.prompts_file)
@@ -147,7 +147,7 @@ def _sampling_params(
 
 
 def _prompt(llm: "LLM", line: "PromptLine", arguments: "argparse.Namespace") -> dict[str, Any]:
-    """What the engine is given: the text, or the ids of a chat, whose template has its own BOS."""
+    """The engine's prompt: the text, or the ids of a chat, whose template has its own BOS."""
     if not arguments.chat:
         return {"prompt": line.text}
     from jaxinfer.cli.answers import tokenizer_of
@@ -188,7 +188,7 @@ def _one(llm: "LLM", line: "PromptLine", out: TextIO, arguments: "argparse.Names
 def _many(
     llm: "LLM", lines: "list[PromptLine]", out: TextIO, arguments: "argparse.Namespace"
 ) -> int:
-    """Run all prompts as one batch; each answer is written when it and those before it are done."""
+    """Run all prompts as one batch; each answer is written when it and all before it are done."""
     from jaxinfer.cli.prompt_batch import answer_all
     from jaxinfer.cli.statistics import Stopwatch, batch_statistics
     from jaxinfer.cli.terminal import show
@@ -215,7 +215,7 @@ def _many(
 def _counted(
     answers: "Iterator[Answer]", total: int, out: TextIO, arguments: "argparse.Namespace"
 ) -> "Iterator[Answer]":
-    """The same answers, counted by a bar where they are not themselves on the terminal."""
+    """The same answers, counted by a progress bar unless they are written to the terminal."""
     from jaxinfer.serving.progress import ProgressBar
 
     enabled = not arguments.quiet and not out.isatty()

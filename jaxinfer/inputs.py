@@ -1,4 +1,4 @@
-"""Prompts as dictionaries, typed: vLLM's names for what `LLM.generate` takes beside plain text."""
+"""Prompts as dictionaries, typed: vLLM's names for inputs of `LLM.generate` beside text."""
 
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
@@ -21,7 +21,7 @@ class TokensPrompt(TypedDict):
 
     Attributes:
         prompt_token_ids: at least one.
-        prompt: the text that they stand for; only passed on to the output.
+        prompt: their text; only passed on to the output.
         cache_salt: as in `TextPrompt`.
     """
 

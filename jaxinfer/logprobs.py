@@ -29,13 +29,13 @@ LogprobsAtPosition = dict[int, Logprob]
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ChosenLogprobs(Sequence[LogprobsAtPosition]):
-    """What ``logprobs=0`` asks for: each token's own log-probability.
+    """Each token's own log-probability, as ``logprobs=0`` asks for.
 
-    A sequence like the list of dictionaries that more log-probabilities come in, but each is made
-    when it is looked at: the hundred thousands of objects of a few rollouts would keep Python's
-    garbage collector busier than the rest of the engine (vLLM's ``FlatLogprobs`` are for that,
-    too). It equals such a list, and becomes one when it is pickled or copied;
-    `dataclasses.asdict` makes a dictionary of three flat lists of it, which is JSON.
+    A sequence like the list of dictionaries for more log-probabilities, but each dictionary is made
+    on access: the hundreds of thousands of objects of a few rollouts would keep Python's garbage
+    collector busier than the rest of the engine (vLLM's ``FlatLogprobs`` serve the same purpose).
+    It equals such a list, and becomes one when it is pickled or copied; `dataclasses.asdict` makes
+    a dictionary of three flat lists of it, which is JSON.
 
     Args:
         text_of: a token's text; None for no text.

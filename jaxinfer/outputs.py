@@ -1,10 +1,12 @@
-"""What a request returns to its caller, under vLLM's names."""
+"""Outputs of a request, under vLLM's names."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from jaxinfer.logprobs import LogprobsAtPosition
-from jaxinfer.serving.request import FinishReason
+
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,10 +40,10 @@ class CompletionOutput:
 
 @dataclasses.dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds on `time.monotonic`'s clock.
+    """Times and counts of a request; times in seconds on `time.monotonic`'s clock.
 
     Attributes:
-        arrival_time: it was added.
+        arrival_time: the request was added.
         first_token_time: its first token was read; of `n` completions the earliest.
         last_token_time: its latest token was read.
         finished_time: its last completion ended.
@@ -114,7 +116,7 @@ class ScoreOutput:
 
     Attributes:
         token_ids: all tokens, context included.
-        token_logprobs: log-probability of each token given those before it; None for the first.
+        token_logprobs: log-probability of each token given its predecessors; None for the first.
         ranks: 1 where the token was the likeliest; None for the first.
         start: index of the first token that counts: the continuation's first, or 1.
     """

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen: the fields of vLLM's SamplingParams, checked at once."""
+"""How a request's tokens are chosen: the fields of vLLM's SamplingParams, checked at once."""
 
 import dataclasses
 import difflib
@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, no_type_check
 
-from jaxinfer.sampling_fields import (
+from jaxinfer.checks import (
     MAX_INT32,
     check_bias,
+    check_flag,
     check_integer,
     check_real,
     check_strings,
     check_token_ids,
-    show,
 )
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
 FreeLogprobs = Literal["all", "unscaled", "none"]
-"""Requests that the draw itself gives the chosen token's log-probability for: all that draw, those
-that draw from the model's own distribution, or none."""
+"""Requests whose draw itself gives the chosen token's log-probability: all that draw, only
+those that draw from the model's own distribution, or none."""
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding, as in vLLM."""
@@ -36,7 +36,7 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
 
-# Fields of vLLM's that are not here, and what to write instead.
+# Fields that only vLLM has, and what to write instead.
 _VLLM_HINTS = {
     "best_of": "write n and take the best by cumulative_logprob",
     "use_beam_search": "beams are not supported; write n",
@@ -98,14 +98,14 @@ class SamplingParams:
         stop_token_ids: Token ids that end the output, at most 64.
         include_stop_str_in_output: Keep the stop string in the text.
         ignore_eos: Go on after the end-of-sequence token.
-        min_tokens: Ban end-of-sequence and `stop_token_ids` until so many tokens are out.
-        max_tokens: At most so many output tokens; None is as many as the model's length allows.
-        logprobs: Report the chosen token's log-probability and those of so many likeliest tokens,
-            at most the engine's `max_logprobs`. -1 is all. Of the model's own logits, or of the
-            distribution that was sampled, as the engine's `logprobs_mode` says. With 0 the rank may
-            be None; ask for 1 to have it.
+        min_tokens: Ban end-of-sequence and `stop_token_ids` before this number of output tokens.
+        max_tokens: Most output tokens; None is as many as the model's length allows.
+        logprobs: Report the log-probabilities of the chosen token and of this number of likeliest
+            tokens, at most the engine's `max_logprobs`. -1 is all. Of the model's own logits,
+            or of the sampled distribution, as the engine's `logprobs_mode` says. With 0 the rank
+            may be None; ask for 1 to have it.
         prompt_logprobs: The same for the prompt's tokens, always of the model's own logits.
-        truncate_prompt_tokens: Keep only so many tokens of the prompt, the last ones, at least 1;
+        truncate_prompt_tokens: Keep only this number of the prompt's last tokens, at least 1;
             -1 keeps as many as the model's length allows beside one output token. None refuses
             prompts that are too long.
         logit_bias: Token id to a value, -100 to 100, added to its logit; at most 300 entries.
@@ -168,8 +168,7 @@ class SamplingParams:
             "skip_special_tokens",
             "detokenize",
         ):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {show(getattr(self, name))}")
+            check_flag(name, getattr(self, name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"

@@ -59,7 +59,7 @@ def configurations(case: Case) -> list[Variant]:
     if case.contexts is None:
         return [("mosaic", None)]
     if case.queries is not None:
-        sizes = [(128, 2, True), (128, 2, False), (64, 4, True)]
+        sizes = [(128, 2), (64, 4)]
         return [("mosaic", PrefillConfig(*each)) for each in sizes]
     splits = (1,) if len(case.contexts) >= 64 else (2, 4, 8, 16, 32)
     sizes = [(64, 3), (64, 6), (128, 2), (128, 3)]

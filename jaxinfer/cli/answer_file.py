@@ -1,4 +1,4 @@
-"""A file of answers as JSON lines, which a later run can go on with."""
+"""A file of answers as JSON lines, which a later run can resume."""
 
 import json
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ def open_answers(path: Path, lines: Sequence[PromptLine], *, resume: bool) -> tu
     Args:
         path: the file.
         lines: all prompts of the run.
-        resume: go on after the answers that are there.
+        resume: continue after the answers in the file.
 
     Returns:
         The file, open at its end, and the number of prompts that are answered in it.
 
     Raises:
-        ValueError: it is a directory or device, it holds something and `resume` was not asked for,
-            or what it holds are not answers to the first of these prompts.
+        ValueError: it is a directory or device, it is not empty and `resume` is False, or it
+            does not hold answers to the first of these prompts.
         OSError: it can't be written.
     """
     if path.exists() and not path.is_file():

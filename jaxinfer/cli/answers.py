@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Answer:
-    """What came of one prompt.
+    """The result of one prompt.
 
     Attributes:
-        text: all of it so far.
+        text: the output so far.
         token_ids: its tokens.
         finish_reason: "stop", "length" or "error"; None if the stream was left early.
         error: what went wrong, with "error".
         prompt_tokens: tokens of the prompt.
         cached_tokens: of these, tokens whose KV was already in the cache.
-        metrics: when things happened to it.
-        statistics: of the run; None while it goes on, and for an answer of many.
+        metrics: its times and counts.
+        statistics: of the run; None until it ends, and for the answers of a batch.
     """
 
     text: str = ""
@@ -81,15 +81,15 @@ def tokenizer_of(llm: "LLM") -> "Tokenizer":
 def stream_answer(
     llm: "LLM", prompt: Any, params: "SamplingParams", answer: Answer
 ) -> Generator[str]:
-    """Yield the text of an answer piece by piece and fill `answer` meanwhile.
+    """Yield the text of an answer piece by piece and fill in `answer`.
 
     Closing the iterator aborts the request.
 
     Args:
-        llm: answers.
+        llm: the engine.
         prompt: as `LLM.stream` takes it.
-        params: how.
-        answer: an empty one.
+        params: the sampling parameters.
+        answer: an empty one, to be filled in.
 
     Raises:
         ValueError: the prompt does not fit the model, or the request failed.
@@ -126,8 +126,8 @@ def cut_reason(
     """Why an answer ended before the model ended it, and what to change; None if it was not cut.
 
     Args:
-        answer: the whole of it.
-        params: what it was sampled with.
+        answer: the complete answer.
+        params: its sampling parameters.
         max_model_len: most tokens of prompt and output together.
         setting: how the user sets the maximum number of tokens, for example "--max-tokens".
     """

@@ -30,7 +30,7 @@ Ctrl-C            stops the answer"""
 
 @dataclasses.dataclass
 class Conversation:
-    """What has been said and how to go on.
+    """The messages so far and the settings of the next answer.
 
     Attributes:
         system: the system message, if any.

@@ -1,15 +1,14 @@
-"""Opens a command's engine: mistakes named by their flags, and a word when Ctrl-C has to wait."""
+"""Opens a command's engine: errors name flags, and Ctrl-C says what it waits for."""
 
 import argparse
 import contextlib
 import re
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.engine_flags import ENGINE_FIELDS, engine_arguments
-from jaxinfer.cli.process import INTERRUPTED, end_process
+from jaxinfer.cli.process import end_at_the_next_interrupt
 from jaxinfer.cli.sampling_flags import SAMPLING_FIELDS
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ _FIELDS = {name: "--" + name.replace("_", "-") for name in ENGINE_FIELDS | SAMPL
     "show_progress": "--quiet",
     "enable_prefix_caching": "--no-enable-prefix-caching",
 }
-# Whole names with an underscore anywhere, others as the first word: "stop" and "seed" are English,
-# too. Not within quotes and paths, which are the user's own.
+# Names with an underscore are matched anywhere, others only as the first word, because "stop" and
+# "seed" are also English. Quotes and paths are the user's own text and are left alone.
 _NAME = re.compile(r"(?<![\w/.'\"-])(" + "|".join(_FIELDS) + r")(?![\w/'\"]|\.\w)")
 
 
@@ -56,10 +55,10 @@ def open_engine(
     Args:
         arguments: the command's, whose engine flags win over `defaults`.
         defaults: the command's own choices.
-        quiet: no progress, no word about Ctrl-C.
+        quiet: no progress, no note about Ctrl-C.
 
     Raises:
-        ValueError: what the engine refuses, in flags.
+        ValueError: the engine refuses an argument; the message names its flag.
     """
     from jaxinfer import LLM
 
@@ -69,18 +68,9 @@ def open_engine(
         try:
             yield llm
         except KeyboardInterrupt:
-            # A step on a device, or a compilation, can't be cancelled. Who follows ends at once.
-            _end_at_the_next_interrupt()
+            # A step on a device, or a compilation, can't be cancelled. A follower ends at once.
+            end_at_the_next_interrupt()
             if not quiet and not llm.follows:
                 text = "stopping after the step that runs; Ctrl-C again stops at once"
                 print(f"\n{text}", file=sys.stderr, flush=True)
             raise
-
-
-def _end_at_the_next_interrupt() -> None:
-    """Have the next Ctrl-C end the process wherever it comes.
-
-    As an exception it could come between two statements, and closing the engine would then wait
-    for the step after all.
-    """
-    signal.signal(signal.SIGINT, lambda *_: end_process(INTERRUPTED))

@@ -17,7 +17,7 @@ from jaxinfer.config import EngineConfig
 
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
-# What --help says of fields whose default is None: the engine decides.
+# The defaults that --help shows for fields whose default None leaves the choice to the engine.
 _DECIDED_LATER = {
     "model": "the bundled model",
     "tokenizer": "the model's",
@@ -26,7 +26,6 @@ _DECIDED_LATER = {
     "max_model_len": "the model's own limit",
     "max_num_batched_tokens": "16384 on a GPU, 2048 on a CPU",
     "num_kv_blocks": "what device memory holds",
-    "replica_threads": "a thread each, except on emulated CPU devices",
     "compilation_cache_dir": "~/.cache/jaxinfer/xla",
     "compile_ahead": "at start-up on a GPU, at first use on a CPU",
     "num_decode_steps": "8; 1 for large models on a CPU",
@@ -37,13 +36,13 @@ _DECIDED_LATER = {
 def add_engine_flags(
     parser: argparse.ArgumentParser, *, defaults: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Add one flag for each field of `EngineConfig` (`--quiet` of a command sets show_progress).
+    """Add one flag for each field of `EngineConfig` (a command's `--quiet` sets show_progress).
 
-    And those that say where other processes of the same engine are.
+    The flags of `process_flags.py` are added too.
 
     Args:
-        parser: takes them.
-        defaults: what --help says of fields for which the command has defaults of its own.
+        parser: the command's.
+        defaults: the command's own defaults, by field, as --help shows them.
     """
     groups = [
         parser.add_argument_group(title)
@@ -202,12 +201,6 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=unset,
         help="replicas of the model, each on that many devices, behind one queue",
-    )
-    group.add_argument(
-        "--replica-threads",
-        action=argparse.BooleanOptionalAction,
-        default=unset,
-        help="run each replica in a thread of its own, or all in turn in one",
     )
     group.add_argument(
         "--attention-backend",

@@ -9,8 +9,9 @@ from typing import Any
 def json_line(record: Mapping[str, Any], encoding: str = "utf-8") -> str:
     r"""One line of JSON, without its line break.
 
-    What some programs take for a line break (U+0085, U+2028), what a terminal acts on, and lone
-    surrogates are written as ``\uXXXX``; other letters stay readable where the stream is UTF-8.
+    Characters that some programs take for a line break (U+0085, U+2028), control characters of
+    terminals, and lone surrogates are written as ``\uXXXX``; other letters stay readable where the
+    stream is UTF-8.
 
     Args:
         record: JSON-like values; strings may hold anything.

@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, object]:
-    """The flags among `names` that the user wrote; flags left out keep the library's defaults."""
+    """The flags among `names` that the user wrote; the library has the defaults of the others."""
     return {name: value for name, value in vars(namespace).items() if name in names}
 
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-# JAX's allocator takes 75% of a GPU unless it is told otherwise, and only before it starts. What it
-# leaves is for CUDA graphs, and for what XLA and NCCL exchange between devices.
+# JAX's allocator takes 75% of a GPU unless set otherwise before it starts. The rest is for CUDA
+# graphs and the buffers that XLA and NCCL exchange between devices.
 _ALLOCATOR_SHARE = "XLA_CLIENT_MEM_FRACTION"
 _ITS_OTHER_NAME = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
@@ -18,7 +18,7 @@ def start_platform(processes: Mapping[str, Any] | None = None) -> str:
     can ask for, unless the user has set its share.
 
     Args:
-        processes: flags that say where other processes are, perhaps none; None is a command that
+        processes: the flags of `process_flags.py`, perhaps none; None is a command that always
             runs alone, whatever the environment says.
 
     Raises:
@@ -47,9 +47,9 @@ def start_platform(processes: Mapping[str, Any] | None = None) -> str:
 
 
 def _keep_stdout_clean() -> None:
-    """Drop what libraries write to file descriptor 1; gloo reports each of its connections there.
+    """Discard the output of libraries on file descriptor 1, where gloo reports its connections.
 
-    Python's own standard output goes where it went.
+    Python's own standard output is unchanged.
     """
     sys.stdout.flush()
     kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)

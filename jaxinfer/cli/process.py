@@ -14,11 +14,11 @@ USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
-# Words by which the system, TensorStore and others say that a disk is full. They come first:
-# TensorStore calls that RESOURCE_EXHAUSTED.
+# Phrases for a full disk, from the system, TensorStore and others. They are looked for first:
+# TensorStore calls a full disk RESOURCE_EXHAUSTED.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
-# Words by which XLA, NCCL and the allocators say that memory ran out.
+# Phrases for exhausted memory, from XLA, NCCL and the allocators.
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OUT_OF_MEMORY")
 
 
@@ -31,8 +31,8 @@ def run_command(name: str, body: Callable[[], int]) -> int:
 
     Returns:
         The body's status; 1 after a user's error (one line on stderr), 130 after Ctrl-C, 141 when
-        the reader of stdout went away. Errors that are no user's mistake (bugs) propagate with
-        their traceback: it is what a bug report needs.
+        the reader of stdout went away. Other errors are bugs and propagate with their
+        traceback, which a bug report needs.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # print would take stdout instead
@@ -72,7 +72,7 @@ _MEMORY_ADVICE = (
 def user_message(error: Exception) -> str | None:
     """One line that tells a user what went wrong, or None when the error is not theirs.
 
-    What the library says about a user's input is a ValueError, an OSError or one of
+    The library reports a user's mistake as a ValueError, an OSError or one of
     `jaxinfer.errors`. A RuntimeError from elsewhere is theirs only when memory ran out. A
     TypeError can't come from a command line: the flags are typed.
     """
@@ -115,8 +115,17 @@ def end_process(status: int) -> NoReturn:
     sys.exit(status)
 
 
+def end_at_the_next_interrupt() -> None:
+    """Have the next Ctrl-C end the process wherever it comes.
+
+    As an exception it could come between two statements, and closing the engine would then wait
+    for the step after all.
+    """
+    signal.signal(signal.SIGINT, lambda *_: end_process(INTERRUPTED))
+
+
 def _part_from_other_processes() -> None:
-    """Give the other processes of an engine, if there are any, the time to end well too."""
+    """Give the other processes of an engine, if any, time to shut down cleanly too."""
     if "jaxinfer.serving.distributed.start" in sys.modules:
         from jaxinfer.serving.distributed.start import part_from_others
 
@@ -131,7 +140,7 @@ def _discard_stdout() -> None:
 
 
 def _discard_unwritable_stdout() -> None:
-    """The same where it takes no more, for example on a full disk."""
+    """Discard stdout if it can't be written, for example on a full disk."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -139,6 +148,6 @@ def _discard_unwritable_stdout() -> None:
 
 
 def _shorten(text: str, limit: int = 300) -> str:
-    """The text, or its two ends: what was done comes first, and why it failed last."""
+    """The text, or its two ends: messages begin with the action and end with the cause."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[: half - 3]} ... {text[2 - half :]}"

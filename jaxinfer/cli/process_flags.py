@@ -10,7 +10,7 @@ PROCESS_FIELDS = frozenset({"coordinator_address", "num_processes", "process_id"
 
 
 def add_process_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the arguments of `LLM` that say where the other processes are."""
+    """Add the arguments of `LLM` that locate the other processes."""
     unset: Any = argparse.SUPPRESS
     group.add_argument(
         "--coordinator-address",
@@ -38,7 +38,7 @@ def process_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def is_one_of_several(namespace: argparse.Namespace) -> bool:
-    """Whether flags or environment speak of other processes."""
+    """Whether flags or environment variables name other processes."""
     return bool(process_arguments(namespace)) or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 

@@ -1,4 +1,4 @@
-"""Runs many prompts as one batch and hands out the answers in order, each as soon as it can be."""
+"""Runs many prompts as one batch and yields the answers in order, each as early as possible."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,13 @@ def answer_all(
     prompts: Sequence[Any],
     params: Sequence["SamplingParams"],
 ) -> Iterator[Answer]:
-    """Yield the answer to each line, in order, once it and those before it have ended.
+    """Yield the answer to each line, in order, once it and all earlier ones have ended.
 
     Args:
-        llm: answers.
-        lines: the prompts, for their names.
-        prompts: the same as `LLM.add_request` takes them.
-        params: one for each.
+        llm: the engine.
+        lines: the prompts with their names.
+        prompts: the same prompts as `LLM.add_request` takes them.
+        params: sampling parameters of each.
 
     Raises:
         ValueError: a prompt or its sampling is refused; names file and line. Nothing has been run.

@@ -10,14 +10,14 @@ from jaxinfer.cli.sampling_flags import check_sampling
 from jaxinfer.cli.texts import checked_text, decode_file, read_standard_input
 from jaxinfer.sampling_params import SamplingParams
 
-# What shows only in outputs that have more than the text of one completion.
+# Fields whose effect shows only in outputs with more than the text of one completion.
 _NO_LINE_FIELDS = {"n", "logprobs", "prompt_logprobs", "detokenize", "output_kind"}
 LINE_SAMPLING_FIELDS = (
     frozenset(field.name for field in dataclasses.fields(SamplingParams)) - _NO_LINE_FIELDS
 )
-"""What a JSON line may say of its own sampling: all that shows in an answer of one completion."""
+"""Sampling fields that a JSON line may have: all that affect an answer of one completion."""
 
-# What `--json` writes beside the prompt and its id: answers can be prompts again.
+# Fields that `--json` writes beside the prompt and its id: answers can be read as prompts.
 _ANSWER_KEYS = frozenset({"text", "token_ids", "finish_reason", "error", "statistics"})
 
 
@@ -27,8 +27,8 @@ class PromptLine:
 
     Attributes:
         text: the prompt.
-        where: what errors call it, for example "prompts.jsonl:3".
-        id: the user's name for it, which its answer bears; None without one.
+        where: its name in errors, for example "prompts.jsonl:3".
+        id: the user's name for it, repeated in its answer; None without one.
         sampling: `SamplingParams` fields for this prompt alone.
     """
 

@@ -1,4 +1,4 @@
-"""The flags that say how tokens are chosen; each one's destination is a `SamplingParams` field."""
+"""The flags of sampling; the destination of each is a `SamplingParams` field."""
 
 import argparse
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ SAMPLING_FIELDS = frozenset(
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str) -> None:
-    """Add the sampling flags; those left out keep the model's own defaults.
+    """Add the sampling flags; the defaults are the model's own.
 
     Args:
-        parser: takes them.
+        parser: the command's.
         max_tokens: the command's own default, for --help.
     """
     unset: Any = argparse.SUPPRESS

@@ -1,4 +1,4 @@
-"""Speed and memory of a run as a person reads them: one line on stderr, or fields of JSON."""
+"""Speed and memory of a run for people: one line on stderr, or fields of JSON."""
 
 import dataclasses
 import sys
@@ -15,7 +15,7 @@ GIGABYTE = 10**9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStatistics:
-    """What one run cost, seen from the outside.
+    """Time and memory of one run, as its caller measures them.
 
     Attributes:
         prompt_tokens: tokens read.
@@ -23,10 +23,10 @@ class RunStatistics:
         generation_tokens: tokens written.
         finish_reason: why the answer ended; None if it was left early.
         first_token_s: seconds from submission to the first token.
-        first_compile_s: of these, seconds of compiling.
+        first_compile_s: seconds of `first_token_s` spent compiling.
         total_s: seconds from submission to the last token.
         num_compilations: programs that were compiled within `total_s`.
-        compile_s: seconds of `total_s` that compiling took.
+        compile_s: seconds of `total_s` spent compiling.
         peak_memory_bytes: see `peak_memory_bytes`.
     """
 
@@ -70,7 +70,7 @@ class RunStatistics:
 
 
 class Stopwatch:
-    """Seconds and compilations of an engine since it was made, and up to the first token."""
+    """Seconds and compilations of an engine since this was made, and up to the first token."""
 
     def __init__(self, llm: "LLM") -> None:
         self._llm = llm
@@ -92,7 +92,7 @@ class Stopwatch:
         return self._llm.num_compilations - self._num_compilations
 
     def compile_s(self) -> float:
-        """Seconds that compiling took since the start."""
+        """Seconds spent compiling since the start."""
         return self._llm.compile_seconds - self._compile_s
 
     def first_token_s(self) -> float:
@@ -100,7 +100,7 @@ class Stopwatch:
         return self._first[0] if self._first else self.elapsed()
 
     def first_compile_s(self) -> float:
-        """Of these, seconds of compiling."""
+        """Seconds spent compiling before the first token."""
         return self._first[1] if self._first else self.compile_s()
 
 
@@ -110,17 +110,17 @@ def count(number: int, noun: str) -> str:
 
 
 def _rate(tokens_per_s: float) -> str:
-    """A rate as the end of a part of the line; nothing for one that is not known."""
+    """A rate as the end of a part of the line; empty if it is unknown."""
     return f", {tokens_per_s:.1f} tok/s" if tokens_per_s > 0 else ""
 
 
 def _compiled(number: int, seconds: float) -> list[str]:
-    """What compiling took, as a part of the line; nothing if there was none."""
+    """The time spent compiling, as a part of the line; empty if there was none."""
     return [f"compiling {count(number, 'program')}, {seconds:.1f} s"] if number else []
 
 
 def peak_memory_bytes() -> int:
-    """Most memory this process has held: the fullest device's on a GPU, resident memory on a CPU.
+    """Peak memory of this process: the fullest device's on a GPU, resident memory on a CPU.
 
     Returns 0 where the system does not say.
     """
@@ -145,7 +145,7 @@ def _peak_resident_bytes() -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchStatistics:
-    """What requests that were submitted together cost.
+    """Time and memory of requests that were submitted together.
 
     Attributes:
         num_prompts: requests.
@@ -156,7 +156,7 @@ class BatchStatistics:
         total_s: seconds from submission to the last token of all.
         num_cut: answers that ended with "length".
         num_compilations: programs that were compiled meanwhile.
-        compile_s: seconds that compiling took.
+        compile_s: seconds spent compiling.
         peak_memory_bytes: see `peak_memory_bytes`.
     """
 

@@ -1,4 +1,4 @@
-"""What a person types and sees: prompts, messages of several lines, dimmed text."""
+"""The terminal: prompts, messages of several lines, dimmed text."""
 
 import contextlib
 import re
@@ -7,7 +7,7 @@ import sys
 from jaxinfer.cli.texts import checked_text
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
-# C0 but for tab and line feed, DEL, and C1, whose U+009B begins an escape sequence like ESC [.
+# C0 except tab and line feed, DEL, and C1, whose U+009B begins an escape sequence like ESC [.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _QUOTES = '"""'
 
@@ -15,11 +15,11 @@ _QUOTES = '"""'
 def prepare_line_editing() -> None:
     """Give `input` arrow keys and a history for this session, where the system can."""
     with contextlib.suppress(ImportError):  # Windows has no readline
-        import readline  # noqa: F401  # importing it is what changes input()
+        import readline  # noqa: F401  # the import changes input()
 
 
 def read_message(prompt: str = ">>> ", more: str = "... ") -> str:
-    '''Read one message: a line, or all lines from one that begins with """ to one that ends so.
+    '''Read one message: a line, or all lines from an opening """ to a closing one.
 
     Prompts are shown only to a person at a terminal.
 

@@ -1,4 +1,4 @@
-"""Text from outside: flags and standard input as Unicode, or an error that names what is not."""
+"""Text from outside: flags and standard input as Unicode, or an error that names the place."""
 
 import argparse
 import io
@@ -13,7 +13,7 @@ def checked_text(text: str, name: str) -> str:
 
     Args:
         text: perhaps with lone surrogates.
-        name: what the error calls it, for example "standard input".
+        name: its name in the error, for example "standard input".
 
     Raises:
         ValueError: it has some; names the place of the first.
@@ -38,7 +38,7 @@ def text_argument(text: str) -> str:
 
 
 def decode_file(data: bytes, name: str) -> str:
-    """The text of a file's bytes, without the mark that some editors put before it.
+    """The text of a file's bytes, without a byte order mark.
 
     Raises:
         ValueError: it is not UTF-8; names the place of the first wrong byte.
@@ -67,7 +67,7 @@ def read_standard_input() -> str:
 
 
 def prepare_lines() -> None:
-    """Have `input` give a line that is not UTF-8 too, so that it can be refused by itself.
+    """Have `input` return lines that are not UTF-8 too, so that each can be refused by itself.
 
     Otherwise Python gives up a whole buffer of lines at its first wrong byte.
 

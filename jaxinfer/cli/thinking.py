@@ -1,4 +1,4 @@
-"""Splits a streamed answer into what the model thinks and what it says."""
+"""Splits a streamed answer into thinking and speech."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ class ThinkingSplitter:
         self._held = ""
 
     def feed(self, text: str) -> Iterator[tuple[bool, str]]:
-        """Yield (is thinking, text) for all that can be told by now; tags are left out."""
+        """Yield (is thinking, text) for all text that is certain by now; tags are left out."""
         self._held += text
         while True:
             tag = CLOSE if self._inside else OPEN
@@ -34,14 +34,14 @@ class ThinkingSplitter:
             self._held = self._held[ready:]
 
     def finish(self) -> Iterator[tuple[bool, str]]:
-        """Yield what was held back in case it became a tag."""
+        """Yield the text held back as the possible beginning of a tag."""
         if self._held:
             yield self._inside, self._held
             self._held = ""
 
 
 def spoken(text: str, *, inside: bool, is_whole: bool) -> str:
-    """What a model says aloud in an answer.
+    """An answer without its thinking.
 
     Args:
         text: the answer so far, thinking and tags included.

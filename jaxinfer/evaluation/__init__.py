@@ -1,1 +1,1 @@
-"""Held-out questions with known answers, and how often a model answers them rightly."""
+"""Held-out questions with known answers, and a model's accuracy on them."""

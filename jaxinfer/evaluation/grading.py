@@ -44,7 +44,7 @@ def tool_calls(reply: str) -> list[Mapping[str, Any]] | None:
 
 
 def tool_names_are_right(reply: str, answer: str) -> bool:
-    """Whether every call parses and the names are those of the answer."""
+    """Whether every call parses and has the name that the answer has."""
     calls, wanted = tool_calls(reply), tool_calls(answer)
     if calls is None or wanted is None:
         return False
@@ -52,7 +52,7 @@ def tool_names_are_right(reply: str, answer: str) -> bool:
 
 
 def tool_calls_are_right(reply: str, answer: str) -> bool:
-    """Whether the calls are those of the answer, arguments included."""
+    """Whether the calls equal the answer's, arguments included."""
     calls = tool_calls(reply)
     return calls is not None and calls == tool_calls(answer)
 

@@ -1,4 +1,4 @@
-"""The one record that training text and held-out questions are both made of."""
+"""The record behind both training text and held-out questions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from jaxinfer.evaluation.split import is_held_out
 
 Message = Mapping[str, Any]
 MAX_DRAWS = 10_000
-"""Draws after which a generator that never meets the wanted side of the split is a mistake."""
+"""Draws without an item of the wanted side after which a generator is at fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A question, the reply wanted, and what must be unseen for the question to be a fair test.
+    """A question, its reply, and the key that decides whether it is held out.
 
     Attributes:
       kind: the generator that made it: "sum", "tool_call", ...
-      key: what `is_held_out` decides by.
+      key: names the part that must be unseen for a fair test; see `is_held_out`.
       messages: the conversation up to the reply; empty for plain text.
       tools: function descriptions offered in the system turn.
       prompt: the start of a plain text, where there are no messages.

@@ -1,4 +1,4 @@
-"""Requests for one JSON object of named fields: output that a parser can judge."""
+"""Requests for one JSON object of named fields, which a parser can judge."""
 
 import json
 from random import Random

@@ -1,4 +1,4 @@
-"""Every kind of item by name, and the held-out sets that evaluation asks."""
+"""Every kind of item that evaluation asks, by name, and the held-out sets."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -8,20 +8,16 @@ from jaxinfer.evaluation.item import Item, draw_from_split
 
 GENERATORS: Mapping[str, Callable[[Random], Item]] = {
     "sum": sums.make_sum,
-    "small_sum": sums.make_small_sum,
-    "plain_sum": sums.make_plain_sum,
     "chat": chats.make_chat,
     "conversation": chats.make_conversation,
     "json": json_objects.make_json,
     "tool_call": tool_calls.make_tool_call,
-    "two_tool_calls": tool_calls.make_two_tool_calls,
     "tool_reply": tool_calls.make_tool_reply,
     "story": stories.make_story,
-    "story_request": stories.make_story_request,
 }
 
 MAX_REPEATS = 500
-"""Known items drawn in a row after which there are hardly any others."""
+"""Repeats in a row after which hardly any new items are left."""
 
 
 def held_out_items(name: str, count: int, seed: int = 0) -> list[Item]:

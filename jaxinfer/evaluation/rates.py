@@ -54,7 +54,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Rate:
-    """So many of so many."""
+    """The number of hits among all trials."""
 
     hits: int
     total: int

@@ -6,14 +6,7 @@ from random import Random
 from jaxinfer.evaluation import lexicon
 from jaxinfer.evaluation.item import Item
 
-END_OF_TEXT = "<|endoftext|>"
 MAX_EPISODES = 8
-REQUESTS = (
-    "Tell me a story about a {trait} {animal}.",
-    "Write a short story about a {animal}.",
-    "Tell me a story about {name} the {animal}.",
-    "Can you tell me a story about {name}?",
-)
 OPENINGS = (
     "Once upon a time, there was a {trait} {animal} named {name}.",
     "Once upon a time there lived a {trait} {animal} called {name}.",
@@ -59,7 +52,7 @@ ENDINGS = (
 
 @dataclass(frozen=True)
 class Cast:
-    """Who and what a story is about, in the names that the sentences use."""
+    """The subjects of a story, under the names that the sentences use."""
 
     name: str
     friend: str
@@ -69,7 +62,7 @@ class Cast:
 
     @property
     def key(self) -> str:
-        """What must be unseen for a story to be held out."""
+        """The part of a story that must be unseen for it to be held out."""
         return f"story {self.name} {self.animal} {self.place}"
 
 
@@ -81,7 +74,7 @@ def draw_cast(rng: Random) -> Cast:
 
 
 def tell(cast: Cast, rng: Random, episodes: int) -> str:
-    """The story of a cast in so many episodes, one to three paragraphs' length each way."""
+    """The story of a cast in a number of episodes, with an opening and an ending."""
     lines = [rng.choice(OPENINGS), rng.choice(SETTINGS)]
     lines += [rng.choice(EPISODES) for _ in range(episodes)]
     lines.append(rng.choice(ENDINGS))
@@ -102,16 +95,3 @@ def make_story(rng: Random) -> Item:
     cast = draw_cast(rng)
     episodes = min(rng.randint(1, MAX_EPISODES), rng.randint(1, MAX_EPISODES))
     return Item(kind="story", key=cast.key, answer=tell(cast, rng, episodes))
-
-
-def make_story_request(rng: Random) -> Item:
-    """A chat question for a story, answered by a short one."""
-    cast = draw_cast(rng)
-    question = rng.choice(REQUESTS).format(**vars(cast))
-    return Item(
-        kind="chat",
-        key=cast.key,
-        messages=({"role": "user", "content": question},),
-        reasoning=f"The user wants a story. I will write about {cast.name} the {cast.animal}.",
-        answer=tell(cast, rng, 1),
-    )

@@ -1,4 +1,4 @@
-"""Sums of two two-digit numbers: the smallest question that has one right answer."""
+"""Sums of two two-digit numbers: the smallest questions with one right answer."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ QUESTIONS = (
 
 
 def written_carry(a: int, b: int) -> str:
-    """The sum as one does it on paper, units first."""
+    """The sum as done on paper, units first."""
     units = a % 10 + b % 10
     carry, tens = units // 10, a // 10 + b // 10
     first = f"{a % 10} + {b % 10} = {units}, so the last digit is {units % 10}"
@@ -30,17 +30,11 @@ def make_sum(rng: Random) -> Item:
 
     The key is the unordered pair: when 37 + 45 is held out, so is 45 + 37.
     """
-    return _ask(rng, rng.randint(SMALLEST, LARGEST), rng.randint(SMALLEST, LARGEST))
+    return ask_sum(rng, rng.randint(SMALLEST, LARGEST), rng.randint(SMALLEST, LARGEST))
 
 
-def make_small_sum(rng: Random) -> Item:
-    """A sum with at least one number below ten, as a chat question."""
-    numbers = [rng.randint(0, SMALLEST - 1), rng.randint(0, LARGEST)]
-    rng.shuffle(numbers)
-    return _ask(rng, *numbers)
-
-
-def _ask(rng: Random, a: int, b: int) -> Item:
+def ask_sum(rng: Random, a: int, b: int) -> Item:
+    """A chat question for the sum of these numbers."""
     question = rng.choice(QUESTIONS).format(a=a, b=b)
     return Item(
         kind="sum",
@@ -48,15 +42,4 @@ def _ask(rng: Random, a: int, b: int) -> Item:
         messages=({"role": "user", "content": question},),
         reasoning=written_carry(a, b),
         answer=f"{a} + {b} = {a + b}.",
-    )
-
-
-def make_plain_sum(rng: Random) -> Item:
-    """A sum as plain text, `37 + 45 = 82.`; shares its keys with `make_sum`."""
-    a, b = rng.randint(SMALLEST, LARGEST), rng.randint(SMALLEST, LARGEST)
-    return Item(
-        kind="plain_sum",
-        key=f"sum {min(a, b)} {max(a, b)}",
-        prompt=f"{a} + {b} =",
-        answer=f" {a + b}.",
     )

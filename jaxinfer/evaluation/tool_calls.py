@@ -1,4 +1,4 @@
-"""Questions that a tool must answer, in the tool format of Qwen3, and what to say afterwards."""
+"""Questions for tools, in the tool format of Qwen3, and the replies to their results."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ MAX_TOOLS = 3
 
 @dataclass(frozen=True)
 class ToolUse:
-    """One call, the question that asks for it, what the tool gives back, and what is said then."""
+    """One call, its question, the tool's result, and the reply."""
 
     question: str
     name: str
@@ -180,24 +180,6 @@ def make_tool_call(rng: Random) -> Item:
         tools=tools,
         reasoning=f"The user needs a tool. I call {use.name}.",
         answer=use.text,
-    )
-
-
-def make_two_tool_calls(rng: Random) -> Item:
-    """A question about two cities, answered by two calls in one turn."""
-    name = rng.choice(("get_weather", "get_time"))
-    description, make = TOOLS[name]
-    one = make(rng)
-    two = make(rng)
-    topic = "weather" if name == "get_weather" else "time"
-    cities = f"{one.arguments['city']} and {two.arguments['city']}"
-    return Item(
-        kind="two_tool_calls",
-        key=f"two {name} {cities}",
-        messages=({"role": "user", "content": f"What is the {topic} in {cities}?"},),
-        tools=(description,),
-        reasoning=f"The user asks for two cities. I call {name} twice.",
-        answer=f"{one.text}\n{two.text}",
     )
 
 

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Backend = Literal["mosaic", "triton", "numba", "xla"]
 
@@ -151,10 +151,22 @@ def _numba_obstacle(platform: str, dtype: str) -> str | None:
     return None
 
 
+def compute_capability_of(device: Any) -> tuple[int, int] | None:
+    """Of a `jax.Device`, for example (9, 0); None where it is no NVIDIA GPU."""
+    capability = getattr(device, "compute_capability", None)
+    if capability is None:
+        return None
+    major, minor = str(capability).split(".")
+    return int(major), int(minor)
+
+
 def _where(platform: str, compute_capability: tuple[int, int] | None) -> str:
-    return platform if compute_capability is None else ".".join(map(str, compute_capability))
+    return platform if compute_capability is None else _dotted(compute_capability)
 
 
 def _capability(compute_capability: tuple[int, int] | None) -> str:
-    known = compute_capability is not None
-    return f"compute capability {'.'.join(map(str, compute_capability)) if known else 'unknown'}"
+    return f"compute capability {_dotted(compute_capability) if compute_capability else 'unknown'}"
+
+
+def _dotted(compute_capability: tuple[int, int]) -> str:
+    return ".".join(map(str, compute_capability))

@@ -8,7 +8,6 @@ and are rescaled by powers of two alone, which rounds nothing: so it makes no di
 where tiles begin, hence neither who its batch mates are, nor how large pages are.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32
 
+from jaxinfer.kernels.constants import LOG2_E
 from jaxinfer.kernels.reference_pages import Pieces, cut_pages, gather_pieces
 
 _CHUNK = 32  # keys
@@ -152,7 +152,7 @@ def _add_tile(
     v = gather_pieces(pieces.v, tile.page_ids)
     # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
     v = jnp.where(tile.visible[:, :, None, None], v, jnp.zeros_like(v))
-    scores = _scores(jnp.take(q, tile.rows, axis=0, mode="clip"), k) * (scale * math.log2(math.e))
+    scores = _scores(jnp.take(q, tile.rows, axis=0, mode="clip"), k) * (scale * LOG2_E)
     scores = jnp.where(tile.visible[:, None, None], scores, -jnp.inf)
     own = jnp.maximum(jnp.ceil(scores.max(-1)), _LOWEST)
     exponent = state.exponent.at[tile.rows].max(own, mode="drop")

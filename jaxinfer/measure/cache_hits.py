@@ -1,4 +1,4 @@
-"""Counts compiled programs that came from the persistent cache: a cold start is not a warm one."""
+"""Counts programs found in the persistent cache, to tell warm starts from cold ones."""
 
 from types import TracebackType
 
@@ -15,7 +15,7 @@ class CacheHits:
         count: programs found.
 
     Raises:
-        RuntimeError: at the end of a block in which somebody removed JAX's listeners, because a
+        RuntimeError: at the end of a block in which JAX's listeners were removed, because a
             warm start would pass for a cold one.
     """
 

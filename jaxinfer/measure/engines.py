@@ -38,7 +38,7 @@ def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any
 
     settings = EngineConfig(**arguments)
     config = shape_config(model_shape)
-    # Speed on a CPU is measured in the dtype that is served there, float32.
+    # On a CPU, speed is measured in float32, the dtype served there.
     dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
     replicas, devices_each = settings.data_parallel_size, settings.tensor_parallel_size
     mesh = make_mesh(devices_each) if replicas == 1 else make_replica_mesh(replicas, devices_each)

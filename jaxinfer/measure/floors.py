@@ -1,4 +1,4 @@
-"""The least time a workload can take on a chip: bytes that must be read, operations to be done.
+"""The least time of a workload on a chip, from its bytes and operations.
 
 A measured figure means little alone; beside its floor it says how much is left to gain. A step
 costs at least the larger of (bytes / read bandwidth) and (operations / peak). Decoding is taken
@@ -34,13 +34,13 @@ CHIPS = (H200,)
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """The chip whose ceilings were measured, or None: then no floor is given."""
+    """The chip, or None if its ceilings were not measured; then there is no floor."""
     return next((chip for chip in CHIPS if chip.name in device_kind), None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelCost:
-    """What a model costs to run, from its shape.
+    """Bytes and operations of a model, from its shape.
 
     Attributes:
         weight_bytes: read once in each step: the layers and the head.
@@ -76,10 +76,10 @@ def decode_step_floor_s(cost: ModelCost, chip: Chip, rows: int, context_tokens: 
     """Seconds of one decode step.
 
     Args:
-        cost: of the model.
-        chip: that runs it.
+        cost: the model's cost.
+        chip: the device.
         rows: B, sequences in the step.
-        context_tokens: KV tokens that are read, over all rows.
+        context_tokens: KV tokens read, over all rows.
     """
     read = cost.weight_bytes + context_tokens * cost.kv_bytes_per_token
     flops = rows * (cost.layer_flops_per_token + cost.head_flops_per_token)
@@ -90,7 +90,7 @@ def decode_step_floor_s(cost: ModelCost, chip: Chip, rows: int, context_tokens: 
 def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int = 0) -> float:
     """Seconds to prefill prompts of `lengths`, of which the first `cached` tokens are in pages.
 
-    Each prompt's last token goes through the head; a token attends to itself and those before it.
+    Each prompt's last token goes through the head; a token attends to itself and all earlier ones.
     """
     new_tokens = sum(length - cached for length in lengths)
     pairs = sum((length * (length + 1) - cached * (cached + 1)) // 2 for length in lengths)
@@ -101,10 +101,10 @@ def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Floor:
-    """Least seconds of a workload; on several devices, as if each did an equal share of all.
+    """Least seconds of a workload; on several devices, as if each did an equal share.
 
-    Replicas each read all weights, so theirs lies higher; it is not given, so that every way to use
-    the devices is held against the same.
+    Replicas each read all weights, so their own floor is higher; all ways to use the devices are
+    compared with this one.
 
     Attributes:
         prefill_s: all prompts.

@@ -1,4 +1,4 @@
-"""How fast the GPUs' clocks ran during a measurement, since a GPU at its power limit slows down.
+"""The GPUs' clock rates during a measurement: a GPU at its power limit slows down.
 
 The same kernels took up to 9% longer on one H200 than on another. Without the clock beside it, a
 figure does not tell a slow program from a slow machine.
@@ -23,7 +23,7 @@ _END_LIMIT_S = 5.0
 
 
 def smi_command() -> list[str] | None:
-    """What prints the clocks of the GPUs that JAX sees, over and over; None without a GPU."""
+    """A command that prints the clocks of JAX's GPUs repeatedly; None without a GPU."""
     import jax
 
     if jax.default_backend() != "gpu":
@@ -49,7 +49,7 @@ class ClockWatch:
 
     def __enter__(self) -> Self:
         if self._command is not None:
-            # A file, because a pipe that nobody empties would stop the process.
+            # A file, because a full pipe would block the process.
             self._file = tempfile.TemporaryFile()
             try:
                 self._process = subprocess.Popen(
@@ -98,7 +98,7 @@ class ClockWatch:
 
 
 def _reading(line: str) -> list[float] | None:
-    """A line's values; None for a line that was cut off, or of a GPU that does not tell one."""
+    """A line's values; None for an incomplete line or a GPU without one of the values."""
     try:
         values = [float(value) for value in line.split(",")]
     except ValueError:

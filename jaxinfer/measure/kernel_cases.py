@@ -8,7 +8,7 @@ import numpy as np
 Unit = Literal["bytes", "operations"]
 
 COMPARED_CASES = ("decode/B=256 page 16", "decode/B=8 8k", "prefill/4 x 2k page 16")
-"""What implementations of attention are compared by."""
+"""The cases for comparing implementations of attention."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Case:
 
     Attributes:
         name: KERNEL/SIZES.
-        contexts: tokens of each sequence; None for what only reads rows.
+        contexts: tokens of each sequence; None for kernels of rows alone.
         queries: tokens of each sequence that attend; None for one each, as in decoding.
-        tokens: rows of what has no sequences.
+        tokens: rows of a kernel without sequences.
         H: query heads.
         K: key/value heads.
         D: head_dim.
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def work(self) -> tuple[Unit, float]:
-        """What the time is held against: bytes of bf16 to be moved, or operations."""
+        """The work that the time is compared with: bytes of bf16 to be moved, or operations."""
         if self.features:
             return "bytes", sum(self.features) * self.columns * 2
         if self.columns:
@@ -58,7 +58,7 @@ class Case:
 
 
 def kernel_cases() -> list[Case]:
-    """All of them, those of attention first."""
+    """All cases, attention first."""
     mixed = _mixed_contexts()
     return [
         *(Case(f"decode/B=256 page {s}", mixed, S=s) for s in (16, 64, 256)),

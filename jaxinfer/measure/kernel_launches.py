@@ -1,6 +1,6 @@
 """Chains of dependent launches of one kernel, compiled as one program, so that gaps don't count.
 
-What a launch reads changes from one to the next and is larger in all than the L2 cache.
+Each launch reads other data than the last, in all more than the L2 cache holds.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _TABLES = 4  # that launches take in turn
 def make_chain(
     case: Case, launches: int, backend: Backend = "mosaic", config: Config = None
 ) -> Run:
-    """A call that runs a case so many times, each after the one before.
+    """A call that runs a case `launches` times, each launch after the last.
 
     Args:
         case: the problem.
@@ -176,12 +176,12 @@ def _products(case: Case, launches: int) -> Run:
 
 
 def _pages(case: Case, num_bytes: float) -> tuple[jax.Array, jax.Array]:
-    """Random key and value pages of so many bytes in all."""
+    """Random key and value pages of a total size in bytes."""
     shape = (int(num_bytes / (case.S * case.K * case.D * 4)), case.S, case.K, case.D)
     return _draw(0, *shape), _draw(1, *shape)
 
 
 def _draw(seed: int, *shape: int) -> jax.Array:
-    # Under jit no float32 copy of what is drawn is ever there.
+    # Under jit there is no float32 copy of the draws.
     draw = jax.jit(lambda seed: jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16))
     return draw(seed)

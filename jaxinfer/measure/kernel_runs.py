@@ -1,4 +1,4 @@
-"""Times kernels on one GPU and holds them against what it could do."""
+"""Times kernels on one GPU and compares them with its limits."""
 
 import dataclasses
 import fcntl
@@ -59,7 +59,7 @@ def measure_kernels(
             try:
                 chain = make_chain(case, launches, backend, config)
                 yield about | _figures(case, _microseconds(chain, launches, repeats))
-            except (ValueError, RuntimeError) as error:  # One must not end the others.
+            except (ValueError, RuntimeError) as error:  # One failure must not end the others.
                 yield about | {"error": " ".join(str(error).split())[:300]}
 
 
@@ -76,7 +76,7 @@ def kernel_line(result: dict[str, Any]) -> str:
 
 
 def reached(result: dict[str, Any]) -> str:
-    """What a result comes to, with its unit."""
+    """A result's figure, with its unit."""
     if "tflops" in result:
         return f"{result['tflops']:.0f} TFLOP/s"
     return f"{result['percent_of_4.3TBs']:.1f}% of 4.3 TB/s"

@@ -1,4 +1,4 @@
-"""What a figure was measured on: device, versions, commit. No figure is kept without it."""
+"""The machine behind a figure: device, versions, commit. No figure is kept without it."""
 
 import importlib.metadata
 import platform
@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def python_loop_ms() -> float:
-    """Milliseconds that 200,000 additions in Python take, the least of five: how fast a core is.
+    """Milliseconds of 200,000 additions in Python, the least of five: the speed of a core.
 
     The host plans and launches every step, so the same program differs between hosts.
     """
@@ -39,7 +39,7 @@ def python_loop_ms() -> float:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide speed; absent ones are left out."""
+    """Versions of Python and of the packages that affect speed; absent ones are left out."""
     versions = {"python": platform.python_version(), "jaxinfer": jaxinfer.__version__}
     for package in _PACKAGES:
         try:
@@ -61,7 +61,7 @@ def gpu_driver() -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux gives it, or what Python knows."""
+    """The processor's name from Linux, or else from Python."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

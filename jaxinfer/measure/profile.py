@@ -1,4 +1,4 @@
-"""Where a GPU's time goes in a run, by kind of kernel, from JAX's own profiler."""
+"""A GPU's time in a run, by kind of kernel, from JAX's own profiler."""
 
 import collections
 import re

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
-    """Machine, model and settings that figures were taken with."""
+    """Machine, model and settings of a measurement."""
     machine = describe_machine()
     settings = dataclasses.asdict(llm.engine_config)
     dtype = llm.engine_config.resolve_dtype(llm.model_config.dtype, machine["platform"])
@@ -27,16 +27,16 @@ def describe_engine(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
 
 
 def num_devices(llm: "LLM") -> int:
-    """Devices that an engine runs on, those of all its replicas."""
+    """Devices of an engine, all replicas together."""
     config = llm.engine_config
     return config.data_parallel_size * config.tensor_parallel_size
 
 
 def memory_record(llm: "LLM") -> dict[str, int | float | None]:
-    """Bytes on the fullest device: what it has, what is used for what, in use now and the peak.
+    """Bytes on the fullest device: capacity, uses, current total and peak.
 
-    "other_bytes" is the peak less the weights, the KV cache and what the largest step needs: what
-    the engine takes and does not plan for. None where a part is not known.
+    "other_bytes" is the peak less the weights, the KV cache and the largest step's memory: memory
+    that the engine does not plan for. None where a part is unknown.
     """
     import jax
 
@@ -64,7 +64,7 @@ def memory_record(llm: "LLM") -> dict[str, int | float | None]:
 
 
 def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:
-    """A row of `bench` with its floors, or None for them where the chip's are not known."""
+    """A row of `bench` with its floors, which are None for an unknown chip."""
     import jax
 
     record: dict[str, Any] = {
@@ -159,7 +159,7 @@ def _workload_lines(report: dict[str, Any]) -> list[str]:
 
 
 def start_up_line(times: dict[str, Any]) -> str:
-    """Where the time of a start went, from the fields of `StartUpTimes`."""
+    """The parts of an engine's start, from the fields of `StartUpTimes`."""
     return (
         f"loading {times['load_s']:.1f} s, planning {times['plan_s']:.1f}, compiling "
         f"{times['compile_s']:.1f}, allocating {times['allocate_s']:.1f}; lowering "

@@ -1,4 +1,4 @@
-"""Runs workloads on an engine and takes their times."""
+"""Runs workloads on an engine and times them."""
 
 import dataclasses
 import random
@@ -52,8 +52,8 @@ def run_workload(llm: "LLM", workload: Workload) -> Timing:
     """Run a workload to its end.
 
     Raises:
-        RuntimeError: the engine did not write exactly the tokens that were asked for, or found
-            other prompt tokens in its prefix cache than the workload provides for.
+        RuntimeError: the engine did not write exactly the tokens asked for, or the number of prompt
+            tokens in its prefix cache is not the workload's.
     """
     from jaxinfer import SamplingParams
 
@@ -182,7 +182,7 @@ def measure_speed(
 
 @dataclasses.dataclass(frozen=True)
 class _Draw:
-    """Equal prompts in length, different in every token."""
+    """Prompts of equal length that differ in every token."""
 
     rows: int
     prompt_tokens: int

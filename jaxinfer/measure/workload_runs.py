@@ -45,7 +45,7 @@ def measure_workloads(
     Raises:
         RuntimeError: a run is not the workload: see `run_workload`.
     """
-    # Only lengths are needed before the model's vocabulary is known.
+    # Before the model's vocabulary is known, only lengths matter.
     lengths = [make_workload(name, _WARM_UP, vocab_size=2) for name in names]
     sequences = max(each.num_sequences for each in lengths)
     replicas = engine_arguments.get("data_parallel_size", 1)
@@ -86,7 +86,7 @@ def measure_workloads(
 
 
 def _profile(llm: "LLM", name: str, repeat: int) -> dict[str, Any] | None:
-    """Where the device's time goes in one more run; None on a CPU, which keeps no such record."""
+    """A profile of the device in one more run; None on a CPU, which has no such record."""
     import jax
 
     if jax.default_backend() == "cpu":
@@ -142,7 +142,7 @@ def _summary(
 
 
 def _floor_record(llm: "LLM", workload: Workload, *, warm: bool) -> dict[str, Any] | None:
-    """The workload's least time on this chip, or None where its ceilings are not known."""
+    """The workload's least time on this chip, or None if its ceilings are unknown."""
     import jax
 
     chip = find_chip(jax.devices()[0].device_kind)

@@ -1,7 +1,7 @@
 """The named workloads, so that every engine and every run is measured on the same lengths.
 
-Token ids are drawn anew for each workload and repeat, lengths never change. How many prompt tokens
-the prefix cache may hold is part of a workload: a run that finds another number is an error.
+Token ids are drawn anew for each workload and repeat, lengths never change. The number of
+prompt tokens in the prefix cache is part of a workload: another number is an error.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ _FIRST_TOKEN_IDS = 10_000  # ids below this, as in nano-vLLM's benchmark
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Prompts and lengths that are run to the end, all submitted at once.
+    """Prompts and output lengths, all submitted at once and run to the end.
 
     Attributes:
         name: one of `WORKLOAD_NAMES`.
-        description: what it stands for.
+        description: in one line.
         prompts: token ids of each prompt.
         max_tokens: tokens to write after each prompt, exactly (end-of-text is ignored).
         temperature: of every request.
@@ -68,12 +68,12 @@ class Workload:
         return max(len(prompt) + output for prompt, output in lengths)
 
     def cached_tokens(self, *, num_replicas: int = 1, prefix_caching: bool = True) -> range:
-        """How many prompt tokens a sound run finds in the prefix cache.
+        """The number of prompt tokens that a correct run finds in the prefix cache.
 
         A prompt counts once, by its first sample: siblings always find it. Prompts are admitted
         in order and whole before the next one, so that on one engine exactly the first prompt of a
-        cold run computes what all share. Each of several replicas may compute it once; a warm run
-        finds it in at least one of them.
+        cold run computes the shared tokens. Each of several replicas may compute them once; a warm
+        run finds them in at least one of them.
 
         Args:
             num_replicas: engines behind the queue, each with a prefix cache of its own.

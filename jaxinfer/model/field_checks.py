@@ -1,6 +1,8 @@
-"""Checks of single configuration values that strangers wrote, each naming the field it refuses."""
+"""Checks of single values of a model's files, each naming the field it refuses."""
 
 from typing import Any
+
+from jaxinfer.checks import show
 
 _LARGEST_NUMBER = 1e9
 
@@ -13,7 +15,7 @@ def whole_number(name: str, value: Any, smallest: int, largest: int) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
         raise ValueError(
-            f"{name} must be a whole number from {smallest} to {largest}, got {shortened(value)}"
+            f"{name} must be a whole number from {smallest} to {largest}, got {show(value)}"
         )
     return value
 
@@ -26,7 +28,7 @@ def positive(name: str, value: Any) -> float:
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value < _LARGEST_NUMBER:
-        raise ValueError(f"{name} must be a positive number below 1e9, got {shortened(value)}")
+        raise ValueError(f"{name} must be a positive number below 1e9, got {show(value)}")
     return float(value)
 
 
@@ -37,14 +39,5 @@ def flag(name: str, value: Any) -> bool:
         ValueError: it is not.
     """
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {shortened(value)}")
+        raise ValueError(f"{name} must be true or false, got {show(value)}")
     return value
-
-
-def shortened(value: Any) -> str:
-    """A value as it may appear in a one-line message."""
-    try:
-        text = repr(value)
-    except ValueError:  # an int of thousands of digits
-        text = "a huge number"
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.field_checks import flag, positive, shortened, whole_number
+from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, RopeScaling
 
 SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM",)
@@ -69,7 +70,7 @@ def model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
     fields |= _rope(mapping, fields["max_position_embeddings"])
     dtype = mapping.get("dtype") or mapping.get("torch_dtype") or "float32"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {shortened(dtype)}")
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {show(dtype)}")
     fields["dtype"] = dtype.removeprefix("torch.")
     eos, bos = mapping.get("eos_token_id"), mapping.get("bos_token_id")
     last = fields["vocab_size"] - 1
@@ -104,7 +105,7 @@ def _rope(mapping: Mapping[str, Any], max_position_embeddings: int) -> dict[str,
     """``rope_theta`` and ``rope_scaling`` from either transformers' spelling."""
     rope = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise ValueError(f"rope_scaling must be an object, got {shortened(rope)}")
+        raise ValueError(f"rope_scaling must be an object, got {show(rope)}")
     theta = rope.get("rope_theta", mapping.get("rope_theta"))
     if theta is None:
         raise ValueError("missing rope_theta")
@@ -112,7 +113,7 @@ def _rope(mapping: Mapping[str, Any], max_position_embeddings: int) -> dict[str,
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in SUPPORTED_ROPE_TYPES:
         raise ValueError(
-            f"rope_scaling type {shortened(kind)} is not supported (supported: "
+            f"rope_scaling type {show(kind)} is not supported (supported: "
             f"{', '.join(SUPPORTED_ROPE_TYPES)})"
         )
     if kind == "default":
@@ -129,7 +130,7 @@ def _check_architecture(mapping: Mapping[str, Any]) -> None:
     supported = ", ".join(SUPPORTED_ARCHITECTURES)
     model_type = mapping.get("model_type")
     if model_type != "qwen3":
-        named = f"model_type is {shortened(model_type)}"
+        named = f"model_type is {show(model_type)}"
         named = "has no model_type" if model_type is None else named
         raise ValueError(f"{named}, not 'qwen3' (supported architectures: {supported})")
     architectures = mapping.get("architectures")
@@ -138,7 +139,7 @@ def _check_architecture(mapping: Mapping[str, Any]) -> None:
     if not isinstance(architectures, list) or not any(
         name in SUPPORTED_ARCHITECTURES for name in architectures
     ):
-        raise ValueError(f"architectures is {shortened(architectures)} (supported: {supported})")
+        raise ValueError(f"architectures is {show(architectures)} (supported: {supported})")
 
 
 def _check_unsupported(mapping: Mapping[str, Any]) -> None:
@@ -146,10 +147,10 @@ def _check_unsupported(mapping: Mapping[str, Any]) -> None:
     if mapping.get("quantization_config"):
         raise ValueError("quantization_config: quantized checkpoints are not supported")
     if mapping.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act must be 'silu', got {shortened(mapping['hidden_act'])}")
+        raise ValueError(f"hidden_act must be 'silu', got {show(mapping['hidden_act'])}")
     layer_types = mapping.get("layer_types") or []
     if not isinstance(layer_types, list):
-        raise ValueError(f"layer_types must be a list, got {shortened(layer_types)}")
+        raise ValueError(f"layer_types must be a list, got {show(layer_types)}")
     if mapping.get("use_sliding_window") or any(kind != "full_attention" for kind in layer_types):
         raise ValueError("sliding-window attention is not supported (use_sliding_window)")
     rope = mapping.get("rope_parameters")

@@ -151,6 +151,20 @@ def abstract_params(
     return _plain(_abstract_state(config, dtype), describe)
 
 
+def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> dict[str, Any]:
+    """Tree of ``PartitionSpec`` with the structure of the parameters, for ``shard_map``.
+
+    Raises:
+        ValueError: ``num_devices`` doesn't divide the model.
+    """
+    check_divisible(config, num_devices)
+    return jax.tree.map(
+        lambda axes: param_spec(axes, config, rules, num_devices),
+        logical_axes(config),
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
 def _abstract_state(config: ModelConfig, dtype: DTypeLike) -> Any:
     return nnx.state(nnx.eval_shape(lambda: Qwen3(config, nnx.Rngs(params=0), dtype)))
 

@@ -130,22 +130,6 @@ def param_spec(
     return PartitionSpec(*names)
 
 
-def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> dict[str, Any]:
-    """Tree of ``PartitionSpec`` with the structure of the parameters, for ``shard_map``.
-
-    Raises:
-        ValueError: ``num_devices`` doesn't divide the model.
-    """
-    from jaxinfer.model.modules import logical_axes  # Flax is slow to import; only this needs it
-
-    check_divisible(config, num_devices)
-    return jax.tree.map(
-        lambda axes: param_spec(axes, config, rules, num_devices),
-        logical_axes(config),
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
-
-
 def tensor_parallel_size(mesh: Mesh | AbstractMesh, rules: ShardingRules) -> int:
     """N: devices that key/value heads are split over; 1 where the rules keep them whole.
 

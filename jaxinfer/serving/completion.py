@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Sequence
 
 from jaxinfer.model.tokenizer import Tokenizer
-from jaxinfer.outputs import CompletionOutput
+from jaxinfer.outputs import CompletionOutput, FinishReason
 from jaxinfer.serving.completion_logprobs import start_recording
 from jaxinfer.serving.detokenizer import Detokenizer
-from jaxinfer.serving.request import FinishReason, Request
+from jaxinfer.serving.request import Request
 from jaxinfer.serving.result import TokenScores
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import get_args
 
-from jaxinfer.serving.request import FinishReason
+from jaxinfer.outputs import FinishReason
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

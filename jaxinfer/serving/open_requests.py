@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxinfer.outputs import RequestOutput
+from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.metrics import EngineCounts
-from jaxinfer.serving.request import FinishReason, Request
+from jaxinfer.serving.request import Request
 from jaxinfer.serving.request_group import RequestGroup
 from jaxinfer.serving.result import LEFT_VOCAB, OK, StepResult, TokenScores
 from jaxinfer.serving.schedule import RowUpdate, Schedule, ScheduledRow

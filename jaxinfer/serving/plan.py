@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.kernels.choice import Backend, choose_backend
+from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.kernels.shared_prefix import rows_in_unit
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, num_page_heads, tensor_parallel_size
@@ -247,7 +247,7 @@ def choose_attention(
         block_size=engine_config.block_size,
         group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
         platform=device.platform,
-        compute_capability=_compute_capability(device),
+        compute_capability=compute_capability_of(device),
     )
 
 
@@ -369,11 +369,3 @@ def _compiler(
     return CompiledPrograms(
         lower, options_for, config.compilation_cache_dir, says_so=config.show_progress
     )
-
-
-def _compute_capability(device: Any) -> tuple[int, int] | None:
-    capability = getattr(device, "compute_capability", None)
-    if capability is None:
-        return None
-    major, minor = str(capability).split(".")
-    return int(major), int(minor)

@@ -4,12 +4,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
+from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.ranked_queue import Rank
-
-FinishReason = Literal["stop", "length", "abort", "error"]
 
 IN_FLIGHT_TOKEN = -1
 """Stands for a token that the device has sampled and the host has not read yet."""

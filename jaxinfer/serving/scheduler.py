@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from jaxinfer.errors import CapacityError
+from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.block_pool import BlockPool
-from jaxinfer.serving.request import FinishReason, Request, RequestStatus
+from jaxinfer.serving.request import Request, RequestStatus
 from jaxinfer.serving.request_queues import RequestQueues
 from jaxinfer.serving.schedule import RowUpdate, Schedule
 from jaxinfer.serving.step_planner import StepPlanner

@@ -2,7 +2,8 @@
 
 from collections.abc import Set as AbstractSet
 
-from jaxinfer.serving.request import FinishReason, Request
+from jaxinfer.outputs import FinishReason
+from jaxinfer.serving.request import Request
 
 
 def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[int]) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from jaxinfer.evaluation.item import Item, draw_from_split
-from jaxinfer.evaluation.mixture import GENERATORS
 from scripts.bundled_model.rendering import prompt_text, reply_text
+from scripts.bundled_model.training_items import TRAINING_GENERATORS
 
 SHARES: Mapping[str, float] = {
     "sum": 0.30,
@@ -50,7 +50,8 @@ def draw_training_items(count: int, seed: int) -> Iterator[tuple[Item, bool]]:
     rng = Random(f"training {seed}")
     names, shares = list(SHARES), list(SHARES.values())
     for name in rng.choices(names, shares, k=count):
-        yield draw_from_split(GENERATORS[name], rng, held_out=False), rng.random() < THINKING_SHARE
+        item = draw_from_split(TRAINING_GENERATORS[name], rng, held_out=False)
+        yield item, rng.random() < THINKING_SHARE
 
 
 def render(items: Sequence[tuple[Item, bool]]) -> list[tuple[str, str]]:

@@ -46,7 +46,7 @@ def test_vllms_names_reach_the_configuration():
         "--gpu-memory-utilization 0.5 --no-enable-prefix-caching --swap-space 1.5 "
         "--preemption-mode swap --scheduling-policy priority "
         "--tensor-parallel-size 2 --attention-backend xla "
-        "--data-parallel-size 3 --no-replica-threads "
+        "--data-parallel-size 3 "
         "--compilation-cache-dir c --no-compile-ahead --num-decode-steps 8 --device-timeout 60"
     )
     config = EngineConfig(**engine_arguments(_parser().parse_args(line.split())))
@@ -71,7 +71,6 @@ def test_vllms_names_reach_the_configuration():
         scheduling_policy="priority",
         tensor_parallel_size=2,
         data_parallel_size=3,
-        replica_threads=False,
         attention_backend="xla",
         compilation_cache_dir="c",
         compile_ahead=False,

@@ -56,9 +56,7 @@ def test_any_number_of_splits_gives_the_same_attention(config):
         attention_cases.check(functools.partial(_configured, config=config), case, jnp.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "config", [PrefillConfig(64, 3, False), PrefillConfig(128, 2, False)], ids=str
-)
+@pytest.mark.parametrize("config", [PrefillConfig(64, 3), PrefillConfig(128, 2)], ids=str)
 def test_any_prefill_configuration_gives_the_same_attention(config):
     for case in attention_cases.prefill_cases()[-3:]:
         attention_cases.check(functools.partial(_configured, config=config), case, jnp.bfloat16)

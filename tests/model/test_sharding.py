@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.modules import abstract_params, param_specs
 from jaxinfer.model.parameter_names import flatten
 from jaxinfer.model.sharding import (
     ShardingRules,
@@ -15,7 +15,6 @@ from jaxinfer.model.sharding import (
     logits_spec,
     make_mesh,
     num_page_heads,
-    param_specs,
 )
 from tests.model import tiny
 

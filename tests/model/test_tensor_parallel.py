@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.kernels.projections import Stream, begin
 from jaxinfer.kernels.tensor_axis import TensorAxis
-from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.modules import abstract_params, param_specs
 from jaxinfer.model.qwen3 import (
     decoder_layer,
     dense_attention,
@@ -22,7 +22,7 @@ from jaxinfer.model.qwen3 import (
     qk_norm_rope,
 )
 from jaxinfer.model.rope import cos_sin
-from jaxinfer.model.sharding import ShardingRules, make_mesh, param_specs
+from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.model.turns import layer_in_turns
 from tests.model import tiny
 

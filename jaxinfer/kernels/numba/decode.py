@@ -1,7 +1,6 @@
 """Paged attention of one query a row on a CPU: calls of a compiled function in XLA's programs."""
 
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ from jax import Array
 from jaxtyping import Float, Int32
 
 from jaxinfer.cores import usable_cores
+from jaxinfer.kernels.constants import LOG2_E
 from jaxinfer.kernels.numba.kernels import DECODE
 
 
@@ -31,7 +31,7 @@ def paged_decode_attention(
     first_keys = jnp.zeros_like(context_lens)
     if window is not None:
         first_keys = jnp.maximum(context_lens - window, 0)
-    scaled = (q * (scale * math.log2(math.e))).reshape(B, K, H // K, D)
+    scaled = (q * (scale * LOG2_E)).reshape(B, K, H // K, D)
 
     def attend(first: int, end: int) -> Array:
         """The outputs of some pairs of a row and a KV head."""

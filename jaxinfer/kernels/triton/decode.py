@@ -1,17 +1,14 @@
 """Paged decode attention through jax-triton: the Mosaic decode kernel's twin for older GPUs."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import jax_triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 from jaxinfer.kernels.triton.kernels import decode_kernel
 
-_LOG2_E = math.log2(math.e)
 _BLOCK_N = 64
-_MULTIPROCESSORS = 132
 
 
 def paged_decode_attention(
@@ -34,7 +31,7 @@ def paged_decode_attention(
     S, K = k_pages.shape[1:3]
     W = block_tables.shape[1]
     if num_splits is None:
-        num_splits = max(1, min(round(2 * _MULTIPROCESSORS / (B * K)), W * S // 256, 64))
+        num_splits = max(1, min(round(2 * MULTIPROCESSORS / (B * K)), W * S // 256, 64))
     split = num_splits > 1
     out, log_sums = jax_triton.triton_call(
         q,
@@ -59,7 +56,7 @@ def paged_decode_attention(
         BLOCK_N=_BLOCK_N,
         SPLITS=num_splits,
         WINDOW=window or 0,
-        qk_scale=scale * _LOG2_E,
+        qk_scale=scale * LOG2_E,
     )
     if not split:
         return out[0]

@@ -1,15 +1,13 @@
 """Ragged paged prefill attention through jax-triton: the Mosaic kernel's twin for older GPUs."""
 
-import math
-
 import jax
 import jax_triton  # pyright: ignore[reportMissingImports]
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.constants import LOG2_E
 from jaxinfer.kernels.mosaic.attention.work_list import work_list
 from jaxinfer.kernels.triton.kernels import prefill_kernel
 
-_LOG2_E = math.log2(math.e)
 _BLOCK_M = 128
 _BLOCK_N = 64
 
@@ -52,5 +50,5 @@ def paged_prefill_attention(
         BLOCK_M=_BLOCK_M,
         BLOCK_N=_BLOCK_N,
         WINDOW=window or 0,
-        qk_scale=scale * _LOG2_E,
+        qk_scale=scale * LOG2_E,
     )

@@ -11,6 +11,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.serving.device_params import describe_params
 from jaxinfer.serving.engine_start import EngineSetup, StartedEngine, start_engine
 from jaxinfer.serving.lowering import start_lowering
+from jaxinfer.serving.plan import StartupReport
 from jaxinfer.serving.replicas.group import EngineGroup
 from jaxinfer.serving.replicas.placement import replica_params
 
@@ -49,16 +50,21 @@ def start_replicas(
 
 
 def group_replicas(started: Sequence[StartedEngine], config: EngineConfig) -> EngineGroup:
-    """The engine that is made of these, run by threads unless that can't be or is not wanted."""
+    """The engine that is made of these."""
     runner = started[0].runner
-    devices_each = runner.report.num_devices
-    threads = config.replica_threads
-    if threads is None:
-        threads = runner.report.platform != "cpu" or devices_each == 1
     return EngineGroup(
         started,
         token_budget=runner.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         seed=config.seed,
-        threads=threads,
+        threads=_run_in_threads(runner.report),
     )
+
+
+def _run_in_threads(report: StartupReport) -> bool:
+    """Whether each replica is run by a thread of its own, or all in turn by the caller's.
+
+    In turn where a replica is several emulated CPU devices: their reductions could wait for each
+    other forever.
+    """
+    return report.platform != "cpu" or report.num_devices == 1

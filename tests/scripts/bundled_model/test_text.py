@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from jaxinfer.evaluation.mixture import GENERATORS
 from jaxinfer.evaluation.split import is_held_out
 from scripts.bundled_model.__main__ import TOKENIZER_TEXTS
 from scripts.bundled_model.config import SCHEDULES
@@ -21,6 +20,7 @@ from scripts.bundled_model.corpus import (
 from scripts.bundled_model.packing import batches, pack_epoch
 from scripts.bundled_model.rendering import TEMPLATE, prompt_text
 from scripts.bundled_model.tokenizer import train_tokenizer
+from scripts.bundled_model.training_items import TRAINING_GENERATORS
 
 PAD = 2039
 
@@ -35,7 +35,7 @@ def numbered(size: int, first: int) -> Example:
 
 
 def test_every_generator_has_a_share_and_the_shares_are_whole():
-    assert set(SHARES) == set(GENERATORS)
+    assert set(SHARES) == set(TRAINING_GENERATORS)
     assert sum(SHARES.values()) == pytest.approx(1.0)
 
 

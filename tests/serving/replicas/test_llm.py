@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 SIZES = {
     "2 replicas": {"data_parallel_size": 2},
-    "3 in turn": {"data_parallel_size": 3, "replica_threads": False},
+    "3 replicas": {"data_parallel_size": 3},
     "2 x 2": {"data_parallel_size": 2, "tensor_parallel_size": 2},
 }
 
@@ -83,6 +83,12 @@ def test_answers_and_scores_are_those_of_one_engine(llm, expected):
     for ours, theirs in zip(scores, expected[3], strict=True):
         assert ours[0] is None
         np.testing.assert_allclose(ours[1:], theirs[1:], atol=1e-4)
+
+
+def test_only_replicas_of_several_emulated_devices_share_a_thread(llm):
+    count = len(llm._loaded.replicas)
+    own = [each for each in threading.enumerate() if each.name.startswith("jaxinfer-replica-")]
+    assert len(own) == (count if llm.report.num_devices == count else 0)
 
 
 def test_seeds_that_are_drawn_are_those_of_one_engine(expected):

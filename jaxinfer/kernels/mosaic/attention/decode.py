@@ -39,6 +39,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.attention import cluster_combine
 from jaxinfer.kernels.mosaic.attention.combine import combine_splits
 from jaxinfer.kernels.mosaic.attention.join import OfUnits, seen_alone, write_joined
@@ -56,8 +57,6 @@ from jaxinfer.kernels.mosaic.pages import (
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 from jaxinfer.kernels.shared_prefix import KEYS, SharedPrefixes, rows_in_unit
 
-_LOG2_E = math.log2(math.e)
-_MULTIPROCESSORS = 132
 _CLUSTERED_BLOCKS, _FEWEST_CLUSTERED = 64, 4
 _OF_UNITS = len(dataclasses.fields(OfUnits))
 _COLUMN = plgpu.Layout.WGMMA.reduce(0)
@@ -210,9 +209,9 @@ def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> De
         in_cluster = min(_CLUSTERED_BLOCKS // blocks, most)
         if in_cluster >= _FEWEST_CLUSTERED and 512 <= longest <= keys * in_cluster:
             return DecodeConfig(stages=stages, num_splits=in_cluster, in_cluster=True)
-    if blocks >= 4 * _MULTIPROCESSORS:
+    if blocks >= 4 * MULTIPROCESSORS:
         return DecodeConfig(block_kv=128, stages=3)
-    splits = max(1, min(round(_MULTIPROCESSORS / blocks), longest // 256, 64))
+    splits = max(1, min(round(MULTIPROCESSORS / blocks), longest // 256, 64))
     return DecodeConfig(block_kv=64, stages=3, num_splits=splits)
 
 
@@ -321,7 +320,7 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_sme
         total = sums.sum(axis=0)
         inverse = jnp.where(total > 0, 1.0 / total, 0.0)
         out = acc * lax.broadcast_in_dim(inverse, acc.shape, [1])
-        log_sum = m + jnp.log(total) * _LOG2_E
+        log_sum = m + jnp.log(total) * LOG2_E
 
         def write(out):
             store_anyhow(o_smem.transpose((1, 0)), out.astype(p.dtype))
@@ -419,7 +418,7 @@ def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v
 
     s = pl.run_scoped(scores, plgpu.ACC((block_kv, N), jnp.float32))
     plgpu.barrier_arrive(k_free.at[slot])
-    s = s * (p.scale * _LOG2_E)
+    s = s * (p.scale * LOG2_E)
     if masked:
         shape = (block_kv, N)
         position = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.attention.work_list import Field
 from jaxinfer.kernels.mosaic.pages import Ref, Scalar, Tiling
 
 ROWS = 64
 """Query rows of one consumer warpgroup: wgmma's M."""
 CONSUMERS = 2
-MULTIPROCESSORS = 132
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +24,10 @@ class PrefillConfig:
     Attributes:
         block_kv: keys in a stage, 64 or 128.
         stages: stages of keys and values in shared memory.
-        take_turns: let the consumers alternate between tensor cores and softmax. On an H200 it
-            won 5% at 8,192 tokens and lost 3% at 2,048, less than repeats differed; off, the
-            consumers never wait for each other.
     """
 
     block_kv: int = 128
     stages: int = 2
-    take_turns: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +87,8 @@ class Item:
     def has_keys(self) -> Scalar:
         """Whether there is anything to attend to, so that queries have to be loaded.
 
-        The work list is sorted by keys: once a block meets an item without keys, none follows that
-        has some. Consumers must be able to walk through these without the producer. One consumer
-        runs up to an item ahead of the other, which waits for it at each key tile, at last in
-        `Turns.end`; if the first waited for queries on the way there, and the producer for the
-        second to release its own, nobody would ever go on.
+        The work list is sorted by keys, so a block's items without keys come last, and the
+        consumers walk through them without the producer.
         """
         return self.last_tile > self.first_tile
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.attention.stream import stream_tiles
 from jaxinfer.kernels.mosaic.built_for import at_least, call_built_for
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Scalar, Tiling, on_warps
@@ -34,10 +34,9 @@ from jaxinfer.kernels.shared_prefix import (
     rows_in_unit,
 )
 
-_LOG2_E = math.log2(math.e)
 _WGMMA = plgpu.Layout.WGMMA
 _STAGES = 3
-_BLOCKS = 264  # two on each of an H200's multiprocessors
+_BLOCKS = 2 * MULTIPROCESSORS
 _ROWS = _UNITS = 65_536  # that one kernel serves
 
 
@@ -179,7 +178,7 @@ def _block(p, q, k_pages, v_pages, tables, units, count, partial, log_sums, *, q
             q_smem[...] = out.astype(p.dtype)  # Nobody reads the queries any more.
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(q_smem, partial.at[item.unit, item.kv_head])
-            store_anyhow(log_sums.at[item.unit, item.kv_head], m + jnp.log(sums) * _LOG2_E)
+            store_anyhow(log_sums.at[item.unit, item.kv_head], m + jnp.log(sums) * LOG2_E)
             plgpu.wait_smem_to_gmem(0)
             plgpu.barrier_arrive(q_free)
             return done + item.last_tile - item.first_tile
@@ -203,7 +202,7 @@ def _load_queries(p, rounds, items, q, q_smem, q_filled, q_free):
 
 def _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled, k_free, v_free):
     """All keys of one item: unnormalised output `[64, D]`, maxima (base 2) and sums `[64]`."""
-    scale = p.scale * _LOG2_E
+    scale = p.scale * LOG2_E
 
     def step(tile, carry):
         acc, m, sums = carry

@@ -9,6 +9,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.kernels.constants import MULTIPROCESSORS
+
 Kind = Literal["plain", "gated", "residual", "bare", "summed"]
 
 TILE = 64  # output features of a block: wgmma's M
@@ -18,7 +20,6 @@ _ROWS = (1, 2, 4, 8, MOST_ROWS)
 _CHUNKS = (128, 64)  # of the contraction, in a pipeline stage; multiples of the 128-byte swizzle
 _MAX_CLUSTER = 8  # blocks, the largest portable cluster
 _SHARED_BYTES = 223 * 1024  # that a block may have, but for barriers and what it writes
-_MULTIPROCESSORS = 132
 _STREAMING = 66  # multiprocessors that can ask for all that the memory gives
 _STREAMING_WHOLE = 64  # where each asks for its whole slice at once
 _RING_BYTES = 128 * 1024  # of weights that a block has in flight, at most
@@ -162,7 +163,7 @@ def choose_config(B: int, size: int, matrices: int, tiles: int) -> SkinnyConfig:
     def streams(config: SkinnyConfig) -> bool:
         blocks, whole = tiles * config.splits, config.stages * config.chunk * config.splits == size
         fewest = _STREAMING_WHOLE if whole else _STREAMING
-        return blocks >= fewest and (tiles <= _MULTIPROCESSORS or config.splits > 1)
+        return blocks >= fewest and (tiles <= MULTIPROCESSORS or config.splits > 1)
 
     return next((config for config in fitting if streams(config)), fitting[-1])
 
@@ -174,7 +175,7 @@ def _fitting(B: int, size: int, matrices: int, tiles: int) -> list[SkinnyConfig]
         part, blocks = size // splits, tiles * splits
         chunk = next(c for c in _CHUNKS if part % c == 0)
         whole, stage = (matrices * TILE * columns * 2 for columns in (part, chunk))
-        flight = _RING_BYTES if blocks > _MULTIPROCESSORS else _FLIGHT_BYTES // blocks
+        flight = _RING_BYTES if blocks > MULTIPROCESSORS else _FLIGHT_BYTES // blocks
         ring = min(whole, _RING_BYTES, max(flight, _LEAST_RING_BYTES))
         ring = min(ring, _SHARED_BYTES - _bytes_beside(_columns(B), matrices, size, splits))
         if ring >= min(whole, _LEAST_RING_BYTES):

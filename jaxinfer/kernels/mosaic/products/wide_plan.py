@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-_MULTIPROCESSORS = 132  # of an H200
+from jaxinfer.kernels.constants import MULTIPROCESSORS
+
 _SHARED_BYTES = 225 * 1024  # of a block, for its stages
 _FEWEST_ROWS = 32
 _FEWEST_FEATURES = 16
@@ -65,13 +66,13 @@ def choose(
     outputs = [features for features, _ in shapes[::matrices]]
     many = rows > 2 * _GROUP or group > _GROUP
     widest = (_WIDEST_OF_MANY_ROWS if many else WIDEST) // matrices
-    blocks, fewest_stages = _MULTIPROCESSORS, 2
+    blocks, fewest_stages = MULTIPROCESSORS, 2
     if _one_wave(outputs, row_blocks, blocks) > widest:
-        blocks, fewest_stages = 2 * _MULTIPROCESSORS, 4  # Two on each, with half its memory.
+        blocks, fewest_stages = 2 * MULTIPROCESSORS, 4  # Two on each, with half its memory.
     features = _one_wave(outputs, row_blocks, blocks)
 
     def stages(depth: int) -> int:
-        shared = _SHARED_BYTES * _MULTIPROCESSORS // blocks
+        shared = _SHARED_BYTES * MULTIPROCESSORS // blocks
         fit = shared // ((rows + matrices * features) * CHUNK * depth * 2)
         return min(12, fit)  # More gain nothing.
 

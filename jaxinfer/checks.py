@@ -1,4 +1,4 @@
-"""Checks of single fields of sampling parameters: one clear error that names the field."""
+"""Checks of single values that callers give: one clear error that names the field."""
 
 import math
 import numbers
@@ -14,6 +14,12 @@ def show(value: object) -> str:
     except ValueError:  # an integer of thousands of digits
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {show(value)}")
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> int:

@@ -1,0 +1,82 @@
+"""Imports point one way: commands → serving → model → kernels, all of them → the basis."""
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jaxinfer
+
+ROOT = Path(jaxinfer.__file__).parent
+COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "env", "__main__"}
+ROOMS = {
+    "basis": {"basis"},
+    "kernels": {"basis", "kernels"},
+    "model": {"basis", "kernels", "model"},
+    "serving": {"basis", "kernels", "model", "serving"},
+}
+"""What each room may import; commands and what they share may import all."""
+
+
+def _room(module: str) -> str:
+    """Where a module of the package is; one directly in it is a command's or of the basis."""
+    _, *parts = module.split(".")
+    if not parts or parts[0] in COMMANDS:
+        return "commands"
+    return parts[0] if (ROOT / parts[0]).is_dir() else "basis"
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Modules of the package that are imported at run time, in functions too."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.If(test=ast.Name("TYPE_CHECKING")):
+                pass
+            case ast.Import():
+                yield from (alias.name for alias in child.names)
+            case ast.ImportFrom(module=str(module)):
+                yield from (_module(module, alias.name) for alias in child.names)
+            case _:
+                yield from _imports(child)
+
+
+def _module(module: str, name: str) -> str:
+    """What ``from module import name`` needs: a module of that name, if there is one.
+
+    The version is the only public name that is not from another module.
+    """
+    if name == "__version__":
+        return "jaxinfer.version"
+    path = ROOT.parent / module.replace(".", "/") / name
+    is_module = path.is_dir() or path.with_suffix(".py").exists()
+    return f"{module}.{name}" if is_module else module
+
+
+def _graph() -> dict[str, set[str]]:
+    graph = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        imported = _imports(ast.parse(path.read_text()))
+        graph[name.removesuffix(".__init__")] = {m for m in imported if m.startswith("jaxinfer")}
+    return graph
+
+
+GRAPH = _graph()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_is_below_it(room):
+    found = {
+        f"{module} imports {other}"
+        for module in GRAPH
+        if _room(module) == room
+        for other in GRAPH[module]
+        if _room(other) not in ROOMS[room]
+    }
+    assert not found
+
+
+def test_modules_import_each_other_in_no_circle():
+    graphlib.TopologicalSorter(GRAPH).prepare()
