@@ -1,7 +1,7 @@
-"""A request as it was asked for: the one record that travels from a caller to the scheduler's door.
+"""A request as a caller hands it over: what is wanted, and where the outputs go.
 
-Whatever hands requests on hands on this record, whole: a new field is declared here and read where
-it has its effect, and nothing between has to know of it.
+Drivers, replicas and processes pass this record on whole. A new field is declared here and read
+where it has its effect; nothing between has to know of it.
 """
 
 import itertools
@@ -40,13 +40,14 @@ class NewRequest:
     Attributes:
         prompt: what is completed.
         params: how; `n` completions are made, and completion i draws with `seed + i`.
-        key: what the engine knows it by; no other in this process has the one that is made here.
-        label: the caller's name for it, which its outputs bear; others may use the same. The key
-            if there is none.
+        key: what the engine knows it by; the one that is made here is unique in this process.
+        label: the caller's name for it, which its outputs bear; others may use the same. Without
+            one it is the key.
         kind: which outputs it gets.
         prefill_only: only the prompt is run, for its log-probabilities; nothing is sampled.
         priority: of all its completions; lower ones run earlier, see `Scheduler`.
-        sink: receives its outputs; None leaves them to `take_outputs` of the engine.
+        sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
+            `EngineDriver.step` after `add_by_hand`.
     """
 
     prompt: Prompt
