@@ -15,7 +15,6 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.metrics import Metric
-from jaxinfer.serving.request_group import wanted_outputs
 
 
 class AsyncLLM:
@@ -108,16 +107,8 @@ class AsyncLLM:
             StepError: it has failed for good; in the iteration.
         """
         driver, arguments = self._handle.driver, self._handle.arguments
-        checked, params = arguments.one(prompt, sampling_params)
-        return stream_request_async(
-            driver,
-            checked,
-            params,
-            request_id,
-            kind=wanted_outputs(params),
-            priority=arguments.priority(priority),
-            keeps=self,
-        )
+        request = arguments.one(prompt, sampling_params, priority, request_id or "")
+        return stream_request_async(driver, request, keeps=self)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names, after the step that runs; unknown ones are ignored.

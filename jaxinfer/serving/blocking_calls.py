@@ -1,14 +1,13 @@
 """Callers that wait for an engine's thread: whole batches, and one request piece by piece."""
 
+import dataclasses
 import logging
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.driver import EngineDriver
-from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.progress import ProgressBar
 
@@ -18,23 +17,16 @@ _Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
 
 
 def run_requests(
-    driver: EngineDriver,
-    prompts: Sequence[Prompt],
-    params: Sequence[SamplingParams],
-    *,
-    use_tqdm: bool | Callable[..., Any],
-    prefill_only: bool = False,
-    priorities: Sequence[int] | None = None,
+    driver: EngineDriver, requests: Sequence[NewRequest], *, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
     """Run requests to their end; one warning tells of those that failed.
 
+    Those that are `prefill_only` leave failures to the caller.
+
     Args:
         driver: runs them.
-        prompts: one for each.
-        params: one for each.
+        requests: whatever outputs they want, they get the final ones.
         use_tqdm: whether to show a progress bar on stderr, or what makes one (see `ProgressBar`).
-        prefill_only: sample nothing, and leave failures to the caller.
-        priorities: one for each; None is 0 for all.
 
     Returns:
         Their outputs, in order.
@@ -45,19 +37,8 @@ def run_requests(
     """
     box: _Box = queue.SimpleQueue()
     requests = [
-        NewRequest(
-            key=(key := driver.new_key()),
-            label=key,
-            prompt=prompt,
-            params=entry,
-            kind="final",
-            put=lambda item, i=i: box.put((i, item)),
-            prefill_only=prefill_only,
-            priority=priority,
-        )
-        for i, (prompt, entry, priority) in enumerate(
-            zip(prompts, params, priorities or [0] * len(prompts), strict=True)
-        )
+        dataclasses.replace(request, kind="final", sink=lambda item, i=i: box.put((i, item)))
+        for i, request in enumerate(requests)
     ]
     try:
         driver.submit(requests)
@@ -65,18 +46,13 @@ def run_requests(
     except BaseException:
         driver.cancel([request.key for request in requests])
         raise
-    if not prefill_only:
+    if not any(request.prefill_only for request in requests):
         _warn_of_failures(outputs)
     return outputs
 
 
 def stream_request(
-    driver: EngineDriver,
-    prompt: Prompt,
-    params: SamplingParams,
-    *,
-    priority: int = 0,
-    keeps: object = None,
+    driver: EngineDriver, request: NewRequest, *, keeps: object = None
 ) -> Iterator[RequestOutput]:
     """Run one request and yield what is new after each step that brought something.
 
@@ -84,28 +60,13 @@ def stream_request(
 
     Args:
         driver: runs it.
-        prompt: what is completed.
-        params: how.
-        priority: lower ones run earlier.
+        request: whatever outputs it wants, it gets "delta".
         keeps: what must live as long as the stream, because its end would close the engine.
     """
     box: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
-    key = driver.new_key()
     finished = False
     try:
-        driver.submit(
-            [
-                NewRequest(
-                    key=key,
-                    label=key,
-                    prompt=prompt,
-                    params=params,
-                    kind="delta",
-                    put=box.put,
-                    priority=priority,
-                )
-            ]
-        )
+        driver.submit([dataclasses.replace(request, kind="delta", sink=box.put)])
         while not finished:
             item = driver.owner.wait_for(box)
             if isinstance(item, BaseException):
@@ -115,7 +76,7 @@ def stream_request(
             yield item
     finally:
         if not finished:
-            driver.cancel([key])
+            driver.cancel([request.key])
 
 
 def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:

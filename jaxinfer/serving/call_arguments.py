@@ -7,10 +7,11 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import Prompt, PromptParts, match_params, split_prompts
 from jaxinfer.serving.loading import LoadedEngine, say
+from jaxinfer.serving.new_request import NewRequest, wanted_outputs
 
 
 class CallArguments:
-    """Reads prompts and sampling parameters for one engine; says once which defaults it uses.
+    """Makes requests of what callers give one engine; says once which defaults it uses.
 
     Args:
         config: says whether anything is shown.
@@ -24,45 +25,58 @@ class CallArguments:
         self._reader = loaded.reader
         self._has_defaults_to_say = bool(loaded.generation.values)
 
-    def one(self, prompt: Any, params: Any) -> tuple[Prompt, SamplingParams]:
-        """A single prompt and its parameters.
+    def one(self, prompt: Any, params: Any, priority: Any = 0, label: str = "") -> NewRequest:
+        """The request of a single prompt.
+
+        Args:
+            prompt: as a caller gave it.
+            params: its parameters, or None for the model's defaults.
+            priority: an integer.
+            label: the caller's name for it, if any.
 
         Raises:
-            TypeError: not a prompt, or not a `SamplingParams`.
-            ValueError: several prompts, or as `PromptReader.read` and `params`.
+            TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
+            ValueError: several prompts, or as `several`.
         """
         parts = split_prompts(prompt)
         if len(parts) != 1:
             raise ValueError(f"expected one prompt, got {len(parts)}; use generate() for several")
-        own = self.params(params, 1)
-        (checked,) = self._read(parts, own)
-        return checked, own[0]
+        (own,) = self.params(params, 1)
+        (checked,) = self._read(parts, [own])
+        return NewRequest(
+            prompt=checked,
+            params=own,
+            kind=wanted_outputs(own),
+            priority=self._priority(priority, "priority"),
+            label=label,
+        )
 
-    def several(self, prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
-        """Prompts, cut as their parameters say, and the parameters of each.
+    def several(self, prompts: Any, params: Any, priorities: Any = None) -> list[NewRequest]:
+        """The requests of a call; prompts are cut as their parameters say.
+
+        Args:
+            prompts: as a caller gave them.
+            params: one for all, one for each, or None for the model's defaults.
+            priorities: an integer for each; None is 0 for all.
 
         Raises:
-            TypeError, ValueError: as `PromptReader.read` and `params`.
+            TypeError: something has the wrong type; names the first entry that has.
+            ValueError: a prompt can't be run, the numbers differ, or a priority is not 0 and the
+                engine serves first come, first served.
         """
         parts = split_prompts(prompts)
         own = self.params(params, len(parts))
-        return self._read(parts, own), own
+        checked = self._read(parts, own)
+        each = zip(checked, own, self._priorities(priorities, len(parts)), strict=True)
+        return [
+            NewRequest(prompt=prompt, params=entry, kind=wanted_outputs(entry), priority=priority)
+            for prompt, entry, priority in each
+        ]
 
     def _read(self, parts: Sequence[PromptParts], params: Sequence[SamplingParams]) -> list[Prompt]:
         return self._reader.read_parts(parts, [self._reader.prompt_limit(p) for p in params])
 
-    def priorities(self, given: Any, count: int) -> list[int]:
-        """Priorities for so many prompts.
-
-        Args:
-            given: None for 0 throughout, or a sequence with an integer for each.
-            count: how many prompts there are.
-
-        Raises:
-            TypeError: it is no sequence of integers; names the first entry that is none.
-            ValueError: the numbers differ, or one is not 0 and the engine serves first come, first
-                served.
-        """
+    def _priorities(self, given: Any, count: int) -> list[int]:
         if given is None:
             return [0] * count
         if not isinstance(given, Sequence) or isinstance(given, str):
@@ -72,14 +86,9 @@ class CallArguments:
             raise ValueError(
                 f"priority has {len(given)} entries for a call of {count}; give one for each prompt"
             )
-        return [self.priority(entry, f"priority[{i}]") for i, entry in enumerate(given)]
+        return [self._priority(entry, f"priority[{i}]") for i, entry in enumerate(given)]
 
-    def priority(self, given: Any, name: str = "priority") -> int:
-        """One priority, checked.
-
-        Raises:
-            TypeError, ValueError: as `priorities`.
-        """
+    def _priority(self, given: Any, name: str) -> int:
         if isinstance(given, bool) or not isinstance(given, int):
             raise TypeError(f"{name} must be an integer, got {given!r}")
         if given != 0 and self._config.scheduling_policy != "priority":

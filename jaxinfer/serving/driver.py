@@ -4,7 +4,8 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import itertools
+import dataclasses
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +27,7 @@ class EngineDriver:
 
     Every call becomes a message to the engine's thread, and messages are done in order between
     steps: so nothing waits for a lock, and `cancel` and `close_soon` may come from finalizers,
-    signal handlers and event loops. Requests bear keys that are made here; a caller's name for one
-    is a label on its outputs.
+    signal handlers and event loops.
 
     Args:
         engine: one engine, or a group of replicas.
@@ -37,7 +37,6 @@ class EngineDriver:
     def __init__(self, engine: RequestEngine, release: Callable[[], None] | None = None) -> None:
         self._engine = engine
         self._release = release
-        self._keys = itertools.count()
         # Touched by the engine's thread alone: the requests that it steps for, by key, and those
         # that wait for `step`, by the caller's label.
         self._driven: dict[str, NewRequest] = {}
@@ -53,10 +52,6 @@ class EngineDriver:
     def owner(self) -> OwnerThread:
         """The engine's thread."""
         return self._owner
-
-    def new_key(self) -> str:
-        """A key that no other request has."""
-        return f"request-{next(self._keys)}"
 
     def submit(self, requests: Sequence[NewRequest]) -> None:
         """Enqueue requests, all or none.
@@ -76,7 +71,7 @@ class EngineDriver:
                 self._check_open()
                 self._add_all([request])
             except Exception as error:
-                request.put(error)
+                _tell(request, error)
 
         self._owner.post(add)
 
@@ -199,35 +194,24 @@ class EngineDriver:
         driven, self._driven = self._driven, {}
         for key, request in driven.items():
             with contextlib.suppress(Exception):
-                request.put(error)
+                _tell(request, error)
             with contextlib.suppress(Exception):
                 self._engine.abort(key)
 
     def _add_all(self, requests: Sequence[NewRequest]) -> None:
         try:
             for request in requests:
-                self._add(request, lambda output, request=request: self._deliver(request, output))
+                deliver = functools.partial(self._deliver, request)
+                self._engine.add(dataclasses.replace(request, sink=deliver))
                 self._driven[request.key] = request
         except BaseException:
             self._cancel([request.key for request in requests])
             raise
 
-    def _add(self, request: NewRequest, sink: Callable[[RequestOutput], None]) -> None:
-        self._engine.add(
-            request.key,
-            request.prompt,
-            request.params,
-            kind=request.kind,
-            sink=sink,
-            prefill_only=request.prefill_only,
-            priority=request.priority,
-        )
-
     def _deliver(self, request: NewRequest, output: RequestOutput) -> None:
-        output.request_id = request.label
         if output.finished:
             self._driven.pop(request.key, None)
-        request.put(output)
+        _tell(request, output)
 
     def _cancel(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -239,14 +223,13 @@ class EngineDriver:
         if request.label in self._by_hand:
             raise ValueError(f"request id {request.label!r} is in use by an unfinished request")
 
-        def collect(output: RequestOutput) -> None:
-            output.request_id = request.label
-            if output.finished:
-                self._by_hand.pop(request.label, None)
-            self._outputs.append(output)
-
-        self._add(request, collect)
+        self._engine.add(dataclasses.replace(request, sink=self._collect))
         self._by_hand[request.label] = request.key
+
+    def _collect(self, output: RequestOutput) -> None:
+        if output.finished:
+            self._by_hand.pop(output.request_id, None)
+        self._outputs.append(output)
 
     def _close(self) -> None:
         if self._is_closed:
@@ -261,6 +244,11 @@ class EngineDriver:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the engine is closed; make a new one")
+
+
+def _tell(request: NewRequest, news: RequestOutput | BaseException) -> None:
+    if request.sink is not None:
+        request.sink(news)
 
 
 def wait_for_closing() -> None:

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from jaxinfer.errors import StepError
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.metrics import EngineCounts
+from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.open_requests import OpenRequests
 from jaxinfer.serving.quarantine import Quarantine
 from jaxinfer.serving.request import Request
-from jaxinfer.serving.request_group import OutputKind, OutputSink, RequestGroup
+from jaxinfer.serving.request_group import RequestGroup
 from jaxinfer.serving.schedule import Schedule
 from jaxinfer.serving.scheduler import Scheduler
 from jaxinfer.serving.step_runner import StepRunner
@@ -103,76 +102,30 @@ class Engine:
             usable_blocks=pool.num_usable_blocks,
         )
 
-    def add(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        kind: OutputKind = "cumulative",
-        sink: OutputSink | None = None,
-        prefill_only: bool = False,
-        priority: int = 0,
-    ) -> None:
+    def add(self, request: NewRequest) -> None:
         """Enqueue a request.
 
         Raises:
-            ValueError: the id is in use, or the request can never fit.
+            ValueError: the key is in use, or the request can never fit.
             StepError: the engine has failed for good.
         """
         self._check_alive()
-        group = self.prepare(
-            request_id,
-            prompt,
-            params,
-            seed=self._seeds.getrandbits(63),
-            kind=kind,
-            sink=sink,
-            prefill_only=prefill_only,
-            priority=priority,
-        )
-        self.enqueue(group)
+        self.enqueue(self.prepare(request, seed=self._seeds.getrandbits(63)))
 
-    def prepare(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        seed: int,
-        kind: OutputKind = "cumulative",
-        sink: OutputSink | None = None,
-        prefill_only: bool = False,
-        priority: int = 0,
-    ) -> RequestGroup:
+    def prepare(self, request: NewRequest, *, seed: int) -> RequestGroup:
         """Check a request and get it ready for `enqueue`; any thread may, while others step.
 
         Args:
-            request_id: the caller's name for it.
-            prompt: what is completed.
-            params: how.
-            seed: used if `params` has none.
-            kind: see `OutputKind`.
-            sink: receives the outputs; None leaves them to `take_outputs`.
-            prefill_only: sample nothing.
-            priority: see `Scheduler`.
+            request: what a caller asks for.
+            seed: used if its parameters have none.
 
         Raises:
-            ValueError: the id is in use, or the request can never fit.
+            ValueError: the key is in use, or the request can never fit.
         """
-        if request_id in self._requests:
-            raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
+        if request.key in self._requests:
+            raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
         group = RequestGroup(
-            request_id,
-            prompt,
-            params,
-            seed=seed,
-            kind=kind,
-            arrival_time=self._clock(),
-            tokenizer=self._tokenizer,
-            sink=sink,
-            prefill_only=prefill_only,
-            priority=priority,
+            request, seed=seed, arrival_time=self._clock(), tokenizer=self._tokenizer
         )
         for completion in group.completions:
             self._scheduler.check(completion.request)
@@ -187,10 +140,11 @@ class Engine:
         if self._failure is not None:
             self.give_up(str(self._failure))
 
-    def num_cached_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
-        """Leading tokens of a prompt that the prefix cache holds; any thread may ask."""
+    def num_cached_tokens(self, request: NewRequest) -> int:
+        """Leading tokens of a request's prompt that the prefix cache holds; any thread may ask."""
+        prompt = request.prompt
         return self._scheduler.num_cached_tokens(
-            Request("", prompt.token_ids, params, cache_salt=prompt.cache_salt)
+            Request("", prompt.token_ids, request.params, cache_salt=prompt.cache_salt)
         )
 
     def abort(self, request_id: str) -> bool:

@@ -1,5 +1,6 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
+import dataclasses
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.metrics import Metric
 from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.plan import StartupReport
-from jaxinfer.serving.request_group import wanted_outputs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.serving.start_up import StartUpTimes
@@ -195,9 +195,8 @@ class LLM:
             KeyboardInterrupt: Ctrl-C; the requests of this call are aborted, the engine goes on.
         """
         driver = self._handle.driver
-        checked, params = self._arguments.several(prompts, sampling_params)
-        priorities = self._arguments.priorities(priority, len(checked))
-        return run_requests(driver, checked, params, use_tqdm=use_tqdm, priorities=priorities)
+        requests = self._arguments.several(prompts, sampling_params, priority)
+        return run_requests(driver, requests, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -264,9 +263,8 @@ class LLM:
             TypeError, ValueError: as in `generate`, at once.
         """
         driver = self._handle.driver
-        checked, params = self._arguments.one(prompt, sampling_params)
-        priority = self._arguments.priority(priority)
-        return stream_request(driver, checked, params, priority=priority, keeps=self)
+        request = self._arguments.one(prompt, sampling_params, priority)
+        return stream_request(driver, request, keeps=self)
 
     def astream(
         self,
@@ -291,11 +289,8 @@ class LLM:
                 in the iteration.
         """
         driver = self._handle.driver
-        checked, params = self._arguments.one(prompt, sampling_params)
-        priority = self._arguments.priority(priority)
-        return stream_request_async(
-            driver, checked, params, request_id, priority=priority, keeps=self
-        )
+        request = self._arguments.one(prompt, sampling_params, priority, request_id or "")
+        return stream_request_async(driver, dataclasses.replace(request, kind="delta"), keeps=self)
 
     def score(
         self, inputs: Any, *others: Any, use_tqdm: bool | Callable[..., Any] = False
@@ -323,13 +318,9 @@ class LLM:
                 "continuation)) to score a continuation, score([text, text]) for several texts"
             )
         prompts, starts = read_score_inputs(inputs, self._loaded.reader)
-        outputs = run_requests(
-            driver,
-            prompts,
-            [SamplingParams(prompt_logprobs=0)] * len(prompts),
-            use_tqdm=use_tqdm,
-            prefill_only=True,
-        )
+        params = SamplingParams(prompt_logprobs=0)
+        requests = [NewRequest(prompt=p, params=params, prefill_only=True) for p in prompts]
+        outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
         return [score_output(o, start) for o, start in zip(outputs, starts, strict=True)]
 
     def add_request(
@@ -348,17 +339,7 @@ class LLM:
         driver = self._handle.driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
-        checked, params = self._arguments.one(prompt, sampling_params)
-        driver.add_by_hand(
-            NewRequest(
-                key=driver.new_key(),
-                label=request_id,
-                prompt=checked,
-                params=params,
-                kind=wanted_outputs(params),
-                priority=self._arguments.priority(priority),
-            )
-        )
+        driver.add_by_hand(self._arguments.one(prompt, sampling_params, priority, request_id))
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests of `add_request`; ids that are unknown or finished are ignored.

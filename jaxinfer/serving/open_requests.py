@@ -88,7 +88,7 @@ class OpenRequests:
         for completion in group.completions:
             if completion.finish_reason is None:
                 self._end(completion, "abort")
-        if group.sink is not None:
+        if group.new.sink is not None:
             self._hand_out(group, self._clock())
         return True
 
@@ -140,7 +140,7 @@ class OpenRequests:
         completion.extend(update.token_ids, sampled, update.row)
         group.note_tokens(len(update.token_ids), now)
         reason = completion.finish_reason
-        if reason is not None or group.kind != "final":
+        if reason is not None or group.new.kind != "final":
             self._changed[group.request_id] = group
         if reason is None:
             return
@@ -192,10 +192,10 @@ class OpenRequests:
         output = group.output(now)
         if output is None:
             return
-        if group.sink is None:
+        if group.new.sink is None:
             self._outputs.append(output)
         else:
-            group.sink(output)
+            group.new.sink(output)
 
     def _fail_for(self, group: RequestGroup, error: Exception) -> None:
         """End a request because something of its own raised on the host."""

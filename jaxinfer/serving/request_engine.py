@@ -5,10 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.metrics import EngineCounts
-from jaxinfer.serving.request_group import OutputKind, OutputSink
+from jaxinfer.serving.new_request import NewRequest
 
 
 @runtime_checkable
@@ -29,17 +27,7 @@ class RequestEngine(Protocol):
         """What it has done and holds; any thread may ask."""
         ...
 
-    def add(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        kind: OutputKind = "cumulative",
-        sink: OutputSink | None = None,
-        prefill_only: bool = False,
-        priority: int = 0,
-    ) -> None:
+    def add(self, request: NewRequest) -> None:
         """Enqueue a request."""
 
     def abort(self, request_id: str) -> bool:

@@ -1,76 +1,43 @@
 """A caller's request: n completions of one prompt, and the outputs assembled from them."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
 
 from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestMetrics, RequestOutput
-from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.completion import Completion
 from jaxinfer.serving.completion_logprobs import logprobs_at
-from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.request import Request, pack_ids
 from jaxinfer.serving.result import TokenScores
 
-OutputKind = Literal["final", "cumulative", "delta"]
-"""One output at the end; after each step, all so far; or after each step, what is new."""
-
-_KINDS: dict[RequestOutputKind, OutputKind] = {
-    RequestOutputKind.CUMULATIVE: "cumulative",
-    RequestOutputKind.DELTA: "delta",
-    RequestOutputKind.FINAL_ONLY: "final",
-}
-
-OutputSink = Callable[[RequestOutput], None]
-"""Receives a request's outputs, in the thread that runs the engine's step."""
-
 _SEED_RANGE = 1 << 64
-
-
-def wanted_outputs(params: SamplingParams) -> OutputKind:
-    """The outputs that a caller's parameters ask for."""
-    return _KINDS[params.output_kind]
 
 
 class RequestGroup:
     """One `RequestOutput` to be: its completions share the prompt through the prefix cache.
 
     Args:
-        request_id: the caller's name for it.
-        prompt: what is completed.
-        params: `n` completions are made; completion i draws with `seed + i`.
-        seed: used if `params` has none.
-        kind: when outputs are made and what is in them.
+        new: what the caller asks for.
+        seed: used if its parameters have none.
         arrival_time: on the engine's clock.
         tokenizer: None for no text.
-        sink: receives the outputs; None leaves them to `Engine.take_outputs`.
-        prefill_only: only the prompt is run, for its log-probabilities.
-        priority: of all its completions, see `Scheduler`.
     """
 
     def __init__(
         self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
+        new: NewRequest,
         *,
         seed: int,
-        kind: OutputKind = "final",
         arrival_time: float = 0.0,
         tokenizer: Tokenizer | None = None,
-        sink: OutputSink | None = None,
-        prefill_only: bool = False,
-        priority: int = 0,
     ):
-        self.request_id = request_id
-        self.kind: OutputKind = kind
-        self.sink = sink
+        self.new = new
+        self.request_id = new.key
         self.error: str | None = None
         """What went wrong with the last completion that ended in an error."""
-        self._prompt = prompt
         self._tokenizer = tokenizer
+        prompt, params = new.prompt, new.params
         self._num_prompt_logprobs = params.prompt_logprobs
         scored: list[LogprobsAtPosition | None] = [None] * len(prompt.token_ids)
         self._prompt_logprobs = None if params.prompt_logprobs is None else scored
@@ -85,15 +52,15 @@ class RequestGroup:
             Completion(
                 i,
                 Request(
-                    request_id=f"{request_id}/{i}",
+                    request_id=f"{new.key}/{i}",
                     prompt_token_ids=prompt.token_ids,
                     params=params if i == 0 else unscored,
                     cache_salt=prompt.cache_salt,
                     arrival_time=arrival_time,
                     seed=_signed(seed + i),
-                    prefill_only=prefill_only,
+                    prefill_only=new.prefill_only,
                     packed_prompt=packed,
-                    priority=priority,
+                    priority=new.priority,
                 ),
                 tokenizer,
             )
@@ -148,18 +115,18 @@ class RequestGroup:
     def output(self, now: float) -> RequestOutput | None:
         """What the caller gets to see at `now`; None if there is nothing (new)."""
         finished = self.is_finished
-        if not finished and self.kind == "final":
+        if not finished and self.new.kind == "final":
             return None
         if finished and self._metrics.finished_time is None:
             self._metrics.finished_time = now
         requests = [completion.request for completion in self.completions]
         self._metrics.num_preemptions = sum(request.num_preemptions for request in requests)
-        delta = self.kind == "delta"
+        delta = self.new.kind == "delta"
         outputs = [completion.output(delta=delta) for completion in self.completions]
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self._prompt.text,
-            prompt_token_ids=self._prompt.token_ids,
+            request_id=self.new.label,
+            prompt=self.new.prompt.text,
+            prompt_token_ids=self.new.prompt.token_ids,
             outputs=outputs,
             prompt_logprobs=self._prompt_logprobs,
             finished=finished,

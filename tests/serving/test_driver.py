@@ -1,6 +1,7 @@
 """One thread steps the engine for every caller; a caller's end or error is its own."""
 
 import asyncio
+import dataclasses
 import gc
 import threading
 import time
@@ -12,11 +13,9 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.async_stream import stream_request_async
 from jaxinfer.serving.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.driver import EngineDriver
-from jaxinfer.serving.inputs import Prompt
-from jaxinfer.serving.new_request import NewRequest
 from tests.serving.fake_runner import continuation
 from tests.serving.replicas.test_group import Group
-from tests.serving.test_engine import VOCAB, Setup
+from tests.serving.test_engine import VOCAB, Setup, new_request
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 LONG = PARAMS.clone(max_tokens=100)
@@ -46,25 +45,22 @@ class Driven:
             assert pool.num_free_blocks == pool.num_usable_blocks
 
     def run(self, prompts, params=PARAMS):
-        prompts = [Prompt(list(ids)) for ids in prompts]
-        return run_requests(self.driver, prompts, [params] * len(prompts), use_tqdm=False)
+        requests = [new_request(ids, params) for ids in prompts]
+        return run_requests(self.driver, requests, use_tqdm=False)
 
     def stream(self, token_ids, params=PARAMS):
-        return stream_request(self.driver, Prompt(token_ids), params)
+        return stream_request(self.driver, new_request(token_ids, params))
 
-    async def collect(self, token_ids, params=PARAMS, label=None):
+    async def collect(self, token_ids, params=PARAMS, label=""):
         tokens, last = [], None
-        async for output in stream_request_async(self.driver, Prompt(token_ids), params, label):
+        request = new_request(token_ids, params, label=label, kind="delta")
+        async for output in stream_request_async(self.driver, request):
             tokens += output.outputs[0].token_ids
             last = output
         return tokens, last
 
     def add_by_hand(self, label, token_ids, params=PARAMS):
-        key = self.driver.new_key()
-        prompt = Prompt(token_ids)
-        self.driver.add_by_hand(
-            NewRequest(key=key, label=label, prompt=prompt, params=params, kind="cumulative")
-        )
+        self.driver.add_by_hand(new_request(token_ids, params, label=label))
 
     def wait_until_idle(self):
         deadline = time.monotonic() + 20
@@ -152,7 +148,7 @@ def test_cancelling_a_task_aborts_its_request_and_no_other_of_the_same_label(kin
 
 def test_leaving_an_iteration_aborts_its_request():
     async def main():
-        stream = stream_request_async(setup.driver, Prompt([1]), LONG)
+        stream = stream_request_async(setup.driver, new_request([1], LONG, kind="delta"))
         async for _ in stream:
             break
         await stream.aclose()
@@ -290,10 +286,7 @@ def test_an_engine_that_loses_a_request_says_so():
         setup.engine.step = lambda: setup.engine.abort(setup.engine._requests.ids[0])
         add = setup.engine.add
 
-        def add_without_its_sink(*request, sink, **options):
-            add(*request, **options)
-
-        setup.engine.add = add_without_its_sink
+        setup.engine.add = lambda request: add(dataclasses.replace(request, sink=None))
         with pytest.raises(RuntimeError, match="lost a request"):
             setup.run([[1]])
 
@@ -330,7 +323,7 @@ def test_closing_soon_returns_at_once_and_frees_everything():
 
 def test_a_loop_that_ended_with_its_stream_open_harms_nobody():
     async def leave():
-        stream = stream_request_async(setup.driver, Prompt([1]), LONG)
+        stream = stream_request_async(setup.driver, new_request([1], LONG, kind="delta"))
         await anext(stream)
         return stream
 

@@ -13,6 +13,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.block_pool import BlockPool
 from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.scheduler import Scheduler
 from tests.model.small_tokenizer import build_backend
 from tests.serving.fake_runner import FakeRunner, continuation, next_token
@@ -20,6 +21,10 @@ from tests.serving.fake_runner import FakeRunner, continuation, next_token
 VOCAB = 97
 EOS = 11
 TOKENIZER = Tokenizer(build_backend())
+
+
+def new_request(token_ids, params, **options):
+    return NewRequest(prompt=Prompt(list(token_ids)), params=params, **options)
 
 
 class Setup:
@@ -40,12 +45,9 @@ class Setup:
 
     def add(self, name, token_ids, kind="final", text=None, cache_salt=None, **params):
         defaults = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
-        self.engine.add(
-            name,
-            Prompt(list(token_ids), text, cache_salt),
-            SamplingParams(**(defaults | params)),
-            kind=kind,
-        )
+        prompt = Prompt(list(token_ids), text, cache_salt)
+        params = SamplingParams(**(defaults | params))
+        self.engine.add(NewRequest(prompt=prompt, params=params, key=name, kind=kind))
 
     def run(self, max_steps=2000):
         """Step until nothing is left; outputs in order."""
@@ -91,7 +93,8 @@ def test_blocks_are_hashed_while_the_device_runs_the_step_that_fills_them():
     num_cached = []
 
     def ask():
-        num_cached.append(setup.engine.num_cached_tokens(Prompt([*prompt, 1]), SamplingParams()))
+        later = new_request([*prompt, 1], SamplingParams())
+        num_cached.append(setup.engine.num_cached_tokens(later))
 
     launch = setup.runner.launch
     setup.runner.launch = lambda schedule: (ask(), launch(schedule))[1]
@@ -385,7 +388,7 @@ def test_an_abort_tells_the_requests_own_listener():
     setup = Setup()
     heard = []
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
-    setup.engine.add("a", Prompt([1]), params, kind="final", sink=heard.append)
+    setup.engine.add(new_request([1], params, key="a", kind="final", sink=heard.append))
     for _ in range(3):
         setup.engine.step()
     setup.engine.abort("a")
@@ -471,7 +474,7 @@ def test_one_of_n_completions_may_fail_alone():
 def test_prefill_only_requests_end_with_their_prompt():
     setup = Setup()
     params = SamplingParams(prompt_logprobs=0)
-    setup.engine.add("a", Prompt([1, 2, 3]), params, kind="final", prefill_only=True)
+    setup.engine.add(new_request([1, 2, 3], params, prefill_only=True, kind="final"))
     (output,) = setup.run()
     assert output.outputs[0].token_ids == []
     assert list(output.prompt_logprobs[2]) == [3]

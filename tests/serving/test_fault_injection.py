@@ -9,13 +9,12 @@ from jaxinfer.model.tokenizer import Tokenizer
 from jaxinfer.serving import blocking_calls
 from jaxinfer.serving.completion_logprobs import _Chosen
 from jaxinfer.serving.detokenizer import Detokenizer
-from jaxinfer.serving.inputs import Prompt
-from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.request_group import RequestGroup
 from jaxinfer.serving.scheduler import Scheduler
 from tests.model.small_tokenizer import build_backend
 from tests.serving.fake_runner import FakeRunner, continuation
 from tests.serving.test_driver import PARAMS, Driven
+from tests.serving.test_engine import new_request
 
 TOKENIZER = Tokenizer(build_backend())
 COUNT = 6
@@ -149,15 +148,7 @@ def test_a_sink_that_raises_ends_its_request_only(setup, kind):
         heard.append(output)
         raise InjectedError("on purpose")
 
-    request = NewRequest(
-        key=setup.driver.new_key(),
-        label="broken",
-        prompt=Prompt([VICTIM]),
-        params=PARAMS,
-        kind=kind,
-        put=broken,
-    )
-    setup.driver.submit([request])
+    setup.driver.submit([new_request([VICTIM], PARAMS, label="broken", kind=kind, sink=broken)])
     outputs = setup.run([[i] for i in range(3)])
     for i, output in enumerate(outputs):
         assert output.outputs[0].token_ids == continuation([i], LENGTH, TOKENIZER.vocab_size)
@@ -174,9 +165,8 @@ def test_a_progress_bar_that_raises_ends_nothing(setup, monkeypatch):
         flush = write
 
     monkeypatch.setattr("sys.stderr", Broken())
-    outputs = blocking_calls.run_requests(
-        setup.driver, [Prompt([i]) for i in range(3)], [PARAMS] * 3, use_tqdm=True
-    )
+    requests = [new_request([i], PARAMS) for i in range(3)]
+    outputs = blocking_calls.run_requests(setup.driver, requests, use_tqdm=True)
     monkeypatch.undo()
     assert [output.error for output in outputs] == [None] * 3
     _serves_the_next(setup)

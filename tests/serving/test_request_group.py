@@ -5,12 +5,14 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.request_group import RequestGroup
 from jaxinfer.serving.result import TokenScores
 
 
 def group(token_ids=(1, 2, 3), kind="final", **params):
-    return RequestGroup("r", Prompt(list(token_ids)), SamplingParams(**params), seed=7, kind=kind)
+    prompt, params = Prompt(list(token_ids)), SamplingParams(**params)
+    return RequestGroup(NewRequest(key="r", prompt=prompt, params=params, kind=kind), seed=7)
 
 
 def prompt_scores(tokens, ok=True):
@@ -74,7 +76,7 @@ def test_only_the_first_completion_scores_the_prompt_and_parameters_are_not_copi
     prompt_logprobs,
 ):
     params = SamplingParams(n=3, prompt_logprobs=prompt_logprobs)
-    group = RequestGroup("r", Prompt([1, 2]), params, seed=7)
+    group = RequestGroup(NewRequest(prompt=Prompt([1, 2]), params=params), seed=7)
     first, second, third = (completion.request.params for completion in group.completions)
     assert first is params
     assert second.prompt_logprobs is None

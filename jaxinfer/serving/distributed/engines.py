@@ -5,6 +5,7 @@ their seeds, aborts, steps, resets of the prefix cache and swaps of weights. Wha
 on threads happens on process 0, between its steps.
 """
 
+import dataclasses
 import random
 import signal
 import sys
@@ -15,13 +16,11 @@ from types import FrameType
 from typing import Any
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.distributed.channel import Message
 from jaxinfer.serving.distributed.group import ProcessGroup
 from jaxinfer.serving.distributed.requests import request_from_json, request_to_json
 from jaxinfer.serving.engine import Engine
-from jaxinfer.serving.inputs import Prompt
-from jaxinfer.serving.request_group import OutputKind, OutputSink
+from jaxinfer.serving.new_request import NewRequest
 
 _STEP: Message = {"kind": "step"}
 _POLL_S = 0.5
@@ -47,35 +46,14 @@ class LeadingEngine(Engine):
         self._request_seeds = random.Random(seed)
         self._takes_updates: dict[int, bool] = {}
 
-    def add(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        kind: OutputKind = "cumulative",
-        sink: OutputSink | None = None,
-        prefill_only: bool = False,
-        priority: int = 0,
-    ) -> None:
+    def add(self, request: NewRequest) -> None:
         """As `Engine.add`; a request that is refused here is not sent."""
         self._group.check()
         seed = self._request_seeds.getrandbits(63)
-        if params.seed is None:
-            params = params.clone(seed=seed)
-        super().add(
-            request_id,
-            prompt,
-            params,
-            kind=kind,
-            sink=sink,
-            prefill_only=prefill_only,
-            priority=priority,
-        )
-        request = request_to_json(
-            request_id, prompt, params, prefill_only=prefill_only, priority=priority
-        )
-        self._group.send({"kind": "add", **request})
+        if request.params.seed is None:
+            request = dataclasses.replace(request, params=request.params.clone(seed=seed))
+        super().add(request)
+        self._group.send({"kind": "add", "request": request_to_json(request)})
 
     def abort(self, request_id: str) -> bool:
         """As `Engine.abort`; also after another process has failed."""
@@ -181,7 +159,8 @@ class FollowingEngine(Engine):
             case "step":
                 self.step()
             case "add":
-                self.add(**request_from_json(message), kind="final", sink=_ignore)
+                request = request_from_json(message["request"])
+                self.add(dataclasses.replace(request, kind="final", sink=_ignore))
             case "abort":
                 self.abort(message["id"])
             case "reset_prefix_cache":

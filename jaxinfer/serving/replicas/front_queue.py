@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_start import StartedEngine
-from jaxinfer.serving.inputs import Prompt
+from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.ranked_queue import RankedQueue
 from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
-from jaxinfer.serving.request_group import OutputSink, RequestGroup
+from jaxinfer.serving.request_group import RequestGroup
 
 
 @dataclass(slots=True, eq=False)
@@ -38,21 +37,15 @@ class FrontRequest:
     """An unfinished request.
 
     Attributes:
+        new: as the caller asked for it.
         group: what its engine runs, or will.
-        prompt: as it came.
-        params: as they came.
-        sink: the caller's.
-        priority: lower ones are sent first.
         member: where it is; None while it stands in the queue.
         load: what it adds to its replica's.
         cause: what its sink raised, which ends it.
     """
 
+    new: NewRequest
     group: RequestGroup
-    prompt: Prompt
-    params: SamplingParams
-    sink: OutputSink | None
-    priority: int = 0
     member: Member | None = None
     load: int = 0
     cause: str | None = None
@@ -83,7 +76,7 @@ class FrontQueue:
     @property
     def num_waiting(self) -> int:
         """Sequences that were sent to no replica yet."""
-        return sum(request.params.n for request in self._queue)
+        return sum(request.new.params.n for request in self._queue)
 
     def get(self, request_id: str) -> FrontRequest | None:
         """The unfinished request of that id."""
@@ -91,9 +84,8 @@ class FrontQueue:
 
     def add(self, request: FrontRequest) -> None:
         """Let a new request stand at the end of its priority."""
-        name = request.group.request_id
-        self._requests[name] = request
-        self._queue.add(name, (request.priority, self._num_added), request)
+        self._requests[request.new.key] = request
+        self._queue.add(request.new.key, (request.new.priority, self._num_added), request)
         self._num_added += 1
 
     def remove(self, request_id: str) -> None:
@@ -101,7 +93,7 @@ class FrontQueue:
         request = self._requests.pop(request_id)
         if (member := request.member) is not None:
             member.num_requests -= 1
-            member.num_sequences -= request.params.n
+            member.num_sequences -= request.new.params.n
             member.load -= request.load
 
     def sent_to(self, member: Member) -> list[FrontRequest]:
@@ -123,11 +115,11 @@ class FrontQueue:
 
     def send(self, request: FrontRequest, members: Sequence[Member]) -> Member:
         """Send a request that stands here to that one of `members` that suits it best."""
-        self._queue.remove(request.group.request_id)
+        self._queue.remove(request.new.key)
         views = [
             ReplicaView(
                 member.index,
-                member.replica.engine.num_cached_tokens(request.prompt, request.params),
+                member.replica.engine.num_cached_tokens(request.new),
                 member.num_sequences,
                 member.load,
             )
@@ -137,11 +129,11 @@ class FrontQueue:
         member, view = next(
             pair for pair in zip(members, views, strict=True) if pair[1].index == index
         )
-        num_new = len(request.prompt.token_ids) - view.num_cached_tokens
+        num_new = len(request.new.prompt.token_ids) - view.num_cached_tokens
         request.member = member
-        request.load = request_load(request.params.n, num_new, self._token_budget)
+        request.load = request_load(request.new.params.n, num_new, self._token_budget)
         member.num_requests += 1
-        member.num_sequences += request.params.n
+        member.num_sequences += request.new.params.n
         member.load += request.load
         engine, group = member.replica.engine, request.group
         member.replica.post(lambda: engine.enqueue(group))

@@ -1,6 +1,7 @@
 """Several engines behind the interface of one: routes requests, steps replicas, gathers outputs."""
 
 import collections
+import dataclasses
 import logging
 import queue
 import random
@@ -10,14 +11,12 @@ from typing import Any
 
 from jaxinfer.errors import StepError
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_start import StartedEngine
-from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.metrics import EngineCounts
+from jaxinfer.serving.new_request import NewRequest
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
-from jaxinfer.serving.request_group import OutputKind, OutputSink
 
 logger = logging.getLogger("jaxinfer")
 
@@ -80,39 +79,23 @@ class EngineGroup:
             total.add(member.replica.engine.counts())
         return total
 
-    def add(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        kind: OutputKind = "cumulative",
-        sink: OutputSink | None = None,
-        prefill_only: bool = False,
-        priority: int = 0,
-    ) -> None:
+    def add(self, request: NewRequest) -> None:
         """Enqueue a request; does not wait for anybody's step.
 
         Raises:
-            ValueError: the id is in use, or the request can never fit.
+            ValueError: the key is in use, or the request can never fit.
             StepError: every replica has failed for good.
         """
         self._check_alive()
-        if request_id in self._front:
-            raise ValueError(f"request id {request_id!r} is in use by an unfinished request")
-        seed = self._seeds.getrandbits(63)
+        key, arrived = request.key, self._arrived
+        if key in self._front:
+            raise ValueError(f"request id {key!r} is in use by an unfinished request")
         # Replicas are equal: what one can run, any can.
         group = self._alive()[0].replica.engine.prepare(
-            request_id,
-            prompt,
-            params,
-            seed=seed,
-            kind=kind,
-            sink=lambda output: self._arrived.append((request_id, output)),
-            prefill_only=prefill_only,
-            priority=priority,
+            dataclasses.replace(request, sink=lambda output: arrived.append((key, output))),
+            seed=self._seeds.getrandbits(63),
         )
-        self._front.add(FrontRequest(group, prompt, params, sink, priority))
+        self._front.add(FrontRequest(request, group))
         self._front.send_while_there_is_room(self._alive())
 
     def abort(self, request_id: str) -> bool:
@@ -128,7 +111,7 @@ class EngineGroup:
         member = request.member or self._front.send(request, self._members)
         replica = member.replica
         was_unfinished = replica.call(lambda: replica.engine.abort(request_id))
-        if was_unfinished and request.sink is None:
+        if was_unfinished and request.new.sink is None:
             self._front.remove(request_id)  # nobody waits for its last output, so there is none
         self._deliver()
         return was_unfinished
@@ -223,21 +206,21 @@ class EngineGroup:
 
     def _hand_out(self, request: FrontRequest, output: RequestOutput) -> None:
         """Give a caller its output; a sink that raises ends its request, and hears of that once."""
-        if request.sink is None:
+        if request.new.sink is None:
             self._outputs.append(output)
             return
         if request.cause is not None:
             if not output.finished:
                 return
             output.error = request.cause
-        name = request.group.request_id
+        key = request.new.key
         try:
-            request.sink(output)
+            request.new.sink(output)
         except Exception as error:
-            logger.info("request %s ends with an error", name, exc_info=error)
+            logger.info("request %s ends with an error", key, exc_info=error)
             if request.cause is None:
                 request.cause = f"{type(error).__name__}: {error}"
-                self.abort(name)
+                self.abort(key)
 
     def _alive(self) -> list[Member]:
         return [member for member in self._members if member.index not in self._dead]
@@ -267,7 +250,7 @@ class EngineGroup:
             logger.error("replica %d can't end its requests", member.index, exc_info=error)
         self._deliver()
         for request in self._front.sent_to(member):
-            self._front.remove(request.group.request_id)
+            self._front.remove(request.new.key)
             if (output := request.group.error_output(reason, time.monotonic())) is not None:
                 self._hand_out(request, output)
 

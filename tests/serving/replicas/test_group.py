@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from jaxinfer.errors import CapacityError, StepError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_start import StartedEngine
-from jaxinfer.serving.inputs import Prompt
 from jaxinfer.serving.replicas.group import EngineGroup
 from tests.serving.fake_runner import continuation
-from tests.serving.test_engine import VOCAB, Setup
+from tests.serving.test_engine import VOCAB, Setup, new_request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
@@ -42,7 +41,7 @@ class Group:
 
     def add(self, name, token_ids, params=GREEDY, **options):
         options = {"kind": "final"} | options
-        self.engine.add(name, Prompt(list(token_ids)), params, **options)
+        self.engine.add(new_request(token_ids, params, key=name, **options))
 
     def run(self, max_steps=5000):
         outputs = []
@@ -146,7 +145,7 @@ def test_seeds_of_unseeded_requests_are_those_of_one_engine():
     with Group(3, seed=7) as group:
         for i in range(9):
             params = GREEDY.clone(n=2, seed=5 if i == 4 else None)
-            alone.engine.add(str(i), Prompt([i]), params)
+            alone.engine.add(new_request([i], params, key=str(i)))
             group.add(str(i), [i], params)
         alone.run()
         group.run()
@@ -159,7 +158,9 @@ def test_a_request_goes_where_its_prefix_is_cached(threads):
         group.add("other", [1])  # so that the prefix is met by a replica that is not the first
         group.add("a", prefix)
         group.run()
-        holder = [s.engine.num_cached_tokens(Prompt([*prefix, 1]), GREEDY) for s in group.setups]
+        holder = [
+            s.engine.num_cached_tokens(new_request([*prefix, 1], GREEDY)) for s in group.setups
+        ]
         assert holder == [0, 24, 0]
         group.add("long", [5], GREEDY.clone(max_tokens=50))
         group.add("b", [*prefix, 7])
@@ -181,7 +182,7 @@ def test_a_reset_reaches_every_replica_while_requests_run_and_after_one_has_fail
         for i, prompt in enumerate(prompts):
             assert outputs[str(i)].outputs[0].token_ids == continuation(prompt, 50, VOCAB)
         for setup in group.setups:
-            cached = [setup.engine.num_cached_tokens(Prompt([*p, 1]), GREEDY) for p in prompts]
+            cached = [setup.engine.num_cached_tokens(new_request([*p, 1], GREEDY)) for p in prompts]
             assert cached == [0, 0, 0]
         group.setups[1].runner.fail_launches = {group.setups[1].runner.num_launches}
         group.setups[1].runner.fail_reset = True
