@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,10 +15,19 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.mailboxes import have_mailboxes
+from jaxinfer.serving.memory import bytes_per_device
 from jaxinfer.serving.program_set import options_of
-from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs, SamplerKey
+from jaxinfer.serving.programs import (
+    BurstKey,
+    CountTokensKey,
+    ProgramKey,
+    Programs,
+    SamplerKey,
+    SetEditsKey,
+)
 from jaxinfer.serving.shared_forward import SharedForward
 from jaxinfer.serving.shared_prefixes import most_units
+from jaxinfer.serving.slot_updates import SlotUpdates
 from jaxinfer.serving.steps import StepContext
 from jaxinfer.serving.token_parts import part_sizes
 from tests import hlo
@@ -79,6 +89,7 @@ STEPS = {
     "decode_256": Step(DecodeShape(256, _WIDTH), 240, 8.5, _MANY_ROWS),
     "shared_256": Step(DecodeShape(256, _WIDTH, most_units(256)), 268, 17, _SHARING),
     "burst_2": Step(BurstKey(DecodeShape(2, _WIDTH), "greedy", 8), 222, 1.5, _FEW_ROWS),
+    "full_burst_64": Step(BurstKey(DecodeShape(64, _WIDTH), "full", 8), 352, 82, _SOME_ROWS),
     "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
     "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),
     "prefill_1024_on_2": Step(PrefillShape(1024, 8, _WIDTH), 360, 18, _PREFILL, 2, _LAST),
@@ -117,11 +128,26 @@ def step(request):
 def test_the_cache_is_updated_in_place(step):
     memory, text = _compile(step.key, step.devices)
     kv_bytes = kv_cache.block_bytes(_programs(step.devices)) * _BLOCKS
-    tokens_bytes = 4 * _SLOTS if isinstance(step.key, BurstKey) else 0
-    assert memory.alias_size_in_bytes == kv_bytes + tokens_bytes
+    others = 4 * _SLOTS if isinstance(step.key, BurstKey) else 0
+    if getattr(step.key, "mode", None) == "full":
+        others += bytes_per_device(_programs(step.devices).slot_state)
+    assert memory.alias_size_in_bytes == kv_bytes + others
     pages = _programs(step.devices).pages
     local = pages.sharding.shard_shape(pages.shape)
     assert hlo.copies(text, functools.reduce(int.__mul__, local)) == []
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_edits_and_counts_of_slots_are_updated_in_place(devices):
+    programs = _programs(devices)
+    for key in (SamplerKey(64, "full"), *SlotUpdates.keys()):
+        memory, text = _compile(key, devices)
+        kept = programs.slot_state
+        kept = {SetEditsKey: kept.edits, CountTokensKey: kept.token_counts}.get(type(key), kept)
+        tokens = 4 * _SLOTS if isinstance(key, SamplerKey) else 0
+        assert memory.alias_size_in_bytes == bytes_per_device(kept) + tokens
+        counts = programs.slot_state.token_counts
+        assert hlo.copies(text, math.prod(counts.sharding.shard_shape(counts.shape))) == []
 
 
 def test_temporary_memory_and_launches_stay_within_their_bounds(step, record_property):
