@@ -109,7 +109,7 @@ class Engine:
             ValueError: the key is in use, or the request can never fit.
             StepError: the engine has failed for good.
         """
-        self._check_alive()
+        self.check_alive()
         self.enqueue(self.prepare(request, seed=self._seeds.getrandbits(63)))
 
     def prepare(self, request: NewRequest, *, seed: int) -> RequestGroup:
@@ -161,7 +161,7 @@ class Engine:
         Raises:
             StepError: the device failed and could not be set up again; the engine is dead.
         """
-        self._check_alive()
+        self.check_alive()
         try:
             if self._first_tokens_would_wait():
                 self._read_steps(leave=0)
@@ -187,7 +187,7 @@ class Engine:
             ValueError: the tree differs from the present one; names the first leaf that does.
             TypeError: a leaf is no array.
         """
-        self._check_alive()
+        self.check_alive()
         self._read_steps(leave=0)
         self._runner.update_params(params)
         self._scheduler.invalidate_prefix_cache()
@@ -203,6 +203,13 @@ class Engine:
         self._is_closed = True
         self._in_flight.clear()
         self._runner.close()
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError if it is closed, `StepError` if it has failed for good."""
+        if self._is_closed:
+            raise RuntimeError("the engine is closed")
+        if self._failure is not None:
+            raise StepError(f"the engine has failed: {self._failure}; make a new LLM")
 
     def give_up(self, reason: str) -> StepError:
         """Fail for good: every request ends with the reason "error", and none is taken any more.
@@ -286,12 +293,6 @@ class Engine:
         self._scheduler.requeue_all()
         for request in guilty:
             self._requests.fail(request, f"its step failed twice: {fault.error}")
-
-    def _check_alive(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("the engine is closed")
-        if self._failure is not None:
-            raise StepError(f"the engine has failed: {self._failure}; make a new LLM")
 
 
 def _requests_of(schedule: Schedule) -> list[Request]:

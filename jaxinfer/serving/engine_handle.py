@@ -90,8 +90,7 @@ class EngineHandle:
     @property
     def following_engine(self) -> FollowingEngine | None:
         """The engine, where process 0 decides what it does."""
-        engine = self.loaded.engine
-        return engine if isinstance(engine, FollowingEngine) else None
+        return self.loaded.follower
 
     @property
     def driver(self) -> EngineDriver:
@@ -140,12 +139,12 @@ class EngineHandle:
 
     def _run(self, *, close_tokenizer: bool) -> "weakref.finalize[..., Any]":
         """Start the engine's thread, if it has one here; what closes it when this object goes."""
-        tokenizer, engine = self.loaded.tokenizer, self.loaded.engine
+        tokenizer, follower = self.loaded.tokenizer, self.loaded.follower
         end = tokenizer.close if tokenizer is not None and close_tokenizer else None
-        if self.following_engine is not None:
-            return weakref.finalize(self, _do_all, self.profiler.close, engine.close, end)
+        if follower is not None:
+            return weakref.finalize(self, _do_all, self.profiler.close, follower.close, end)
         release = functools.partial(_do_all, self.profiler.close, end, return_freed_memory)
-        self._driver = EngineDriver(engine, release=release)
+        self._driver = EngineDriver(self.loaded.engine, release=release)
         # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
         # Python the driver closes itself.
         finalizer = weakref.finalize(self, self._driver.close_soon)

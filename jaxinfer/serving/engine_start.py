@@ -31,7 +31,6 @@ class EngineSetup:
         tokenizer: None for token ids only.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
-        engine_class: the loop; where several processes share an engine, the one for this process.
         fewest: from this process's number of KV blocks to that of all processes.
     """
 
@@ -42,7 +41,6 @@ class EngineSetup:
     tokenizer: Tokenizer | None = None
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
-    engine_class: Callable[..., Engine] = Engine
     fewest: Callable[[int], int] = int
 
 
@@ -106,7 +104,7 @@ def start_engine(
         preemption_mode=config.preemption_mode,
         num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
     )
-    engine = setup.engine_class(
+    engine = Engine(
         runner,
         scheduler,
         setup.tokenizer,

@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -37,7 +36,6 @@ from jaxinfer.serving.distributed.description import (
 from jaxinfer.serving.distributed.engines import FollowingEngine, LeadingEngine
 from jaxinfer.serving.distributed.group import ProcessGroup
 from jaxinfer.serving.distributed.meeting import meet
-from jaxinfer.serving.engine import Engine
 from jaxinfer.serving.engine_start import (
     EngineSetup,
     StartedEngine,
@@ -122,6 +120,7 @@ class LoadedEngine:
 
     Attributes:
         engine: one engine, or a group of replicas.
+        follower: what does as process 0 says, in processes that take no requests; else None.
         replicas: its parts, one or several.
         report: what to tell of all of them.
         reader: checks prompts for it.
@@ -133,6 +132,7 @@ class LoadedEngine:
     """
 
     engine: RequestEngine
+    follower: FollowingEngine | None
     replicas: tuple[StartedEngine, ...]
     report: StartupReport
     reader: PromptReader
@@ -212,7 +212,6 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         tokenizer,
         source.logits_processor,
         source.sampler,
-        engine_class=_engine_class(group),
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
     )
     # One block for all that compiles: what checks the weights does, too, and some programs go on
@@ -234,8 +233,10 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
             compile_ahead(started)
             if group is not None:
                 group.agree("ready", True)
+    engine, follower = _engine_of_processes(started, config, group)
     return LoadedEngine(
-        started[0].engine if len(started) == 1 else group_replicas(started, config),
+        engine,
+        follower,
         tuple(started),
         report,
         PromptReader(
@@ -348,11 +349,18 @@ def _devices_of(params: Any) -> list[Any] | None:
     return None
 
 
-def _engine_class(group: ProcessGroup | None) -> Callable[..., Engine]:
-    """What makes this process's engine."""
+def _engine_of_processes(
+    started: Sequence[StartedEngine], config: EngineConfig, group: ProcessGroup | None
+) -> tuple[RequestEngine, FollowingEngine | None]:
+    """What takes requests in this process, and what follows process 0 if that takes them."""
+    engine = started[0].engine
+    if len(started) > 1:
+        return group_replicas(started, config), None
     if group is None:
-        return Engine
-    return functools.partial(LeadingEngine if group.leads else FollowingEngine, group=group)
+        return engine, None
+    if group.leads:
+        return LeadingEngine(engine, group, config.seed), None
+    return engine, FollowingEngine(engine, group)
 
 
 def _on_this_process(config: EngineConfig, group: ProcessGroup, mesh: Mesh) -> EngineConfig:

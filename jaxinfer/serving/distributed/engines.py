@@ -15,11 +15,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.distributed.channel import Message
 from jaxinfer.serving.distributed.group import ProcessGroup
 from jaxinfer.serving.distributed.requests import request_from_json, request_to_json
 from jaxinfer.serving.engine import Engine
+from jaxinfer.serving.metrics import EngineCounts
 from jaxinfer.serving.new_request import NewRequest
 
 _STEP: Message = {"kind": "step"}
@@ -30,21 +32,39 @@ _PATIENCE_S = 10.0
 _ASK_S, _PART_S = 1.0, 6.0
 
 
-class LeadingEngine(Engine):
-    """Process 0's engine, which takes the requests and tells the others.
+class LeadingEngine:
+    """Process 0's engine, which takes the requests and tells the others: a `RequestEngine`.
 
     Args:
+        engine: this process's own.
         group: the processes.
-        seed: as in `Engine`; requests without a seed get theirs here.
-        arguments: of `Engine`.
+        seed: of the engine; requests without a seed get theirs here.
     """
 
-    def __init__(self, *arguments: Any, group: ProcessGroup, seed: int, **keywords: Any) -> None:
-        super().__init__(*arguments, seed=seed, **keywords)
+    def __init__(self, engine: Engine, group: ProcessGroup, seed: int) -> None:
+        self._engine = engine
         self._group = group
         # The same draws as Engine's own, so that the number of processes changes no token.
         self._request_seeds = random.Random(seed)
         self._takes_updates: dict[int, bool] = {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        """As `Engine.has_unfinished`."""
+        return self._engine.has_unfinished
+
+    @property
+    def failure(self) -> JaxinferError | None:
+        """As `Engine.failure`."""
+        return self._engine.failure
+
+    def counts(self) -> EngineCounts:
+        """As `Engine.counts`, of this process; the others' are the same."""
+        return self._engine.counts()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """As `Engine.take_outputs`."""
+        return self._engine.take_outputs()
 
     def add(self, request: NewRequest) -> None:
         """As `Engine.add`; a request that is refused here is not sent."""
@@ -52,12 +72,12 @@ class LeadingEngine(Engine):
         seed = self._request_seeds.getrandbits(63)
         if request.params.seed is None:
             request = dataclasses.replace(request, params=request.params.clone(seed=seed))
-        super().add(request)
+        self._engine.add(request)
         self._group.send({"kind": "add", "request": request_to_json(request)})
 
     def abort(self, request_id: str) -> bool:
         """As `Engine.abort`; also after another process has failed."""
-        found = super().abort(request_id)
+        found = self._engine.abort(request_id)
         if found and not self._group.is_ending:
             self._group.send({"kind": "abort", "id": request_id})
         return found
@@ -68,11 +88,11 @@ class LeadingEngine(Engine):
         Raises:
             DistributedError: another process has failed.
         """
-        self._check_alive()
+        self._engine.check_alive()
         self._await_followers()
         self._group.send(_STEP)
         with self._group.reporting_failures():
-            super().step()
+            self._engine.step()
 
     def update_params(self, params: Any) -> None:
         """As `Engine.update_params`; every process takes its own part of the new weights.
@@ -87,19 +107,19 @@ class LeadingEngine(Engine):
                     f"process {process_id} has no new weights to take: call its "
                     "follow(new_params=...) with a function that returns them"
                 )
-        super().update_params(params)
+        self._engine.update_params(params)
         self._group.send({"kind": "update_params"})
 
     def reset_prefix_cache(self) -> None:
         """As `Engine.reset_prefix_cache`, on all processes before their next step."""
         self._group.check()
-        super().reset_prefix_cache()
+        self._engine.reset_prefix_cache()
         self._group.send({"kind": "reset_prefix_cache"})
 
     def close(self) -> None:
         """As `Engine.close`; the others stop following."""
         self._group.close()
-        super().close()
+        self._engine.close()
 
     def _await_followers(self) -> None:
         """Wait until all others follow: a step would wait for them without a word."""
@@ -115,16 +135,16 @@ class LeadingEngine(Engine):
                 print(f"Waiting for process {names} to call LLM.follow()", file=sys.stderr)
 
 
-class FollowingEngine(Engine):
-    """Another process's engine, which does what process 0's does.
+class FollowingEngine:
+    """Another process's engine, which does what process 0's does and takes no requests.
 
     Args:
+        engine: this process's own.
         group: the processes.
-        arguments: of `Engine`.
     """
 
-    def __init__(self, *arguments: Any, group: ProcessGroup, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def __init__(self, engine: Engine, group: ProcessGroup) -> None:
+        self._engine = engine
         self._group = group
 
     def follow(self, new_params: Callable[[], Any] | None) -> None:
@@ -151,22 +171,22 @@ class FollowingEngine(Engine):
     def close(self) -> None:
         """As `Engine.close`; before the end of `follow` the others end too."""
         self._group.close()
-        super().close()
+        self._engine.close()
 
     def _do(self, message: dict[str, Any], new_params: Callable[[], Any] | None) -> bool:
         """Do what a message says; whether there may be more."""
         match message["kind"]:
             case "step":
-                self.step()
+                self._engine.step()
             case "add":
                 request = request_from_json(message["request"])
-                self.add(dataclasses.replace(request, kind="final", sink=_ignore))
+                self._engine.add(dataclasses.replace(request, kind="final", sink=_ignore))
             case "abort":
-                self.abort(message["id"])
+                self._engine.abort(message["id"])
             case "reset_prefix_cache":
-                self.reset_prefix_cache()
+                self._engine.reset_prefix_cache()
             case "update_params" if new_params is not None:
-                self.update_params(new_params())
+                self._engine.update_params(new_params())
             case _:
                 return False
         return True

@@ -14,11 +14,10 @@ def test_every_field_of_a_request_reaches_every_process(groups, monkeypatch):
     monkeypatch.setattr(requests, "NewRequest", WidenedRequest)
     arrived = note_arrivals(monkeypatch)
     setups = [Setup() for _ in groups]
-    leader, *followers = [
-        make(setup.runner, setup.scheduler, group=group, seed=0)
-        for make, setup, group in zip(
-            (LeadingEngine, FollowingEngine, FollowingEngine), setups, groups, strict=True
-        )
+    leader = LeadingEngine(setups[0].engine, groups[0], seed=0)
+    followers = [
+        FollowingEngine(setup.engine, group)
+        for setup, group in zip(setups[1:], groups[1:], strict=True)
     ]
     threads = [threading.Thread(target=each.follow, args=(None,)) for each in followers]
     for thread in threads:
