@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs" / "reading.md", *sorted((ROOT / "docs" / "extending").glob("*.md"))]
 _PATH = re.compile(r"[\w./*-]+/[\w./*-]*|[\w.-]+\.(?:py|md|toml|yml)")
+_FILE = re.compile(rf"{_PATH.pattern}|\w+\.json")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
 
@@ -34,24 +35,26 @@ def _definitions_in(file: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def _collect(node: ast.AST, owner: str | None, names: set[str]) -> None:
+def _collect(node: ast.AST, owner: str | None, names: set[str], *, is_local: bool = False) -> None:
+    """Add what is defined below a node; not a function's own variables."""
     for child in ast.iter_child_nodes(node):
-        inner = owner
+        inner, hides = owner, is_local
         match child:
             case ast.ClassDef(name=name):
                 names.add(name)
-                inner = name
+                inner, hides = name, False
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 names |= {name, f"{owner}.{name}"}
-            case ast.Name(id=name, ctx=ast.Store()):
+                hides = True
+            case ast.Name(id=name, ctx=ast.Store()) if not is_local:
                 names |= {name, f"{owner}.{name}"}
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 names |= {name, f"{owner}.{name}"}
-            case ast.arg(arg=name):
+            case ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 names.add(name)
             case _:
                 pass
-        _collect(child, inner, names)
+        _collect(child, inner, names, is_local=hides)
 
 
 def _exists(path: str) -> bool:
@@ -67,7 +70,7 @@ def test_every_path_exists(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_name_is_defined(page):
-    names = [t for t in _backticked(page) if _NAME.fullmatch(t) and not _PATH.fullmatch(t)]
+    names = [t for t in _backticked(page) if _NAME.fullmatch(t) and not _FILE.fullmatch(t)]
     known = _definitions()
     # "jaxinfer.LLM" is `LLM`; of what is not ours, JAX's names stand in full.
     wanted = {name.removeprefix("jaxinfer.") for name in names if not name.startswith("jax.")}
@@ -84,7 +87,7 @@ def test_every_link_leads_somewhere(page):
 def test_names_are_in_the_files_that_stand_beside_them(page):
     text = page.read_text()
     pairs = re.findall(r"`([\w.]+)`\s+(?:in\s+|\()`([\w/]+\.py)`", text)
-    turned = re.findall(r"`([\w/]+\.py)`(?:\*\*)?,\s+`([\w.]+)`", text)
+    turned = re.findall(r"\*\*`([\w/]+\.py)`\*\*,\s+`([\w.]+)`", text)
     pairs += [(name, file) for file, name in turned]
     wrong = [(name, file) for name, file in pairs if name not in _definitions_in(ROOT / file)]
     assert wrong == []
