@@ -45,3 +45,10 @@ def test_a_link_to_source_that_is_not_there_is_a_warning(caplog: pytest.LogCaptu
 def test_every_link_to_source_leads_somewhere(page: Path, caplog: pytest.LogCaptureFixture):
     without_outside_links(page.read_text(), page)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_a_list_items_later_paragraphs_are_indented_by_four(page: Path):
+    # Markdown as mkdocs reads it ends the list otherwise, and the items that follow are no list.
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\n\n {1,3}\S.*", text) == []
