@@ -37,14 +37,20 @@ def test_ci_runs_exactly_the_second_command():
 
 
 @pytest.mark.parametrize(
-    "failing", ["pip install -q -e .[test]", "python -m pytest", "ruff check ."]
+    "failing",
+    [
+        "pip install -q -e .[test]",
+        "python -m pytest",
+        "ruff check .",
+        "mkdocs build --strict",
+    ],
 )
 def test_ci_ends_where_a_command_fails(tmp_path, failing):
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "run").write_text(CI)
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
-    for name in ("pip", "python", "ruff", "basedpyright"):
+    for name in ("pip", "python", "ruff", "basedpyright", "mkdocs"):
         program = programs / name
         called = f'echo "{name} $*" >> "{tmp_path}/called"; [ "{name} $*" != "{failing}" ]'
         program.write_text(f"#!/bin/sh\n{called}\n")
@@ -60,6 +66,11 @@ def test_ci_lints_checks_the_format_and_the_types():
     for command in ("ruff check .", "ruff format --check .", "basedpyright"):
         assert f".venv/bin/{command}" in CI
     assert "set -euo pipefail" in CI
+
+
+def test_ci_builds_the_documentation_and_takes_warnings_for_errors():
+    # --quiet would keep warnings from --strict.
+    assert re.search(r"\.venv/bin/mkdocs build --strict$", CI, re.MULTILINE)
 
 
 @pytest.mark.slow
