@@ -14,8 +14,11 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving import kv_cache
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.mailboxes import have_mailboxes
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.kind import ProgramKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
 from jaxinfer.serving.program_set import options_of
-from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs, SamplerKey
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.shared_forward import SharedForward
 from jaxinfer.serving.shared_prefixes import most_units
 from jaxinfer.serving.steps import StepContext
