@@ -35,8 +35,9 @@ from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving import kv_cache, mailboxes
 from jaxinfer.serving.collectives import CollectiveChoice, collective_options
 from jaxinfer.serving.layout import DecodeShape
+from jaxinfer.serving.program_kinds.burst import BurstKey
 from jaxinfer.serving.program_set import options_of
-from jaxinfer.serving.programs import BurstKey, Programs
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.steps import StepContext
 from scripts.figures.results import RESULTS, save_result
 

@@ -25,7 +25,7 @@ from jaxinfer.kernels.linear import linear, rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 from jaxinfer.kernels.tensor_axis import TensorAxis
 
-# Up to here XLA is asked for Triton's products (serving/program_set.py), and merges those of one
+# Up to here XLA is asked for Triton's products (serving/program_kinds), and merges those of one
 # operand: they read weights where they lie, as pieces with a multiple of so many features.
 MERGED_BELOW_ROWS = 128
 _MERGED_FEATURES = 64

@@ -8,7 +8,6 @@ import numpy as np
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.buckets import Buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
-from jaxinfer.serving.program_set import burst_modes
 from jaxinfer.serving.request import IN_FLIGHT_TOKEN, Request
 from jaxinfer.serving.sampling.layout import MODES, Column, SamplingArrays
 from jaxinfer.serving.sampling_batch import RowSampling
@@ -103,7 +102,7 @@ class BatchBuilder:
             shape, packed = self._pack_decode(schedule, slots, context, mode)
             targets = None
             if schedule.num_steps > 1:
-                least = burst_modes(shape, self._buckets)[0]
+                least = self._buckets.burst_modes(shape)[0]
                 mode = MODES[max(MODES.index(mode), MODES.index(least))]
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)

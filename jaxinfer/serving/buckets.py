@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.sampling.layout import MODES
 from jaxinfer.serving.shared_prefixes import most_units
 
 # Contexts up to here take narrow tables where that saves enough: the tables of every row are
@@ -134,7 +135,17 @@ class Buckets:
             return []
         return shapes + [(self._sharing_shape(rows), steps) for rows, steps in self.sharing]
 
-    def is_wide(self, shape: DecodeShape) -> bool:
+    def burst_modes(self, shape: DecodeShape) -> Sequence[SamplingMode]:
+        """Modes that bursts of this shape are compiled for; each also serves those before it.
+
+        Mode "full" has few sizes. Steps of many rows of long contexts, or that read shared keys
+        once, take long enough that drawing greedy rows, too, is nothing beside them.
+        """
+        takes_long = shape.units > 0 or self._is_wide(shape)
+        takes_full = shape.units == 0 and shape.rows in self.full_rows
+        return MODES[int(takes_long) : len(MODES) if takes_full else MODES.index("full")]
+
+    def _is_wide(self, shape: DecodeShape) -> bool:
         """Whether a decode bucket is for longer contexts than others of as many rows."""
         *narrower, widest = self.widths
         return bool(narrower) and shape.rows > _MOST_ROWS_OF_ONE_WIDTH and shape.width == widest

@@ -10,17 +10,10 @@ import jax.export
 
 from jaxinfer.kernels.implementations import import_all
 from jaxinfer.serving.compile_cache import store_directory
+from jaxinfer.serving.program_kinds.kind import ProgramKey
+from jaxinfer.serving.program_kinds.registry import kind_of
 from jaxinfer.serving.program_store import ProgramStore, export_program, identity_of
-from jaxinfer.serving.programs import (
-    BurstKey,
-    CountTokensKey,
-    Program,
-    ProgramKey,
-    Programs,
-    SamplerKey,
-    SetEditsKey,
-    SwapKey,
-)
+from jaxinfer.serving.programs import Program, Programs
 from jaxinfer.serving.tracing import TracingWorkers
 
 
@@ -153,7 +146,7 @@ def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
     """Whether other processes can trace a program, where programs take long to trace."""
     if programs.context.backend != "mosaic" or _runs_user_code(programs, key):
         return False
-    return not isinstance(key, SwapKey | SetEditsKey | CountTokensKey)
+    return kind_of(key).is_slow_to_trace
 
 
 def _platform(programs: Programs) -> str:
@@ -182,4 +175,4 @@ def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
     """Whether the program holds a caller's function, of which nothing tells when it changes."""
     context = programs.context
     custom = context.logits_processor is not None or context.sampler is not None
-    return custom and isinstance(key, SamplerKey | BurstKey)
+    return custom and kind_of(key).runs_user_code

@@ -20,8 +20,9 @@ from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
 from jaxinfer.serving.lowering import Lowering, start_lowering
 from jaxinfer.serving.mailboxes import have_mailboxes, reach_each_other
+from jaxinfer.serving.program_kinds.kind import ProgramKey
 from jaxinfer.serving.program_set import all_programs, largest_programs, options_of, uses_pages
-from jaxinfer.serving.programs import ProgramKey, Programs
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.steps import StepContext
 

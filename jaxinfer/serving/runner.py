@@ -4,7 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,56 +18,30 @@ from jaxinfer.serving import kv_cache, mailboxes
 from jaxinfer.serving.batch import Batch, BatchBuilder
 from jaxinfer.serving.compilation import CompilationCounter
 from jaxinfer.serving.device_params import check_like, describe_params, place_params
+from jaxinfer.serving.in_flight import InFlightStep, UnsampledStep
 from jaxinfer.serving.layout import DecodeShape
 from jaxinfer.serving.lowering import Lowering
 from jaxinfer.serving.plan import plan_engine
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.count_tokens import CountTokensKey
+from jaxinfer.serving.program_kinds.kind import DeviceArrays, ProgramKey
+from jaxinfer.serving.program_kinds.prompt_logprobs import PromptLogprobsKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
+from jaxinfer.serving.program_kinds.set_edits import SetEditsKey
+from jaxinfer.serving.program_kinds.swap import SwapKey
 from jaxinfer.serving.program_set import all_programs
-from jaxinfer.serving.programs import (
-    BurstKey,
-    ProgramKey,
-    PromptLogprobsKey,
-    SamplerKey,
-    SwapKey,
-)
 from jaxinfer.serving.request_sampling import request_sampling
 from jaxinfer.serving.result import StepResult, unpack_scores
 from jaxinfer.serving.sample_steps import head_params
 from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.sampling.layout import SlotState
 from jaxinfer.serving.schedule import Schedule
-from jaxinfer.serving.slot_updates import CountsUpdate, EditsUpdate, SlotUpdates
+from jaxinfer.serving.slot_updates import CountsUpdate, EditsUpdate
 from jaxinfer.serving.start_up import StartUpTimes
 from jaxinfer.serving.swap import HostBlocks
 from jaxinfer.serving.upload import upload
 from jaxinfer.serving.warm_up import warm_up
 from jaxinfer.serving.watchdog import Watchdog
-
-
-class UnsampledStep(NamedTuple):
-    """A step whose forward pass was launched; what its rows sample is up to `Runner.sample`."""
-
-    schedule: Schedule
-    batch: Batch
-    hidden: jax.Array
-    rows: jax.Array
-    residual: Sequence[jax.Array]
-    sampling: Any
-
-
-class InFlightStep(NamedTuple):
-    """A step that was launched and not yet read.
-
-    Attributes:
-        sampled: int32 ``[B, columns]``, or ``[steps, B, columns]`` of a burst, on the device.
-        prompt: int32 ``[T, columns]`` on the device, or None.
-        num_rows: rows of the schedule.
-        num_tokens: packed tokens of the schedule.
-    """
-
-    sampled: jax.Array
-    prompt: jax.Array | None
-    num_rows: int
-    num_tokens: int
 
 
 class Runner:
@@ -350,16 +324,13 @@ class Runner:
         return [each.peers for each in self._mailboxes]
 
     def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
-        self._kv, self._last_tokens, self._slots = warm_up(
+        warm = warm_up(
             self._programs,
             keys,
             lambda key, *arguments: self._compiled[key](*arguments),
-            self._params,
-            self._head,
-            self._kv,
-            self._last_tokens,
-            self._slots,
+            DeviceArrays(self._params, self._head, self._kv, self._last_tokens, self._slots),
         )
+        self._kv, self._last_tokens, self._slots = warm.kv, warm.last_tokens, warm.slots
 
     def _sample(self, step: UnsampledStep) -> InFlightStep:
         batch = step.batch
@@ -377,15 +348,16 @@ class Runner:
         return self._in_flight(step.schedule, sampled, prompt)
 
     def _update_slots(self, edits: Iterable[EditsUpdate], counts: Iterable[CountsUpdate]) -> None:
-        set_edits, count_tokens = SlotUpdates.keys()
         state: SlotState = self._slots
         for update in edits:
             arguments = upload(update, self._whole)
-            state = state._replace(edits=self._compiled[set_edits](state.edits, *arguments))
+            key = SetEditsKey(len(update.slots))
+            state = state._replace(edits=self._compiled[key](state.edits, *arguments))
             self._settle(state.edits.ids)
         for update in counts:
             arguments = upload(update, self._whole)
-            counted = self._compiled[count_tokens](state.token_counts, *arguments)
+            key = CountTokensKey(len(update.cleared), update.tokens.shape[1])
+            counted = self._compiled[key](state.token_counts, *arguments)
             state = state._replace(token_counts=counted)
             self._settle(counted)
         self._slots = state

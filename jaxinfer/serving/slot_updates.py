@@ -7,24 +7,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxinfer.serving.programs import CountTokensKey, ProgramKey, SetEditsKey
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.row_edits import RowEdits
 from jaxinfer.serving.sampling.layout import EDIT_WIDTH, LogitEdits
 
-_SLOTS = 8
-_TOKENS = 2048
+SLOTS_AN_UPDATE = 8
+"""Slots that one update names at most."""
+
+TOKENS_AN_UPDATE = 2048
+"""Tokens that one update counts at most."""
 
 
 class EditsUpdate(NamedTuple):
-    """Arguments of `slot_state.set_edits`: int32 slots ``[_SLOTS]`` and the edits they get."""
+    """Arguments of `slot_state.set_edits`: int32 slots ``[N]`` and the edits they get."""
 
     slots: np.ndarray
     edits: LogitEdits
 
 
 class CountsUpdate(NamedTuple):
-    """Arguments of `slot_state.count_tokens`: int32 ``[_SLOTS]`` and ``[3, _TOKENS]``."""
+    """Arguments of `slot_state.count_tokens`: int32 ``[N]`` and ``[3, T]``."""
 
     cleared: np.ndarray
     tokens: np.ndarray
@@ -42,20 +44,15 @@ class SlotUpdates:
     num_slots: int
     vocab_size: int
 
-    @staticmethod
-    def keys() -> list[ProgramKey]:
-        """The programs that take them."""
-        return [SetEditsKey(_SLOTS), CountTokensKey(_SLOTS, _TOKENS)]
-
     def edits(self, rows: Iterable[tuple[int, RowEdits, frozenset[int]]]) -> Iterator[EditsUpdate]:
         """Updates that give slots these edits, with the tokens that are banned for now."""
-        for batch in itertools.batched(rows, _SLOTS):
-            slots = self._nowhere(_SLOTS)
+        for batch in itertools.batched(rows, SLOTS_AN_UPDATE):
+            slots = self._nowhere(SLOTS_AN_UPDATE)
             edits = LogitEdits(
-                np.full((_SLOTS, EDIT_WIDTH), -1, np.int32),
-                np.zeros((_SLOTS, EDIT_WIDTH), np.float32),
-                np.zeros((_SLOTS, EDIT_WIDTH), np.int32),
-                np.full((_SLOTS, -(-self.vocab_size // 32)), -1, np.int32),
+                np.full((SLOTS_AN_UPDATE, EDIT_WIDTH), -1, np.int32),
+                np.zeros((SLOTS_AN_UPDATE, EDIT_WIDTH), np.float32),
+                np.zeros((SLOTS_AN_UPDATE, EDIT_WIDTH), np.int32),
+                np.full((SLOTS_AN_UPDATE, -(-self.vocab_size // 32)), -1, np.int32),
             )
             for i, (slot, row, banned) in enumerate(batch):
                 slots[i] = slot
@@ -64,17 +61,17 @@ class SlotUpdates:
 
     def counts(self, holders: Iterable[tuple[int, Request]]) -> Iterator[CountsUpdate]:
         """Updates that count all known tokens of new holders, and no others, in their slots."""
-        for batch in itertools.batched(holders, _SLOTS):
-            cleared = self._nowhere(_SLOTS)
+        for batch in itertools.batched(holders, SLOTS_AN_UPDATE):
+            cleared = self._nowhere(SLOTS_AN_UPDATE)
             cleared[: len(batch)] = [slot for slot, _ in batch]
             tokens = np.concatenate([_known_tokens(*each) for each in batch], axis=1)
-            for start in range(0, tokens.shape[1], _TOKENS):
-                part = np.zeros((3, _TOKENS), np.int32)
+            for start in range(0, tokens.shape[1], TOKENS_AN_UPDATE):
+                part = np.zeros((3, TOKENS_AN_UPDATE), np.int32)
                 part[0] = self.num_slots
-                some = tokens[:, start : start + _TOKENS]
+                some = tokens[:, start : start + TOKENS_AN_UPDATE]
                 part[:, : some.shape[1]] = some
                 yield CountsUpdate(cleared, part)
-                cleared = self._nowhere(_SLOTS)
+                cleared = self._nowhere(SLOTS_AN_UPDATE)
 
     def _nowhere(self, count: int) -> np.ndarray:
         return np.full(count, self.num_slots, np.int32)

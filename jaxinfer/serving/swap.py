@@ -12,11 +12,10 @@ import psutil
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.programs import Programs, SwapKey
+from jaxinfer.serving.program_kinds.swap import BLOCKS_A_COPY
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.steps import KVCache
 from jaxinfer.serving.upload import upload
-
-_BLOCKS_A_COPY = 16  # blocks that travel together, so that one program serves any number
 
 
 class HostBlocks:
@@ -38,20 +37,15 @@ class HostBlocks:
         CapacityError: the host has less memory available.
     """
 
-    copy_size = _BLOCKS_A_COPY
+    copy_size = BLOCKS_A_COPY
 
     def __init__(self, programs: Programs, gibibytes: float) -> None:
-        self._parts = programs.blocks(_BLOCKS_A_COPY)
+        self._parts = programs.blocks(BLOCKS_A_COPY)
         self._whole = NamedSharding(programs.context.mesh, PartitionSpec())
         block_bytes = sum(map(_block_bytes, jax.tree.leaves(self._parts)))
         self.num_blocks = int(gibibytes * 2**30) // block_bytes
         _check_available(self.num_blocks * block_bytes)
         self._memory = [self._host_memory(part) for part in jax.tree.leaves(self._parts)]
-
-    @staticmethod
-    def keys() -> list[SwapKey]:
-        """The programs that copying needs."""
-        return [SwapKey(_BLOCKS_A_COPY, to_host=True), SwapKey(_BLOCKS_A_COPY, to_host=False)]
 
     def copy_out(
         self, kv: KVCache, pairs: Sequence[tuple[int, int]], gather: Callable[..., Any]
@@ -84,7 +78,7 @@ class HostBlocks:
             The new pages.
         """
         for part in _chunks(pairs):
-            host = [host for _, host in part] + [0] * (_BLOCKS_A_COPY - len(part))
+            host = [host for _, host in part] + [0] * (BLOCKS_A_COPY - len(part))
             likes, structure = jax.tree.flatten(self._parts)
             blocks = [
                 jax.make_array_from_callback(
@@ -99,7 +93,7 @@ class HostBlocks:
         return kv
 
     def _ids(self, ids: list[int]) -> jax.Array:
-        padded = np.zeros(_BLOCKS_A_COPY, np.int32)
+        padded = np.zeros(BLOCKS_A_COPY, np.int32)
         padded[: len(ids)] = ids
         return upload(padded, self._whole)
 
@@ -136,4 +130,4 @@ def _block_bytes(part: jax.ShapeDtypeStruct) -> int:
 
 
 def _chunks(pairs: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
-    return [pairs[i : i + _BLOCKS_A_COPY] for i in range(0, len(pairs), _BLOCKS_A_COPY)]
+    return [pairs[i : i + BLOCKS_A_COPY] for i in range(0, len(pairs), BLOCKS_A_COPY)]

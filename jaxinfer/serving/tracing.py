@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.cores import usable_cores
-from jaxinfer.serving.layout import PrefillShape
+from jaxinfer.serving.program_kinds.kind import ProgramKey
+from jaxinfer.serving.program_kinds.registry import kind_of
 from jaxinfer.serving.program_store import ProgramStore
-from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.tracing_worker import describe_work
 
 _MOST_WORKERS = 8
@@ -49,7 +50,7 @@ class TracingWorkers:
 
         Args:
             programs: of an engine without custom functions.
-            work: what each key's program is saved under, the first wanted first; none that swap.
+            work: what each key's program is saved under, the first wanted first.
                 What was begun before is not begun again.
             platform: what to lower for, as `jax.export` names it.
         """
@@ -128,23 +129,13 @@ def _groups(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
     """Programs with the same large kernels side by side: it is those whose lowering takes long."""
     groups: dict[Hashable, list[ProgramKey]] = {}
     for key in keys:
-        groups.setdefault(_kernels(key), []).append(key)
+        groups.setdefault(kind_of(key).kernels(key), []).append(key)
     parts = [
         group[first : first + _LONGEST_GROUP]
         for group in groups.values()
         for first in range(0, len(group), _LONGEST_GROUP)
     ]
     return sorted(parts, key=len, reverse=True)
-
-
-def _kernels(key: ProgramKey) -> Hashable:
-    """What tells the programs apart that have no large kernel in common."""
-    match key:
-        case BurstKey():
-            return key.shape
-        case PrefillShape():
-            return key.rows, key.all_tokens
-    return key
 
 
 def _shares(groups: Sequence[list[ProgramKey]], count: int) -> list[list[ProgramKey]]:

@@ -19,15 +19,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_kinds.key_json import key_from_values, key_values
+from jaxinfer.serving.program_kinds.kind import ProgramKey
 from jaxinfer.serving.program_store import ProgramStore, export_program
-from jaxinfer.serving.programs import (
-    BurstKey,
-    ProgramKey,
-    Programs,
-    PromptLogprobsKey,
-    SamplerKey,
-)
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.shared_forward import SharedForward
 from jaxinfer.serving.steps import StepContext
 
@@ -44,7 +39,7 @@ def describe_work(
 
     Args:
         programs: of an engine without custom functions.
-        keys: any programs but those that swap.
+        keys: programs of any kind.
         identities: what each is saved under.
         store: where.
         platform: what to lower for, as `jax.export` names it.
@@ -73,7 +68,7 @@ def describe_work(
         "platform": platform,
         "directory": str(store.directory),
         "tasks": [
-            [_key_values(key), identity] for key, identity in zip(keys, identities, strict=True)
+            [key_values(key), identity] for key, identity in zip(keys, identities, strict=True)
         ],
     }
 
@@ -89,7 +84,7 @@ def work(description: dict[str, Any]) -> None:
     device = programs.context.mesh.abstract_mesh.abstract_device
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         for values, identity in description["tasks"]:
-            program = programs.program(_key_of(values))
+            program = programs.program(key_from_values(values))
             store.save(identity, export_program(program, description["platform"]))
             print(identity, flush=True)
 
@@ -149,26 +144,6 @@ def _settings() -> dict[str, Any]:
         if not any(part in name for part in parts)
     }
     return {k: v for k, v in found.items() if v is None or isinstance(v, bool | int | float | str)}
-
-
-def _key_values(key: ProgramKey) -> list[Any]:
-    return [type(key).__name__, dataclasses.asdict(key)]
-
-
-def _key_of(values: list[Any]) -> ProgramKey:
-    name, fields = values
-    match name:
-        case "PrefillShape":
-            return PrefillShape(**fields)
-        case "DecodeShape":
-            return DecodeShape(**fields)
-        case "BurstKey":
-            return BurstKey(**{**fields, "shape": DecodeShape(**fields["shape"])})
-        case "SamplerKey":
-            return SamplerKey(**fields)
-        case "PromptLogprobsKey":
-            return PromptLogprobsKey(**fields)
-    raise ValueError(f"no worker traces {name}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.serving.programs import BurstKey
+from jaxinfer.serving.program_kinds.burst import BurstKey
 from tests.gpu.bundled import MAX_MODEL_LEN, ragged_prompts
 from tests.gpu.failing_step import fail_in_the_third_step
 from tests.gpu.internals import runner_of

@@ -28,9 +28,12 @@ from jaxinfer.serving import tracing
 from jaxinfer.serving.buckets import Buckets, choose_buckets
 from jaxinfer.serving.compilation import CompiledPrograms
 from jaxinfer.serving.lowering import Lowering
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.kind import ProgramKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
 from jaxinfer.serving.program_set import options_of
 from jaxinfer.serving.program_store import ProgramStore
-from jaxinfer.serving.programs import BurstKey, ProgramKey, Programs, SamplerKey
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.steps import StepContext
 from tests import hlo
 from tests.kernels.h200_target import h200_mesh

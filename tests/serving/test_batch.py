@@ -8,8 +8,8 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.batch import BatchBuilder
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_kinds.burst import BurstKey
 from jaxinfer.serving.program_set import all_programs
-from jaxinfer.serving.programs import BurstKey
 from jaxinfer.serving.request import Request
 from jaxinfer.serving.request_sampling import request_sampling
 from jaxinfer.serving.sampling.layout import Column

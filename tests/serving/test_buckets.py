@@ -2,7 +2,6 @@ import pytest
 
 from jaxinfer.serving.buckets import choose_buckets
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
-from jaxinfer.serving.program_set import burst_modes
 from jaxinfer.serving.sampling.layout import MODES
 
 
@@ -81,7 +80,7 @@ def test_every_number_of_rows_finds_its_programs_at_both_widths(max_num_seqs):
                 assert shape.rows in buckets.sampler_rows(mode)
                 shape = buckets.decode_shape(rows, width, mode=mode, num_steps=steps)
                 assert (shape, steps) in buckets.burst_shapes()
-                assert mode != "full" or mode in burst_modes(shape, buckets)
+                assert mode != "full" or mode in buckets.burst_modes(shape)
                 assert shape.rows >= rows
                 assert shape.width >= width
 
@@ -104,7 +103,7 @@ def test_mode_full_takes_few_of_the_decode_buckets():
     buckets = _choose(burst_length=8)
     assert [buckets.decode_shape(n, 256, mode="full").rows for n in (3, 9, 65)] == [8, 64, 256]
     assert buckets.sampler_rows("full") == [8, 64, 256]
-    bursts = [shape for shape, _ in buckets.burst_shapes() if "full" in burst_modes(shape, buckets)]
+    bursts = [shape for shape, _ in buckets.burst_shapes() if "full" in buckets.burst_modes(shape)]
     assert sorted((shape.rows, shape.width) for shape in bursts) == [
         (8, 2568),
         (64, 256),
@@ -116,7 +115,7 @@ def test_mode_full_takes_few_of_the_decode_buckets():
 
 def test_bursts_of_many_rows_of_long_contexts_have_no_greedy_programs_of_their_own():
     buckets = _choose(max_model_len=40_960, burst_length=8)
-    modes = {shape: burst_modes(shape, buckets) for shape, _ in buckets.burst_shapes()}
+    modes = {shape: buckets.burst_modes(shape) for shape, _ in buckets.burst_shapes()}
     without = {(shape.rows, shape.width) for shape, each in modes.items() if "greedy" not in each}
     assert without == {(64, buckets.widths[-1]), (256, buckets.widths[-1])}
     assert all("temperature" in each for each in modes.values())

@@ -4,8 +4,8 @@ import pytest
 
 from jaxinfer.serving.collectives import choose_collectives
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_kinds.burst import BurstKey
 from jaxinfer.serving.program_set import options_of
-from jaxinfer.serving.programs import BurstKey
 
 _KERNELS = "xla_gpu_experimental_use_collective_kernels"
 _BURST = BurstKey(DecodeShape(2, 64), "greedy", 8)

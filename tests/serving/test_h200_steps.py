@@ -16,18 +16,15 @@ from jaxinfer.serving import kv_cache
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.mailboxes import have_mailboxes
 from jaxinfer.serving.memory import bytes_per_device
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.count_tokens import CountTokensKey
+from jaxinfer.serving.program_kinds.kind import ProgramKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
+from jaxinfer.serving.program_kinds.set_edits import SetEditsKey
 from jaxinfer.serving.program_set import options_of
-from jaxinfer.serving.programs import (
-    BurstKey,
-    CountTokensKey,
-    ProgramKey,
-    Programs,
-    SamplerKey,
-    SetEditsKey,
-)
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.shared_forward import SharedForward
 from jaxinfer.serving.shared_prefixes import most_units
-from jaxinfer.serving.slot_updates import SlotUpdates
 from jaxinfer.serving.steps import StepContext
 from jaxinfer.serving.token_parts import part_sizes
 from tests import hlo
@@ -140,7 +137,7 @@ def test_the_cache_is_updated_in_place(step):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_edits_and_counts_of_slots_are_updated_in_place(devices):
     programs = _programs(devices)
-    for key in (SamplerKey(64, "full"), *SlotUpdates.keys()):
+    for key in (SamplerKey(64, "full"), SetEditsKey(8), CountTokensKey(8, 2048)):
         memory, text = _compile(key, devices)
         kept = programs.slot_state
         kept = {SetEditsKey: kept.edits, CountTokensKey: kept.token_counts}.get(type(key), kept)

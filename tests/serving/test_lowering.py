@@ -10,8 +10,12 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.lowering import Lowering
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.prompt_logprobs import PromptLogprobsKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
+from jaxinfer.serving.program_kinds.swap import SwapKey
 from jaxinfer.serving.program_store import ProgramStore
-from jaxinfer.serving.programs import BurstKey, Programs, PromptLogprobsKey, SamplerKey, SwapKey
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.steps import StepContext
 from tests.serving.tiny_runner import CONFIG
 

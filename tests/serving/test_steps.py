@@ -9,7 +9,9 @@ import pytest
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh, num_page_heads
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
-from jaxinfer.serving.programs import BurstKey, Programs, SamplerKey
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
+from jaxinfer.serving.programs import Programs
 from jaxinfer.serving.sampling.layout import Column, SamplingArrays
 from jaxinfer.serving.steps import StepContext
 from tests.serving.tiny_runner import CONFIG, tiny_params

@@ -8,8 +8,9 @@ import pytest
 from jaxinfer.serving import lowering, shared_forward, tracing
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.lowering import Lowering
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
 from jaxinfer.serving.program_store import ProgramStore
-from jaxinfer.serving.programs import BurstKey, SamplerKey
 from jaxinfer.serving.shared_forward import SharedForward
 from jaxinfer.serving.steps import feed_last_tokens
 from tests.serving.test_lowering import _programs

@@ -3,8 +3,9 @@
 import pytest
 
 from jaxinfer.serving.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
 from jaxinfer.serving.program_set import all_programs
-from jaxinfer.serving.programs import BurstKey, SamplerKey
 from tests.serving.tiny_runner import FEW_PROGRAMS, GREEDY, Loop, expected_greedy, make_runner
 
 

@@ -15,7 +15,7 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.weights import save_params
 from jaxinfer.serving import loading
 from jaxinfer.serving.device_params import describe_params
-from jaxinfer.serving.programs import SamplerKey
+from jaxinfer.serving.program_kinds.sampler import SamplerKey
 from jaxinfer.serving.replicas.meshes import make_replica_mesh
 from tests.model.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import CONFIG, GREEDY, small_llm, small_params
