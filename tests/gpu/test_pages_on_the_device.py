@@ -8,6 +8,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.serving.program_kinds.burst import BurstKey
+from jaxinfer.serving.program_kinds.swap import SwapKey
 from tests.gpu.bundled import MAX_MODEL_LEN, ragged_prompts
 from tests.gpu.failing_step import fail_in_the_third_step
 from tests.gpu.internals import runner_of
@@ -95,7 +96,7 @@ def test_blocks_come_back_from_host_memory_bit_for_bit(runner):
     blocks = runner._host_blocks
     out = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(40, 59)])]
     back = [(block + 60, host) for block, host in out]
-    gather, scatter = map(runner._compiled.__getitem__, blocks.keys())
+    gather, scatter = (runner._compiled[SwapKey(blocks.copy_size, out)] for out in (True, False))
     blocks.copy_out(runner._kv, out, gather)
     runner._kv = jax.tree.map(jnp.zeros_like, runner._kv)
     runner._kv = blocks.copy_in(runner._kv, back, scatter)

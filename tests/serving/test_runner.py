@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import CapacityError
+from jaxinfer.serving.program_kinds.swap import SwapKey
 from jaxinfer.serving.runner import Runner
 from tests.serving.tiny_runner import (
     CONFIG,
@@ -87,10 +88,11 @@ def test_swapped_blocks_come_back_bit_for_bit(runner):
     before = jax.tree.map(np.asarray, runner._kv)
     pairs = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(10, 29)])]
     blocks = runner._host_blocks
-    blocks.copy_out(runner._kv, pairs, runner._compiled[blocks.keys()[0]])
+    gather, scatter = (runner._compiled[SwapKey(blocks.copy_size, out)] for out in (True, False))
+    blocks.copy_out(runner._kv, pairs, gather)
     runner._kv = jax.tree.map(jnp.zeros_like, runner._kv)
     back = [(block + 1, host) for block, host in pairs]
-    runner._kv = blocks.copy_in(runner._kv, back, runner._compiled[blocks.keys()[1]])
+    runner._kv = blocks.copy_in(runner._kv, back, scatter)
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(runner._kv), strict=True):
         new = np.asarray(new)
         for (block, _), (target, _) in zip(pairs, back, strict=True):
