@@ -18,25 +18,19 @@ if TYPE_CHECKING:
     )
     from jaxinfer.inputs import TextPrompt, TokensPrompt
     from jaxinfer.logprobs import ChosenLogprobs, Logprob
+    from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
     from jaxinfer.model.modules import abstract_params, init_params
     from jaxinfer.model.qwen3 import forward
     from jaxinfer.model.sharding import ShardingRules, make_mesh
-    from jaxinfer.model.tokenizer import Tokenizer
-    from jaxinfer.model.weights import load_params, save_params
-    from jaxinfer.outputs import (
-        CompletionOutput,
-        RequestMetrics,
-        RequestOutput,
-        ScoreOutput,
-    )
+    from jaxinfer.model.text.tokenizer import Tokenizer
+    from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
+    from jaxinfer.serving.engine.metrics import Counter, Gauge
     from jaxinfer.serving.llm import LLM
-    from jaxinfer.serving.metrics import Counter, Gauge
-    from jaxinfer.serving.plan import StartupReport
-    from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor, SamplerState
-    from jaxinfer.serving.start_up import StartUpTimes
+    from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor, SamplerState
+    from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 __version__ = "0.1.0"
 
@@ -83,36 +77,36 @@ _HOMES = {
     "CapacityError": "errors",
     "ChosenLogprobs": "logprobs",
     "CompletionOutput": "outputs",
-    "Counter": "serving.metrics",
-    "CustomSampler": "serving.sampler",
+    "Counter": "serving.engine.metrics",
+    "CustomSampler": "serving.sampling.sampler",
     "DistributedError": "errors",
     "EngineConfig": "config",
-    "Gauge": "serving.metrics",
+    "Gauge": "serving.engine.metrics",
     "JaxinferError": "errors",
     "LLM": "serving.llm",
-    "LogitsProcessor": "serving.sampler",
+    "LogitsProcessor": "serving.sampling.sampler",
     "Logprob": "logprobs",
     "ModelConfig": "model.config",
     "ModelLoadError": "errors",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
-    "SamplerState": "serving.sampler",
+    "SamplerState": "serving.sampling.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
     "ShardingRules": "model.sharding",
-    "StartUpTimes": "serving.start_up",
-    "StartupReport": "serving.plan",
+    "StartUpTimes": "startup_report",
+    "StartupReport": "startup_report",
     "StepError": "errors",
     "TextPrompt": "inputs",
-    "Tokenizer": "model.tokenizer",
+    "Tokenizer": "model.text.tokenizer",
     "TokensPrompt": "inputs",
     "abstract_params": "model.modules",
     "forward": "model.qwen3",
     "init_params": "model.modules",
-    "load_params": "model.weights",
+    "load_params": "model.checkpoint.weights",
     "make_mesh": "model.sharding",
-    "save_params": "model.weights",
+    "save_params": "model.checkpoint.weights",
 }
 
 

@@ -278,7 +278,7 @@ class EngineConfig:
             return self.max_num_batched_tokens
         return max(2048 if platform == "cpu" else 16384, self.max_num_seqs)
 
-    def burst_length(self, platform: str, weight_bytes: int) -> int:
+    def multi_step_length(self, platform: str, weight_bytes: int) -> int:
         """Tokens decoded per launch when nothing waits, on `platform` with so much a device."""
         if self.num_decode_steps is not None:
             return self.num_decode_steps

@@ -46,9 +46,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from jaxinfer.cli.platform import start_platform
 
     start_platform()
-    from jaxinfer.model.conversion import convert_directory
-    from jaxinfer.model.hub import resolve_model
-    from jaxinfer.serving.progress import ProgressBar
+    from jaxinfer.model.checkpoint.conversion import convert_directory
+    from jaxinfer.model.checkpoint.hub import resolve_model
+    from jaxinfer.progress import ProgressBar
 
     source = resolve_model(arguments.model, arguments.revision)
     output, to, dtype = Path(arguments.output), arguments.to, arguments.dtype

@@ -84,7 +84,7 @@ def compilation_cache() -> dict[str, Any]:
     """The directory of compiled programs and their number."""
     import jax
 
-    from jaxinfer.serving.compile_cache import default_directory
+    from jaxinfer.serving.compile.compile_cache import default_directory
 
     configured = jax.config.jax_compilation_cache_dir
     directory = Path(configured) if configured else default_directory()
@@ -98,7 +98,7 @@ def compilation_cache() -> dict[str, Any]:
 
 def bundled_model() -> str | None:
     """The bundled model's directory, or None where the installation lacks it."""
-    from jaxinfer.model.hub import BUNDLED_MODEL
+    from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 
     return str(BUNDLED_MODEL) if any(BUNDLED_MODEL.glob("*.safetensors")) else None
 

@@ -216,7 +216,7 @@ def _counted(
     answers: "Iterator[Answer]", total: int, out: TextIO, arguments: "argparse.Namespace"
 ) -> "Iterator[Answer]":
     """The same answers, counted by a progress bar unless they are written to the terminal."""
-    from jaxinfer.serving.progress import ProgressBar
+    from jaxinfer.progress import ProgressBar
 
     enabled = not arguments.quiet and not out.isatty()
     with ProgressBar(total, "Answered prompts", enabled=enabled) as bar:

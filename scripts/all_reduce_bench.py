@@ -5,9 +5,9 @@
 At decode an all-reduce moves a few KB, so what counts is how it is launched. XLA can run it as a
 kernel of its own or through NCCL, inside or outside a CUDA graph. The first table is a chain of
 dependent all-reduces of bf16 ``[B, 4096]``, the second whole decode steps of a model (the real
-programs, random weights), one by one and in bursts of 8. Every repeat goes to benchmarks/results/
-as JSON. `NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches inside graphs
-cheaper; the record says whether it was set.
+programs, random weights), one by one and in multi-step decodes of 8. Every repeat goes to
+benchmarks/results/ as JSON. `NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches
+inside graphs cheaper; the record says whether it was set.
 """
 
 import argparse
@@ -26,25 +26,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.kernels.attention import Backend
-from jaxinfer.kernels.tensor_axis import TensorAxis
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
 from jaxinfer.measure.random_model import random_params
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
-from jaxinfer.serving import kv_cache, mailboxes
-from jaxinfer.serving.collectives import CollectiveChoice, collective_options
-from jaxinfer.serving.layout import DecodeShape
-from jaxinfer.serving.program_kinds.burst import BurstKey
-from jaxinfer.serving.program_set import options_of
-from jaxinfer.serving.programs import Programs
-from jaxinfer.serving.steps import StepContext
+from jaxinfer.serving.programs import peer_buffers as peer_buffers
+from jaxinfer.serving.programs.collectives import CollectiveChoice, collective_options
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.program_set import options_of
+from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.runner import kv_cache
 from scripts.figures.results import RESULTS, save_result
 
 _LAUNCHES, _WIDTH = 56, 4096
 _BLOCK_SIZE, _CONTEXT = 16, 1024
-_BURST = 8
-_CHOICES: tuple[CollectiveChoice, ...] = ("mailboxes", "kernel", "nccl")
+_MULTI_STEP = 8
+_CHOICES: tuple[CollectiveChoice, ...] = ("peer_buffers", "kernel", "nccl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
     """Microseconds of one all-reduce among many dependent ones."""
     (name,), whole = mesh.axis_names, NamedSharding(mesh, PartitionSpec())
-    boxes = mailboxes.allocate(mailboxes.describe_peers(mesh, name))
+    boxes = peer_buffers.allocate(peer_buffers.describe_peers(mesh, name))
 
     def chain(x: jax.Array, *peers: jax.Array) -> jax.Array:
         axis = TensorAxis(name, peers[0][0] if peers else None)
@@ -91,7 +92,7 @@ def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str,
         x = jax.device_put(jnp.ones((rows, _WIDTH), jnp.bfloat16), whole)
         for choice in _CHOICES:
             inputs, specs = (x,), (PartitionSpec(),)
-            if choice == "mailboxes":
+            if choice == "peer_buffers":
                 inputs, specs = (x, boxes.peers), (PartitionSpec(), PartitionSpec(name))
             split = jax.shard_map(
                 chain, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False
@@ -103,22 +104,24 @@ def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str,
 
 
 def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
-    """Microseconds of a decode step at a context of 1,024 tokens, alone and in a burst."""
+    """Microseconds of a decode step at 1,024 tokens of context, alone and in a longer launch."""
     width = _CONTEXT // _BLOCK_SIZE
     programs = _programs(mesh, shape, num_blocks=1 + max(sizes) * width)
     shapes = [DecodeShape(rows, width) for rows in sizes]
-    keys = [*shapes, *(BurstKey(shape, "greedy", _BURST) for shape in shapes)]
+    keys = [*shapes, *(MultiStepDecodeKey(shape, "greedy", _MULTI_STEP) for shape in shapes)]
     cases: list[tuple[Any, CollectiveChoice]] = [(k, choice) for k in keys for choice in _CHOICES]
     with ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda case: _compile(programs, *case), cases))
     params = random_params(programs.context.config, "bfloat16", mesh)
-    peers = _with(programs, "mailboxes").peers
-    boxes = [mailboxes.allocate(described) for described in peers]
+    peers = _with(programs, "peer_buffers").peers
+    boxes = [peer_buffers.allocate(described) for described in peers]
     state = _State(params, *kv_cache.allocate(programs)[:2], [each.peers for each in boxes])
     for (key, choice), run in zip(cases, compiled, strict=True):
         call, num_steps = state.caller(_with(programs, choice), key, run)
         taken = [seconds / num_steps for seconds in seconds_of(call, repeats)]
-        what = f"decode step, {choice}" if num_steps == 1 else f"step in a burst, {choice}"
+        what = (
+            f"decode step, {choice}" if num_steps == 1 else f"step in a multi-step decode, {choice}"
+        )
         yield _row(what, _shape_of(key).rows, taken)
 
 
@@ -131,19 +134,19 @@ class _State:
         self.params, self.kv, self.last_tokens, self.peers = params, kv, last_tokens, peers
 
     def caller(
-        self, programs: Programs, key: DecodeShape | BurstKey, run: Any
+        self, programs: Programs, key: DecodeShape | MultiStepDecodeKey, run: Any
     ) -> tuple[Callable[[], Any], int]:
         """A function that runs a program once, and how many steps that is."""
         num_steps = 1 if isinstance(key, DecodeShape) else key.num_steps
         batch = _batch(_shape_of(key), _CONTEXT - num_steps + 1)
         packed = jax.device_put(batch, NamedSharding(programs.context.mesh, PartitionSpec()))
-        peers = self.peers if programs.context.mailboxes else []
+        peers = self.peers if programs.context.peer_buffers else []
 
         def step() -> Any:
             self.kv, hidden, _ = run(self.params, self.kv, packed, self.last_tokens, *peers)
             return hidden
 
-        def burst() -> Any:
+        def multi_step() -> Any:
             self.kv, self.last_tokens, sampled = run(
                 self.params, self.kv, packed, sampling, self.last_tokens, *peers
             )
@@ -155,21 +158,23 @@ class _State:
         sampling = jax.tree.map(
             lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), described
         )
-        return burst, num_steps
+        return multi_step, num_steps
 
 
-def _shape_of(key: DecodeShape | BurstKey) -> DecodeShape:
+def _shape_of(key: DecodeShape | MultiStepDecodeKey) -> DecodeShape:
     return key if isinstance(key, DecodeShape) else key.shape
 
 
-def _compile(programs: Programs, key: DecodeShape | BurstKey, choice: CollectiveChoice) -> Any:
-    options = options_of(key, platform=jax.default_backend(), num_devices=1, mailboxes=False)
+def _compile(
+    programs: Programs, key: DecodeShape | MultiStepDecodeKey, choice: CollectiveChoice
+) -> Any:
+    options = options_of(key, platform=jax.default_backend(), num_devices=1, peer_buffers=False)
     lowered = _with(programs, choice).lower(key)
     return lowered.compile(compiler_options=options | collective_options(choice))
 
 
 def _with(programs: Programs, choice: CollectiveChoice) -> Programs:
-    context = replace(programs.context, mailboxes=choice == "mailboxes")
+    context = replace(programs.context, peer_buffers=choice == "peer_buffers")
     return replace(programs, context=context)
 
 
@@ -198,7 +203,7 @@ def _batch(shape: DecodeShape, context: int) -> np.ndarray:
     fields = shape.split(packed)
     fields.context_lens[:] = context
     fields.slots[:] = 1
-    fields.num_tokens[:] = _BURST
+    fields.num_tokens[:] = _MULTI_STEP
     blocks = 1 + np.arange(shape.rows * shape.width)
     fields.block_tables[:] = blocks.reshape(shape.rows, shape.width)
     return packed

@@ -23,17 +23,17 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("oldest", "newest")
 TESTS = (
-    "tests/kernels/test_mosaic_all_reduce.py",
-    "tests/kernels/test_mosaic_elementwise.py",
+    "tests/kernels/collectives/test_mosaic_all_reduce.py",
+    "tests/kernels/norms/test_mosaic_elementwise.py",
     "tests/kernels/test_mosaic_lowering.py",
-    "tests/kernels/test_mosaic_skinny_models.py",
-    "tests/kernels/test_mosaic_wide.py",
-    "tests/kernels/test_triton.py",
-    "tests/serving/test_decode_kernels.py",
-    "tests/serving/test_h200_start.py",
+    "tests/kernels/matmul/test_mosaic_small_models.py",
+    "tests/kernels/matmul/test_mosaic_medium.py",
+    "tests/kernels/attention/test_triton.py",
+    "tests/serving/programs/test_decode_kernels.py",
+    "tests/serving/startup/test_h200_start.py",
 )
 # What XLA makes of whole steps; an older XLA misses what the newest does, and is not waited for.
-TESTS_OF_NEWEST = ("tests/serving/test_h200_steps.py",)
+TESTS_OF_NEWEST = ("tests/serving/programs/test_h200_steps.py",)
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 _TEST_PACKAGES = ("pytest", "pytest-xdist", "beartype")
 _INSTALL_LIMIT_S, _CHECK_LIMIT_S = 600, 1200

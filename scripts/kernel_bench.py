@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxinfer.cli.parser import positive_integer
+from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig
+from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig
 from jaxinfer.kernels.choice import RANKINGS
-from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig
-from jaxinfer.kernels.mosaic.attention.prefill import PrefillConfig
 from jaxinfer.measure.kernel_cases import COMPARED_CASES, Case
 from jaxinfer.measure.kernel_runs import Variant, kernel_line, measure_kernels, own_choice
 from scripts.figures.results import RESULTS, save_result

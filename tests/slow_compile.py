@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from jaxinfer.__main__ import main as jaxinfer
-from jaxinfer.serving.compilation import CompiledPrograms
+from jaxinfer.serving.compile.compilation import CompiledPrograms
 
 MINUTES_S = 300
 

@@ -9,9 +9,9 @@ import pytest
 from safetensors import safe_open
 
 from jaxinfer.evaluation.mixture import GENERATORS, held_out_items
+from jaxinfer.model.checkpoint.weights import resolve_model
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.tokenizer import Tokenizer
-from jaxinfer.model.weights import resolve_model
+from jaxinfer.model.text.tokenizer import Tokenizer
 from tests.lazy import transformers
 
 MAX_BYTES = 8_000_000

@@ -139,11 +139,11 @@ def test_compiling_ahead_is_for_accelerators_unless_asked_for():
     assert not EngineConfig(compile_ahead=False).compiles_ahead("gpu")
 
 
-def test_bursts_are_for_gpus_unless_asked_for():
-    assert EngineConfig().burst_length("gpu", 2**34) == 8
-    assert EngineConfig().burst_length("cpu", 2**26) == 8
-    assert EngineConfig().burst_length("cpu", 2**26 + 1) == 1
-    assert EngineConfig(num_decode_steps=3).burst_length("cpu", 2**34) == 3
+def test_multi_step_decodes_are_for_gpus_unless_asked_for():
+    assert EngineConfig().multi_step_length("gpu", 2**34) == 8
+    assert EngineConfig().multi_step_length("cpu", 2**26) == 8
+    assert EngineConfig().multi_step_length("cpu", 2**26 + 1) == 1
+    assert EngineConfig(num_decode_steps=3).multi_step_length("cpu", 2**34) == 3
 
 
 @pytest.mark.parametrize("name", ["enable_prefix_caching", "show_progress"])

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from jaxinfer.convert import main
-from jaxinfer.model.checkpoint import is_checkpoint
+from jaxinfer.model.checkpoint.orbax_files import is_checkpoint
+from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.weights import load_params
 from tests.lazy import torch
 from tests.model import small_models
 
@@ -102,8 +102,10 @@ def test_a_disk_that_is_too_small_is_one_line_before_anything_is_read(
     source, tmp_path, capfd, monkeypatch
 ):
     small = SimpleNamespace(free=1000)
-    monkeypatch.setattr("jaxinfer.model.conversion.shutil.disk_usage", lambda path: small)
-    monkeypatch.setattr("jaxinfer.model.conversion.load_params", None)
+    monkeypatch.setattr(
+        "jaxinfer.model.checkpoint.conversion.shutil.disk_usage", lambda path: small
+    )
+    monkeypatch.setattr("jaxinfer.model.checkpoint.conversion.load_params", None)
     assert main([str(source), str(tmp_path / "out"), "--quiet"]) == 1
     error = capfd.readouterr().err
     assert f"{tmp_path / 'out'}: no space left on the disk" in error
@@ -120,7 +122,9 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
 ):
     """A limit on the size of files stands in for a full disk: the same error at the same call."""
     usage = SimpleNamespace(free=10**12)
-    monkeypatch.setattr("jaxinfer.model.conversion.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr(
+        "jaxinfer.model.checkpoint.conversion.shutil.disk_usage", lambda path: usage
+    )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)  # is put back
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -144,7 +148,7 @@ def test_ctrl_c_leaves_nothing_and_says_so(source, tmp_path, capfd, monkeypatch)
         (directory / "model.safetensors").write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxinfer.model.conversion.save_params", interrupted)
+    monkeypatch.setattr("jaxinfer.model.checkpoint.conversion.save_params", interrupted)
     arguments = [str(source), str(tmp_path / "out"), "--to", "safetensors", "--quiet"]
     assert main(arguments) == 130
     assert f"interrupted; {tmp_path / 'out'} was not written" in capfd.readouterr().err
@@ -159,7 +163,7 @@ def test_what_a_thread_writes_after_the_error_goes_as_well(source, tmp_path, mon
         late[0].start()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("jaxinfer.model.conversion.save_params", fail)
+    monkeypatch.setattr("jaxinfer.model.checkpoint.conversion.save_params", fail)
     arguments = [str(source), str(tmp_path / "out"), "--to", "safetensors", "--quiet"]
     assert main(arguments) == 1
     late[0].join()

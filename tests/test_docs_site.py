@@ -32,7 +32,7 @@ def test_nothing_is_fetched_by_a_page():
 
 def test_a_link_to_source_becomes_text():
     page = DOCS / "notes" / "cpu.md"
-    text = "[kernels](../../jaxinfer/kernels/numba/kernels.py) of [tasks](../tasks/README.md#a)"
+    text = "[kernels](../../jaxinfer/kernels/choice.py) of [tasks](../tasks/README.md#a)"
     assert without_outside_links(text, page) == "kernels of [tasks](../tasks/README.md#a)"
 
 

@@ -67,13 +67,13 @@ def test_the_cache_directory_is_the_one_an_engine_would_use(capsys, monkeypatch,
 
 
 def test_a_missing_bundled_model_is_said(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("jaxinfer.model.hub.BUNDLED_MODEL", tmp_path)
+    monkeypatch.setattr("jaxinfer.model.checkpoint.hub.BUNDLED_MODEL", tmp_path)
     main([])
     assert "missing from this installation" in capsys.readouterr().out
 
 
 def test_the_bundled_model_is_found(capsys, monkeypatch, tmp_path):
     (tmp_path / "model.safetensors").touch()
-    monkeypatch.setattr("jaxinfer.model.hub.BUNDLED_MODEL", tmp_path)
+    monkeypatch.setattr("jaxinfer.model.checkpoint.hub.BUNDLED_MODEL", tmp_path)
     main(["--json"])
     assert json.loads(capsys.readouterr().out)["bundled_model"] == str(tmp_path)

@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,22 @@ ROOMS = {
     "serving": {"basis", "kernels", "model", "serving"},
 }
 """What each room may import; commands and what they share may import all."""
+SERVING = (
+    "requests",
+    "scheduler",
+    "sampling",
+    "slots",
+    "programs",
+    "compile",
+    "runner",
+    "engine",
+    "processes",
+    "replicas",
+    "startup",
+)
+"""The rooms of `serving`, each of which imports only itself and those before it."""
+WITHOUT_JAX = ("requests", "scheduler", "engine", "slots")
+MOST_FILES_OF_A_ROOM = 12
 
 
 def _room(module: str) -> str:
@@ -80,3 +98,41 @@ def test_a_room_imports_only_what_is_below_it(room):
 
 def test_modules_import_each_other_in_no_circle():
     graphlib.TopologicalSorter(GRAPH).prepare()
+
+
+def _serving_room(module: str) -> int:
+    """Where a module of `serving` stands in `SERVING`; the doors directly in it are above all."""
+    part = (*module.split("."), "")[2]
+    return SERVING.index(part) if part in SERVING else len(SERVING)
+
+
+def test_rooms_of_serving_import_only_what_is_below_them():
+    found = {
+        f"{module} imports {other}"
+        for module, imported in GRAPH.items()
+        for other in imported
+        if module.startswith("jaxinfer.serving.") and other.startswith("jaxinfer.serving.")
+        if _serving_room(other) > _serving_room(module)
+    }
+    assert not found
+    rooms = {path.name for path in (ROOT / "serving").iterdir() if path.is_dir()}
+    assert rooms - {"__pycache__"} == set(SERVING)
+
+
+@pytest.mark.parametrize("room", WITHOUT_JAX)
+def test_what_schedules_imports_no_jax(room):
+    """In a process of its own: here JAX is imported already."""
+    modules = [name for name in GRAPH if name.startswith(f"jaxinfer.serving.{room}.")]
+    code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_room_is_crowded():
+    crowded = {
+        str(folder.relative_to(ROOT)): len(files)
+        for folder in ROOT.rglob("*")
+        if folder.is_dir() and folder.relative_to(ROOT).parts[0] in ROOMS
+        if len(files := [f for f in folder.glob("*.py") if f.name != "__init__.py"])
+        > MOST_FILES_OF_A_ROOM
+    }
+    assert not crowded

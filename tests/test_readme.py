@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer import LLM, ModelConfig, load_params
 from jaxinfer.__main__ import COMMANDS
-from jaxinfer.model.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.sharding import make_mesh
 
 ROOT = Path(__file__).resolve().parents[1]

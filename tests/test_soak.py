@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from jaxinfer import LLM, ModelConfig, SamplingParams, load_params
-from jaxinfer.model.hub import BUNDLED_MODEL
-from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.text.tokenizer import Tokenizer
 
 # Tokens are compared between shapes, and there are many of them.
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]

@@ -30,7 +30,7 @@ def start_platform(processes: Mapping[str, Any] | None = None) -> str:
     import jax
 
     if processes is not None:
-        from jaxinfer.serving.distributed.start import start_processes
+        from jaxinfer.serving.processes.start import start_processes
 
         start_processes(**processes)
     try:

@@ -126,8 +126,8 @@ def end_at_the_next_interrupt() -> None:
 
 def _part_from_other_processes() -> None:
     """Give the other processes of an engine, if any, time to shut down cleanly too."""
-    if "jaxinfer.serving.distributed.start" in sys.modules:
-        from jaxinfer.serving.distributed.start import part_from_others
+    if "jaxinfer.serving.processes.start" in sys.modules:
+        from jaxinfer.serving.processes.start import part_from_others
 
         part_from_others()
 

@@ -8,7 +8,7 @@ from jaxinfer.evaluation.rates import Question, Trial
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
-    from jaxinfer.model.tokenizer import Tokenizer
+    from jaxinfer.model.text.tokenizer import Tokenizer
 
 MAX_REPLY_TOKENS = 128
 """A reply of the kinds asked for needs at most about 60."""

@@ -12,34 +12,34 @@ from typing import Literal
 from jaxinfer.kernels.choice import Backend
 
 Op = Literal[
-    "decode", "prefill", "norm_rope_write", "skinny", "wide", "add_norm", "silu_mul", "all_reduce"
+    "decode", "prefill", "norm_rope_write", "small", "medium", "add_norm", "silu_mul", "all_reduce"
 ]
 
 _XLA: Mapping[Op, str] = {
-    "decode": "jaxinfer.kernels.reference",
-    "prefill": "jaxinfer.kernels.reference",
-    "norm_rope_write": "jaxinfer.kernels.page_write",
+    "decode": "jaxinfer.kernels.attention.xla",
+    "prefill": "jaxinfer.kernels.attention.xla",
+    "norm_rope_write": "jaxinfer.kernels.norms.norm_rope_write",
 }
 MODULES: Mapping[Backend, Mapping[Op, str]] = {
     "mosaic": {
-        "decode": "jaxinfer.kernels.mosaic.attention.decode",
-        "prefill": "jaxinfer.kernels.mosaic.attention.prefill",
-        "norm_rope_write": "jaxinfer.kernels.mosaic.norm_rope_write",
-        "skinny": "jaxinfer.kernels.mosaic.products.skinny",
-        "wide": "jaxinfer.kernels.mosaic.products.wide",
-        "add_norm": "jaxinfer.kernels.mosaic.add_norm",
-        "silu_mul": "jaxinfer.kernels.mosaic.silu_mul",
-        "all_reduce": "jaxinfer.kernels.mosaic.sums.all_reduce",
+        "decode": "jaxinfer.kernels.attention.mosaic.decode",
+        "prefill": "jaxinfer.kernels.attention.mosaic.prefill",
+        "norm_rope_write": "jaxinfer.kernels.norms.mosaic.norm_rope_write",
+        "small": "jaxinfer.kernels.matmul.mosaic.small",
+        "medium": "jaxinfer.kernels.matmul.mosaic.medium",
+        "add_norm": "jaxinfer.kernels.norms.mosaic.add_norm",
+        "silu_mul": "jaxinfer.kernels.norms.mosaic.silu_mul",
+        "all_reduce": "jaxinfer.kernels.collectives.mosaic.all_reduce",
     },
     "triton": {
         **_XLA,
-        "decode": "jaxinfer.kernels.triton.decode",
-        "prefill": "jaxinfer.kernels.triton.prefill",
+        "decode": "jaxinfer.kernels.attention.triton.decode",
+        "prefill": "jaxinfer.kernels.attention.triton.prefill",
     },
-    "numba": {**_XLA, "decode": "jaxinfer.kernels.numba.decode"},
+    "numba": {**_XLA, "decode": "jaxinfer.kernels.attention.numba.decode"},
     "xla": _XLA,
 }
-"""Every backend does attention and the page write; what else it lacks, `linear.py` does."""
+"""Every backend does attention and the page write; what else it lacks, `matmul/xla.py` does."""
 
 
 def module_of(backend: Backend, op: Op) -> ModuleType:

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.kernels.attention import Backend, paged_attention
-from jaxinfer.kernels.mosaic.add_norm import add_norm
-from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig, paged_decode_attention
-from jaxinfer.kernels.mosaic.attention.prefill import PrefillConfig, paged_prefill_attention
-from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
-from jaxinfer.kernels.mosaic.products import wide
-from jaxinfer.kernels.mosaic.silu_mul import silu_mul
+from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.kernels.attention.op import Backend, paged_attention
+from jaxinfer.kernels.matmul.mosaic import medium
+from jaxinfer.kernels.norms.mosaic.add_norm import add_norm
+from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
+from jaxinfer.kernels.norms.mosaic.silu_mul import silu_mul
 from jaxinfer.measure.kernel_cases import Case
 
 Run = Callable[[], Any]
@@ -163,8 +163,8 @@ def _products(case: Case, launches: int) -> Run:
     @jax.jit
     def once(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
         if len(weights) == 2:  # The next rows are cut out of the result: a kernel of 1.7 us.
-            return wide.gated(x, *weights)[:, : case.columns]
-        return wide.project(x, weights)[1]
+            return medium.gated(x, *weights)[:, : case.columns]
+        return medium.project(x, weights)[1]
 
     def many(x: jax.Array, weights: list[list[jax.Array]]) -> jax.Array:
         for one in weights:

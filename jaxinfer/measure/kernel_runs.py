@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxinfer.kernels.attention import Backend
+from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.measure.kernel_cases import Case, kernel_cases
 from jaxinfer.measure.kernel_launches import Config, Run, make_chain
 

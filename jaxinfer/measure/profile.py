@@ -11,7 +11,7 @@ from typing import Any
 _KINDS = (
     ("attention", r"paged_(decode|prefill)_attention|attend_shared|combine_splits|flash|attention"),
     ("norm, rope and page write", r"norm_rope_write"),
-    ("matrix products", r"skinny_|wide_|gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
+    ("matrix products", r"small_|wide_|gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
     ("addition, norm and SiLU", r"add_norm|silu_mul"),
     ("reductions between devices", r"nccl|all.?reduce|all.?gather"),
     ("copies", r"memcpy|memset|copy|concatenate|slice"),

@@ -40,7 +40,7 @@ def memory_record(llm: "LLM") -> dict[str, int | float | None]:
     """
     import jax
 
-    from jaxinfer.serving.memory import allocator_share
+    from jaxinfer.serving.startup.memory import allocator_share
 
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     limit = min((stat.get("bytes_limit", 0) for stat in stats), default=0)

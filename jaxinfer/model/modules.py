@@ -13,12 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.sharding import (
-    ShardingRules,
-    check_divisible,
-    param_spec,
-    tensor_parallel_size,
-)
+from jaxinfer.model.sharding import ShardingRules, check_divisible, param_spec, tensor_parallel_size
 
 _INITIAL_STDDEV = 0.02  # Hugging Face's initializer_range of every published Qwen3
 

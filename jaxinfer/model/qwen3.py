@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from jaxinfer.kernels.attention import Backend
-from jaxinfer.kernels.linear import contract, precision, rms_norm
-from jaxinfer.kernels.projections import (
-    Stream,
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.matmul.op import (
+    ResidualStream,
     add,
     add_sum,
     begin,
@@ -25,8 +25,9 @@ from jaxinfer.kernels.projections import (
     project_add,
     project_sum_add,
 )
+from jaxinfer.kernels.matmul.xla import contract, precision
+from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import rounded_add
-from jaxinfer.kernels.tensor_axis import TensorAxis
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope import apply_rope, cos_sin
 
@@ -69,18 +70,18 @@ def embed_share(
 
 def decoder_layer(
     layer: Params,
-    stream: Stream,
+    residual: ResidualStream,
     config: ModelConfig,
     attend: Attend,
     axis: TensorAxis | None = None,
     backend: Backend = "xla",
     rows: Int32[Array, " B"] | None = None,
-) -> Stream:
+) -> ResidualStream:
     """One transformer block: attention and gated MLP, each on a norm of the residual stream.
 
     Args:
         layer: this layer's subtree; inside ``shard_map`` one device's shards of it.
-        stream: the residual stream, the same on every device.
+        residual: the residual residual, the same on every device.
         config: constants and the global number of key/value heads.
         attend: ``attend(attn_params, heads) -> [..., H, D]``. It receives the raw projections,
             because GPU kernels fuse the norm, the rotation and the page write; ``qk_norm_rope``
@@ -91,68 +92,68 @@ def decoder_layer(
             None is all of them. Keys and values are computed of all in any case.
 
     Returns:
-        The stream, of the wanted rows.
+        The residual, of the wanted rows.
     """
     attention, mlp = layer["self_attn"], layer["mlp"]
-    stream, mixed = attention_block(layer, stream, config, attend, axis, backend, rows)
+    residual, mixed = attention_block(layer, residual, config, attend, axis, backend, rows)
     if rows is not None:
         # One layer of a step: more kernels would take longer to lower than they save.
         backend = "xla"
     bias = attention.get("o_proj_bias")
-    stream = _project_add(mixed, attention["o_proj"], bias, stream, axis, backend)
-    stream, inner = gated_block(layer, stream, config, backend)
-    return _project_add(inner, mlp["down_proj"], None, stream, axis, backend)
+    residual = _project_add(mixed, attention["o_proj"], bias, residual, axis, backend)
+    residual, inner = gated_block(layer, residual, config, backend)
+    return _project_add(inner, mlp["down_proj"], None, residual, axis, backend)
 
 
 def attention_block(
     layer: Params,
-    stream: Stream,
+    residual: ResidualStream,
     config: ModelConfig,
     attend: Attend,
     axis: TensorAxis | None,
     backend: Backend,
     rows: Int32[Array, " B"] | None = None,
-) -> tuple[Stream, Float[Array, "*batch HD"]]:
-    """What `o_proj` reads: this device's heads, side by side. The stream is returned settled."""
+) -> tuple[ResidualStream, Float[Array, "*batch HD"]]:
+    """What `o_proj` reads: this device's heads, side by side; and the residual, summed."""
     attention, norm = layer["self_attn"], layer["input_layernorm"]
-    stream, heads = project_qkv(attention, stream, norm, config, axis, backend)
+    residual, heads = project_qkv(attention, residual, norm, config, axis, backend)
     if rows is not None:
-        stream = stream.of_rows(rows)
-    return stream, attend(attention, heads).reshape(*stream.x.shape[:-1], -1)
+        residual = residual.of_rows(rows)
+    return residual, attend(attention, heads).reshape(*residual.x.shape[:-1], -1)
 
 
 def gated_block(
-    layer: Params, stream: Stream, config: ModelConfig, backend: Backend
-) -> tuple[Stream, Float[Array, "*batch F"]]:
-    """What `down_proj` reads: this device's share of F. The stream is returned settled."""
+    layer: Params, residual: ResidualStream, config: ModelConfig, backend: Backend
+) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
+    """What `down_proj` reads: this device's share of F. The residual stream is returned summed."""
     norm, mlp = layer["post_attention_layernorm"], layer["mlp"]
     gate, up, eps = mlp["gate_proj"], mlp["up_proj"], config.rms_norm_eps
-    return norm_gated(stream, norm, gate, up, eps=eps, backend=backend)
+    return norm_gated(residual, norm, gate, up, eps=eps, backend=backend)
 
 
 def project_qkv(
     attention: Params,
-    stream: Stream,
+    residual: ResidualStream,
     norm: Float[Array, " E"],
     config: ModelConfig,
     axis: TensorAxis | None,
     backend: Backend,
-) -> tuple[Stream, Heads]:
-    """The heads that this device attends with, projected from the norm of the stream.
+) -> tuple[ResidualStream, Heads]:
+    """The heads that this device attends with, projected from the norm of the residual.
 
-    The stream is returned settled; the heads' own norm and rotation are still to come.
+    The residual stream is returned summed; the heads' own norm and rotation are still to come.
     """
     own_kv = _own_kv_head(attention, config, axis)
     own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
     weights = [select(attention[name]) for name, select in own.items()]
     eps = config.rms_norm_eps
-    stream, projected = norm_project(stream, norm, weights, eps=eps, backend=backend)
+    residual, projected = norm_project(residual, norm, weights, eps=eps, backend=backend)
     if "q_proj_bias" in attention:
         biases = [select(attention[f"{name}_bias"]) for name, select in own.items()]
         biases = biases if len(projected) == len(biases) else [jnp.concatenate(biases)]
         projected = tuple(map(rounded_add, projected, biases))
-    heads = (*stream.x.shape[:-1], -1, config.head_dim)
-    return stream, tuple(product.reshape(heads) for product in projected)
+    heads = (*residual.x.shape[:-1], -1, config.head_dim)
+    return residual, tuple(product.reshape(heads) for product in projected)
 
 
 def qk_norm_rope(
@@ -231,10 +232,10 @@ def forward(
     layer_step = functools.partial(decoder_layer, config=config, attend=attend)
     if remat:
         layer_step = jax.checkpoint(layer_step)
-    stream = begin(x)
+    residual = begin(x)
     for index in range(config.num_hidden_layers):
-        stream = layer_step(params["model"]["layers"][str(index)], stream)
-    return lm_head(params, final_hidden(params, stream.settled(), config))
+        residual = layer_step(params["model"]["layers"][str(index)], residual)
+    return lm_head(params, final_hidden(params, residual.summed(), config))
 
 
 def dense_attention(
@@ -278,31 +279,31 @@ def _project_add(
     x: jax.Array,
     weight: jax.Array,
     bias: jax.Array | None,
-    stream: Stream,
+    residual: ResidualStream,
     axis: TensorAxis | None,
     backend: Backend,
-) -> Stream:
-    """``stream + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
+) -> ResidualStream:
+    """``residual + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
     if axis is None and bias is None:
-        return project_add(x, weight, stream, backend=backend)
+        return project_add(x, weight, residual, backend=backend)
     if axis is not None and bias is None:
-        return project_sum_add(x, weight, stream, axis, backend=backend)
-    return sum_and_add(project(x, weight, backend=backend), bias, stream, axis, backend)
+        return project_sum_add(x, weight, residual, axis, backend=backend)
+    return sum_and_add(project(x, weight, backend=backend), bias, residual, axis, backend)
 
 
 def sum_and_add(
     output: Float[Array, "*batch E"],
     bias: Float[Array, " E"] | None,
-    stream: Stream,
+    residual: ResidualStream,
     axis: TensorAxis | None,
     backend: Backend,
-) -> Stream:
-    """``stream + (output + bias)``, where the output is a sum over the devices of an axis."""
+) -> ResidualStream:
+    """``residual + (output + bias)``, where the output is a sum over the devices of an axis."""
     if axis is not None and bias is None:
-        return add_sum(stream, output, axis, backend=backend)
+        return add_sum(residual, output, axis, backend=backend)
     if axis is not None:
         output = axis.sum(output)
-    return add(stream, output if bias is None else rounded_add(output, bias), backend=backend)
+    return add(residual, output if bias is None else rounded_add(output, bias), backend=backend)
 
 
 def _own_kv_head(

@@ -9,12 +9,12 @@ from typing import Any
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import JaxinferError
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.async_stream import stream_request_async
+from jaxinfer.serving.engine.async_stream import stream_request_async
+from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine_handle import EngineHandle
-from jaxinfer.serving.metrics import Metric
 
 
 class AsyncLLM:

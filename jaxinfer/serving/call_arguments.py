@@ -5,9 +5,9 @@ from typing import Any
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.inputs import Prompt, PromptParts, match_params, split_prompts
-from jaxinfer.serving.loading import LoadedEngine, say
-from jaxinfer.serving.new_request import NewRequest, wanted_outputs
+from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
+from jaxinfer.serving.requests.prompts import Prompt, PromptParts, match_params, split_prompts
+from jaxinfer.serving.startup.loading import LoadedEngine, say
 
 
 class CallArguments:

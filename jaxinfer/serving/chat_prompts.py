@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxinfer.serving.inputs import PromptReader
+from jaxinfer.serving.requests.prompts import PromptReader
 
 
 def chat_prompts(

@@ -11,16 +11,16 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.call_arguments import CallArguments
-from jaxinfer.serving.distributed.engines import FollowingEngine
-from jaxinfer.serving.distributed.start import start_processes
-from jaxinfer.serving.driver import EngineDriver, wait_for_closing
-from jaxinfer.serving.loading import ModelSource, check_given, load_engine
-from jaxinfer.serving.memory import return_freed_memory
-from jaxinfer.serving.metrics import Metric
+from jaxinfer.serving.engine.driver import EngineDriver, wait_for_closing
+from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.processes.engines import FollowingEngine
+from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.profiling import Profiler
-from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.startup.loading import ModelSource, check_given, load_engine
+from jaxinfer.serving.startup.memory import return_freed_memory
 
 _OWN_KEYWORDS = (
     *("params", "config", "mesh", "rules", "logits_processor", "sampler"),

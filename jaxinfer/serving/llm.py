@@ -11,19 +11,18 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput, ScoreOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.async_stream import stream_request_async
-from jaxinfer.serving.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
+from jaxinfer.serving.engine.async_stream import stream_request_async
+from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
+from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine_handle import EngineHandle
-from jaxinfer.serving.metrics import Metric
-from jaxinfer.serving.new_request import NewRequest
-from jaxinfer.serving.plan import StartupReport
-from jaxinfer.serving.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
-from jaxinfer.serving.start_up import StartUpTimes
+from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
 class LLM:
@@ -46,7 +45,7 @@ class LLM:
             `data_parallel_size` x `tensor_parallel_size` devices.
         rules: which axis of the mesh splits what, and which one has a replica at each index.
         logits_processor: `(logits, state) -> logits`, compiled into the step; see
-            `jaxinfer.serving.sampler`.
+            `jaxinfer.serving.sampling.sampler`.
         sampler: `(logits, state, keys) -> token ids`, replaces the draw.
         coordinator_address: "HOST:PORT" of process 0 where several processes run one engine, or
             "auto" under Slurm, Kubernetes or MPI. Every process makes the same LLM; process 0

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxinfer.errors import StepError
 from jaxinfer.outputs import RequestOutput, ScoreOutput
-from jaxinfer.serving.inputs import Prompt, PromptReader
+from jaxinfer.serving.requests.prompts import Prompt, PromptReader
 
 
 def read_score_inputs(inputs: Any, reader: PromptReader) -> tuple[list[Prompt], list[int]]:

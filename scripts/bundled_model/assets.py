@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from jaxinfer.model.checkpoint.weights import save_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.weights import save_params
 from scripts.bundled_model.config import MAX_POSITIONS
 from scripts.bundled_model.rendering import TEMPLATE
 from scripts.bundled_model.tokenizer import END_OF_TEXT, TURN_END

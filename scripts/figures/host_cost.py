@@ -8,13 +8,13 @@ from operator import itemgetter
 from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.batch import BatchBuilder
-from jaxinfer.serving.block_pool import BlockPool
-from jaxinfer.serving.buckets import choose_buckets
-from jaxinfer.serving.request import Request
-from jaxinfer.serving.sampling_batch import RowSampling, prepare_row
-from jaxinfer.serving.schedule import Schedule
-from jaxinfer.serving.scheduler import Scheduler
+from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.slots.row_sampling import RowSampling, prepare_row
 
 ROWS, CONTEXT, BLOCK_SIZE, VOCAB_SIZE = 64, 4096, 16, 151_936
 _LIMIT_US = 100.0
@@ -86,7 +86,7 @@ class DecodeBench:
             max_num_batched_tokens=8192,
             max_model_len=max_model_len,
             block_size=BLOCK_SIZE,
-            burst_length=1,
+            multi_step_length=1,
             platform="gpu",
         )
         self.builder = BatchBuilder(

@@ -14,7 +14,7 @@ from typing import Any
 from jaxinfer import LLM
 from jaxinfer.measure.timing import run_workload
 from jaxinfer.measure.workloads import Workload
-from jaxinfer.model.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 
 _ROWS = 64
 _PROMPT_TOKENS = (8, 128)

@@ -9,9 +9,9 @@ import numpy as np
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.evaluation.mixture import held_out_items
-from jaxinfer.kernels.shared_prefix import KEYS
+from jaxinfer.kernels.attention.shared_prefix import KEYS
 from jaxinfer.outputs import CompletionOutput
-from jaxinfer.serving import batch
+from jaxinfer.serving.runner import batch
 from scripts.gpu_gate.agreement import CheckError, check_greedy_all, check_sampled
 from scripts.gpu_gate.rows import Row
 
@@ -201,14 +201,14 @@ class _SharedKeys:
 
     def __init__(self) -> None:
         self.keys: list[int] = []
-        self._write = batch.write_units
+        self._write = batch.write_items
 
     def __enter__(self) -> "_SharedKeys":
-        batch.write_units = self._recorded
+        batch.write_items = self._recorded
         return self
 
     def __exit__(self, *_: object) -> None:
-        batch.write_units = self._write
+        batch.write_items = self._write
 
     def _recorded(self, into: Any, groups: Any) -> None:
         self.keys += [group.keys for group in groups]

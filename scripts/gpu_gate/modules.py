@@ -34,7 +34,7 @@ SECONDS = {
     "test_closeness_of_backends": 80,
     "test_mosaic_gpu": 70,
     "test_mosaic_configurations": 70,
-    "test_mosaic_skinny_models": 70,
+    "test_mosaic_small_models": 70,
     "test_closeness_as_served": 70,
 }
 _OTHERS_S = 40

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.evaluation.mixture import held_out_items
-from jaxinfer.model.hub import BUNDLED_MODEL
-from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.text.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 256
 _LENGTHS = (1, 2, 15, 16, 17, 33, 63, 64, 65, 100, 128, 150)

@@ -1,6 +1,6 @@
 """Closeness of an engine on the bundled model."""
 
-from jaxinfer.model.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from tests.gpu.bundled import Setting, ragged_prompts
 from tests.gpu.closeness import Closeness, measure
 from tests.gpu.hugging_face import HuggingFace

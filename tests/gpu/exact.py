@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward
-from jaxinfer.model.hub import BUNDLED_MODEL
-from jaxinfer.model.weights import load_params
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.weights import load_params
 from tests.gpu.bundled import MAX_MODEL_LEN, Setting, ragged_prompts
 
 _NUM_OUTPUTS = 24

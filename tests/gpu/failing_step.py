@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.serving.runner import Runner
+from jaxinfer.serving.runner.runner import Runner
 
 
 def fail_in_the_third_step(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

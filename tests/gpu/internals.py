@@ -1,7 +1,7 @@
 """The parts of an engine that tests look into."""
 
 from jaxinfer import LLM
-from jaxinfer.serving.runner import Runner
+from jaxinfer.serving.runner.runner import Runner
 
 
 def runner_of(llm: LLM) -> Runner:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer import ModelConfig
+from jaxinfer.model.checkpoint.weights import save_params
 from jaxinfer.model.modules import init_params
-from jaxinfer.model.weights import save_params
 
 VOCAB_SIZE = 512
 

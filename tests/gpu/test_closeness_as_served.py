@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxinfer.model.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from tests.gpu.bundled import ragged_prompts
 from tests.gpu.closeness import measure
 

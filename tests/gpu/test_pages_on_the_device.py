@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.serving.program_kinds.burst import BurstKey
-from jaxinfer.serving.program_kinds.swap import SwapKey
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.swap import SwapKey
 from tests.gpu.bundled import MAX_MODEL_LEN, ragged_prompts
 from tests.gpu.failing_step import fail_in_the_third_step
 from tests.gpu.internals import runner_of
@@ -64,11 +64,11 @@ def _pointers(runner):
 
 def test_every_step_aliases_all_pages(runner):
     buckets = runner._buckets
-    shape, steps = buckets.burst_shapes()[0]
+    shape, steps = buckets.multi_step_shapes()[0]
     keys = (
         buckets.prefill_shapes()[0],
         buckets.decode_shapes()[0],
-        BurstKey(shape, "greedy", steps),
+        MultiStepDecodeKey(shape, "greedy", steps),
     )
     for key in keys:
         analysis = runner._compiled[key].memory_analysis()

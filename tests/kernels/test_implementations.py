@@ -18,15 +18,18 @@ _FUNCTIONS = {
     "decode": ["paged_decode_attention"],
     "prefill": ["paged_prefill_attention"],
     "norm_rope_write": ["norm_rope_write"],
-    "skinny": ["norm_project", "norm_gated", "project_add", "project", "project_sum_add"],
-    "wide": ["project", "gated"],
+    "small": ["norm_project", "norm_gated", "project_add", "project", "project_sum_add"],
+    "medium": ["project", "gated"],
     "add_norm": ["add_norm"],
     "silu_mul": ["silu_mul"],
     "all_reduce": ["all_reduce", "all_reduce_norm"],
 }
 _ENTRIES = [(backend, op) for backend, modules in MODULES.items() for op in modules]
 # `import jax_triton` fails on a JAX without a GPU, so its modules are read, not imported.
-_FROM_SOURCE = {"jaxinfer.kernels.triton.decode", "jaxinfer.kernels.triton.prefill"}
+_FROM_SOURCE = {
+    "jaxinfer.kernels.attention.triton.decode",
+    "jaxinfer.kernels.attention.triton.prefill",
+}
 
 
 @pytest.mark.parametrize(("backend", "op"), _ENTRIES)

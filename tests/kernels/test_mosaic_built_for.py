@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.kernels.mosaic.attention import decode
-from jaxinfer.kernels.mosaic.attention.prefill import paged_prefill_attention
+from jaxinfer.kernels.attention.mosaic import decode
+from jaxinfer.kernels.attention.mosaic.prefill import paged_prefill_attention
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from tests.kernels.h200_target import lower_for_h200
 

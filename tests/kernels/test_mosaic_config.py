@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.kernels.mosaic.attention.decode import (
+from jaxinfer.kernels.attention.mosaic.decode import (
     DecodeConfig,
     choose_config,
     paged_decode_attention,
 )
+from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.mosaic.pages import Tiling
-from jaxinfer.kernels.shared_prefix import SharedPrefixes
 
 
 def test_many_sequences_are_not_split_and_few_long_ones_are():

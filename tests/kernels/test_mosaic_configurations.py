@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels import attention, page_write
-from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig, paged_decode_attention
-from jaxinfer.kernels.mosaic.attention.prefill import PrefillConfig, paged_prefill_attention
-from tests.kernels import attention_cases
+from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.kernels.norms import norm_rope_write as page_write
+from tests.kernels.attention import attention_cases
 
 pytestmark = pytest.mark.gpu
 

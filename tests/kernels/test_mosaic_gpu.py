@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels import attention, shared_prefix
-from jaxinfer.kernels.shared_prefix import SharedPrefixes
-from jaxinfer.serving.shared_prefixes import find_groups, most_units, write_units
-from tests.kernels import attention_cases
+from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention import shared_prefix
+from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
+from tests.kernels.attention import attention_cases
 
 pytestmark = pytest.mark.gpu
 
@@ -31,14 +32,14 @@ def _shared(q, k, lens, tables):
     """Which rows begin with the same pages; some do."""
     rows, H, _ = q.shape
     S, K = k.shape[1:3]
-    size = shared_prefix.rows_in_unit(H // K)
+    size = shared_prefix.rows_in_item(H // K)
     groups = find_groups(
-        np.asarray(tables), np.asarray(lens), block_size=S, batch_rows=rows, rows_in_unit=size
+        np.asarray(tables), np.asarray(lens), block_size=S, batch_rows=rows, rows_in_item=size
     )
-    units = np.zeros((most_units(rows), 4), np.int32)
+    units = np.zeros((most_items(rows), 4), np.int32)
     shared = SharedPrefixes(np.zeros(1, np.int32), units, np.zeros((rows, 4), np.int32))
-    write_units(shared, groups)
-    assert shared.num_units[0]
+    write_items(shared, groups)
+    assert shared.num_items[0]
     return shared
 
 
@@ -51,7 +52,7 @@ def test_keys_that_rows_share_can_be_read_once(case):
     attention_cases.check(attention, case, jnp.bfloat16)
 
 
-def test_rows_that_have_ended_in_a_burst_give_zeros_whatever_they_shared():
+def test_rows_that_have_ended_in_a_multi_step_give_zeros_whatever_they_shared():
     problem = attention_cases.build(attention_cases.shared_cases()[1], jnp.bfloat16, seed=0)
     q, k, v, cu, lens, tables = map(jnp.asarray, problem.arguments)
     shared = _shared(q, k, lens, tables)

@@ -1,7 +1,7 @@
 """The Mosaic kernels on CPU, in Pallas's interpreter, as far as it goes.
 
 It knows neither predicated copies (pages smaller than a tile), nor accumulators that outlive a
-product (prefill), nor stores into another block's memory (split skinny projections): those run in
+product (prefill), nor stores into another block's memory (split small projections): those run in
 the GPU tests and are compiled in test_mosaic_lowering.py.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.mosaic.attention import decode
-from jaxinfer.kernels.mosaic.attention.combine import combine_splits
-from jaxinfer.kernels.mosaic.attention.decode import DecodeConfig, paged_decode_attention
-from jaxinfer.kernels.mosaic.norm_rope_write import norm_rope_write
-from tests.kernels import attention_cases
+from jaxinfer.kernels.attention.mosaic import decode
+from jaxinfer.kernels.attention.mosaic.combine import combine_splits
+from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
+from tests.kernels.attention import attention_cases
 
 _slots_are_reused = pytest.mark.skipif(
     jax.__version_info__ < (0, 12),

@@ -10,11 +10,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxinfer.kernels.mosaic
-from jaxinfer.kernels import attention
-from jaxinfer.kernels.mosaic import add_norm, silu_mul
-from jaxinfer.kernels.mosaic.products import skinny, wide
-from jaxinfer.kernels.mosaic.sums import all_reduce
-from jaxinfer.kernels.shared_prefix import SharedPrefixes
+from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.kernels.collectives.mosaic import all_reduce
+from jaxinfer.kernels.matmul.mosaic import medium, small
+from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
 from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, h200_mesh, needs_plugin
 
@@ -56,23 +56,23 @@ def _page_write(*heads):
     return compile_for_h200(op, *arguments, _int32(B), donate=(5, 6))
 
 
-def _skinny_plain():
-    op = functools.partial(skinny.norm_project, eps=1e-6)
+def _small_plain():
+    op = functools.partial(small.norm_project, eps=1e-6)
     weights = (_shape(H * D, E), _shape(K * D, E), _shape(K * D, E))
     return compile_for_h200(op, _shape(B, E), _shape(E), weights)
 
 
-def _skinny_gated():
-    op = functools.partial(skinny.norm_gated, eps=1e-6)
+def _small_gated():
+    op = functools.partial(small.norm_gated, eps=1e-6)
     return compile_for_h200(op, _shape(B, E), _shape(E), _shape(F, E), _shape(F, E))
 
 
-def _skinny_residual():
-    return compile_for_h200(skinny.project_add, _shape(B, F), _shape(E, F), _shape(B, E))
+def _small_residual():
+    return compile_for_h200(small.project_add, _shape(B, F), _shape(E, F), _shape(B, E))
 
 
-def _skinny_bare():
-    return compile_for_h200(skinny.project, _shape(B, F), _shape(E, F))
+def _small_bare():
+    return compile_for_h200(small.project, _shape(B, F), _shape(E, F))
 
 
 def _add_norm():
@@ -86,11 +86,11 @@ def _silu_mul():
 
 def _wide_project():
     weights = (_shape(H * D, E), _shape(K * D, E), _shape(K * D, E))
-    return compile_for_h200(wide.project, _shape(64, E), weights)
+    return compile_for_h200(medium.project, _shape(64, E), weights)
 
 
 def _wide_gated():
-    return compile_for_h200(wide.gated, _shape(256, E), _shape(F, E), _shape(F, E))
+    return compile_for_h200(medium.gated, _shape(256, E), _shape(F, E), _shape(F, E))
 
 
 # A program for each kernel: what compiles it, and every Mosaic kernel that it launches.
@@ -142,12 +142,12 @@ _PROGRAMS = {
     ),
     "page_write": (functools.partial(_page_write, H, K, K), {"norm_rope_write": 1}),
     "page_write_merged": (functools.partial(_page_write, H + 2 * K), {"norm_rope_write": 1}),
-    "skinny_plain": (_skinny_plain, {"skinny_plain": 1}),
-    "skinny_gated": (_skinny_gated, {"skinny_gated": 1}),
-    "skinny_residual": (_skinny_residual, {"skinny_residual": 1}),
-    "skinny_bare": (_skinny_bare, {"skinny_bare": 1}),
-    "wide_project": (_wide_project, {"wide_project": 1}),
-    "wide_gated": (_wide_gated, {"wide_gated": 1}),
+    "small_plain": (_small_plain, {"small_plain": 1}),
+    "small_gated": (_small_gated, {"small_gated": 1}),
+    "small_residual": (_small_residual, {"small_residual": 1}),
+    "small_bare": (_small_bare, {"small_bare": 1}),
+    "medium_project": (_wide_project, {"medium_project": 1}),
+    "medium_gated": (_wide_gated, {"medium_gated": 1}),
     "add_norm": (_add_norm, {"add_norm": 1}),
     "silu_mul": (_silu_mul, {"silu_mul": 1}),
     "all_reduce": (_all_reduce, {"all_reduce": 1}),

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.mosaic import quick_compile
-from jaxinfer.kernels.mosaic.products import wide
 from tests.kernels.h200_target import lower_for_h200
 
 
@@ -28,7 +28,7 @@ def test_descriptors_are_copied_as_few_integers(monkeypatch):
 
     monkeypatch.setattr(quick_compile, "_join_descriptors", spy)
     weights = (_shape(2048, 1024), _shape(1024, 1024), _shape(1024, 1024))
-    lower_for_h200(wide.project, _shape(64, 1024), weights)
+    lower_for_h200(medium.project, _shape(64, 1024), weights)
     # Rows, and each of three weights and of their outputs.
     assert types == ["!llvm.array<7 x i1024>"]
 

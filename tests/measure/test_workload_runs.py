@@ -13,7 +13,7 @@ from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.timing import measure_speed, run_workload
 from jaxinfer.measure.workloads import make_workload
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jaxinfer.serving.start_up import StartUpTimes
+from jaxinfer.startup_report import StartUpTimes
 
 
 class FakeEngine:

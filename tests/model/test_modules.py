@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, tree_path, unflatten
 from jaxinfer.model.modules import abstract_params, init_params
-from jaxinfer.model.parameter_names import flatten, tensor_name, tree_path, unflatten
 from jaxinfer.model.sharding import make_mesh
 from tests.model import small_models, tiny
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import forward
-from jaxinfer.model.weights import load_params
 from tests.lazy import torch
 from tests.model import small_models
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from jaxinfer.model.checkpoint.parameter_names import flatten
 from jaxinfer.model.modules import abstract_params, param_specs
-from jaxinfer.model.parameter_names import flatten
 from jaxinfer.model.sharding import (
     ShardingRules,
     check_divisible,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxinfer.kernels.projections import Stream, begin
-from jaxinfer.kernels.tensor_axis import TensorAxis
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.matmul.op import ResidualStream, begin
 from jaxinfer.model.modules import abstract_params, param_specs
 from jaxinfer.model.qwen3 import (
     decoder_layer,
@@ -23,7 +23,7 @@ from jaxinfer.model.qwen3 import (
 )
 from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, make_mesh
-from jaxinfer.model.turns import layer_in_turns
+from jaxinfer.model.two_batch_overlap import overlapped_layer
 from tests.model import tiny
 
 MODELS = {
@@ -53,15 +53,15 @@ def local_forward(params, tokens, *, config, axis=AXIS, first=None):
         tokens = [jnp.stack(each) for each in zip(*earlier, strict=True)]
         return dense_attention(*tokens, mask[:end, :end])[begin:]
 
-    streams = [begin(x)] if first is None else [begin(x[:first]), begin(x[first:])]
+    residuals = [begin(x)] if first is None else [begin(x[:first]), begin(x[first:])]
     for index in range(config.num_hidden_layers):
         layer = params["model"]["layers"][str(index)]
-        attends = [functools.partial(attend, [])] * len(streams)
+        attends = [functools.partial(attend, [])] * len(residuals)
         if first is None:
-            streams = [decoder_layer(layer, streams[0], config, attends[0], axis=axis)]
+            residuals = [decoder_layer(layer, residuals[0], config, attends[0], axis=axis)]
         else:
-            streams = layer_in_turns(layer, streams, config, attends, axis=axis)
-    x = jnp.concatenate([stream.settled() for stream in streams])
+            residuals = overlapped_layer(layer, residuals, config, attends, axis=axis)
+    x = jnp.concatenate([residual.summed() for residual in residuals])
     return lm_head(params, final_hidden(params, x, config))
 
 
@@ -96,7 +96,7 @@ def test_two_devices_that_swap_give_the_logits_of_the_whole(monkeypatch):
     check_logits("kv-heads-divide", 2, first=6, axis=swapping)
 
 
-def test_sums_that_run_side_by_side_are_swapped_where_two_devices_have_mailboxes():
+def test_sums_that_run_side_by_side_are_swapped_where_two_devices_have_peer_buffers():
     def swaps(num_devices, peers):
         found = []
 
@@ -144,7 +144,7 @@ def test_heads_from_one_product_are_those_from_three(num_devices):
     specs = param_specs(config, ShardingRules(), num_devices)["model"]["layers"]["0"]
 
     def project(layer, x, backend, count):
-        arguments = layer["self_attn"], Stream(x), layer["input_layernorm"], config
+        arguments = layer["self_attn"], ResidualStream(x), layer["input_layernorm"], config
         _, heads = project_qkv(*arguments, AXIS, backend)
         assert len(heads) == count
         return jnp.concatenate(heads, axis=1)

@@ -81,7 +81,7 @@ def test_pytest_checks_the_shapes_of_every_kernel_module_but_what_others_compile
         and not any(module == name or module.startswith(name + ".") for name in listed)
     ]
     assert [name.removeprefix("jaxinfer.kernels.") for name in unchecked] == [
-        "numba.call_frame",
-        "numba.kernels",
-        "triton.kernels",
+        "attention.numba.call_frame",
+        "attention.numba.kernels",
+        "attention.triton.kernels",
     ]

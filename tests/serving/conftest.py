@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxinfer.model.tokenizer import Tokenizer
-from tests.model.small_tokenizer import write_tokenizer
+from jaxinfer.model.text.tokenizer import Tokenizer
+from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import small_llm
 
 

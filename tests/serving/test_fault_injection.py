@@ -5,16 +5,16 @@ import threading
 
 import pytest
 
-from jaxinfer.model.tokenizer import Tokenizer
-from jaxinfer.serving import blocking_calls
-from jaxinfer.serving.completion_logprobs import _Chosen
-from jaxinfer.serving.detokenizer import Detokenizer
-from jaxinfer.serving.request_group import RequestGroup
-from jaxinfer.serving.scheduler import Scheduler
-from tests.model.small_tokenizer import build_backend
-from tests.serving.fake_runner import FakeRunner, continuation
-from tests.serving.test_driver import PARAMS, Driven
-from tests.serving.test_engine import new_request
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.engine import blocking_calls
+from jaxinfer.serving.requests.completion_logprobs import _Chosen
+from jaxinfer.serving.requests.detokenizer import Detokenizer
+from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+from tests.model.text.small_tokenizer import build_backend
+from tests.serving.engine.fake_runner import FakeRunner, continuation
+from tests.serving.engine.test_driver import PARAMS, Driven
+from tests.serving.engine.test_engine import new_request
 
 TOKENIZER = Tokenizer(build_backend())
 COUNT = 6

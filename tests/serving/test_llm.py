@@ -11,13 +11,7 @@ import pytest
 import tqdm
 
 from jaxinfer import RequestOutputKind, SamplingParams
-from tests.serving.small_llm import (
-    GREEDY,
-    PROMPTS,
-    greedy_reference,
-    ids,
-    reference_logprobs,
-)
+from tests.serving.small_llm import GREEDY, PROMPTS, greedy_reference, ids, reference_logprobs
 
 
 def test_generate_returns_outputs_in_the_order_of_the_prompts(llm):

@@ -14,8 +14,8 @@ import pytest
 from jaxinfer import LLM
 from jaxinfer.errors import CapacityError, ModelLoadError, StepError
 from jaxinfer.model.sharding import make_mesh
-from jaxinfer.serving.detokenizer import Detokenizer
-from tests.model.small_tokenizer import write_tokenizer
+from jaxinfer.serving.requests.detokenizer import Detokenizer
+from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import (
     GREEDY,
     PROMPTS,

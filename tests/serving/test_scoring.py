@@ -4,11 +4,11 @@ import pytest
 
 from jaxinfer.errors import StepError
 from jaxinfer.logprobs import Logprob
-from jaxinfer.model.tokenizer import Tokenizer
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.inputs import PromptReader
+from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.scoring import read_score_inputs, score_output
-from tests.model.small_tokenizer import build_backend
+from tests.model.text.small_tokenizer import build_backend
 
 TOKENIZER = Tokenizer(build_backend())
 READER = PromptReader(TOKENIZER, vocab_size=TOKENIZER.vocab_size, max_model_len=64)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxinfer.kernels.page_limit import most_pages
+from jaxinfer.kernels.attention.page_limit import most_pages
 
 # References and barriers inside a kernel have no public type.
 type Ref = Any

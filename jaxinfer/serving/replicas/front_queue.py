@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.serving.engine_start import StartedEngine
-from jaxinfer.serving.new_request import NewRequest
-from jaxinfer.serving.ranked_queue import RankedQueue
 from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
-from jaxinfer.serving.request_group import RequestGroup
+from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.scheduler.ranked_queue import RankedQueue
 
 
 @dataclass(slots=True, eq=False)

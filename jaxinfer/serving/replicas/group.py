@@ -11,12 +11,12 @@ from typing import Any
 
 from jaxinfer.errors import StepError
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine_start import StartedEngine
-from jaxinfer.serving.metrics import EngineCounts
-from jaxinfer.serving.new_request import NewRequest
+from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
+from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
 

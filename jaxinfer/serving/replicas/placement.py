@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxinfer.serving.device_params import check_like
+from jaxinfer.serving.runner.device_params import check_like
 
 Index = tuple[slice, ...]
 

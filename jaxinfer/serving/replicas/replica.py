@@ -7,8 +7,8 @@ that is done between two steps, in order.
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from jaxinfer.serving.engine import Engine
-from jaxinfer.serving.owner_thread import Action, OwnerThread
+from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.engine.owner_thread import Action, OwnerThread
 
 _MOST_STEPS_IN_A_ROW = 8
 

@@ -16,12 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxinfer.serving.sampling.draw import find_token
 from jaxinfer.serving.sampling.rows import RowParameters
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
-from jaxinfer.serving.sampling.weights import (
-    LARGEST_KEY,
-    RowDistribution,
-    sort_keys,
-    weight_of_key,
-)
+from jaxinfer.serving.sampling.weights import LARGEST_KEY, RowDistribution, sort_keys, weight_of_key
 
 TOP_P_TOLERANCE = 1e-6
 """Relative slack of p, above float32's rounding of long sums: 0.3 of ten equal tokens is three."""

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxinfer.evaluation.rates import Question, questions, rates
+from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import init_params
-from jaxinfer.model.tokenizer import Tokenizer as EngineTokenizer
-from jaxinfer.model.weights import load_params
+from jaxinfer.model.text.tokenizer import Tokenizer as EngineTokenizer
 from scripts.bundled_model import assets
 from scripts.bundled_model.__main__ import choose_schedule, parse_arguments
 from scripts.bundled_model.assets import write_model

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from jaxinfer.serving.start_up import StartUpTimes
+from jaxinfer.startup_report import StartUpTimes
 from scripts.gpu_gate import quick
 from scripts.gpu_gate.processes import TIMED_OUT
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from jaxinfer.errors import CapacityError, StepError
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine_start import StartedEngine
 from jaxinfer.serving.replicas.group import EngineGroup
-from tests.serving.fake_runner import continuation
-from tests.serving.test_engine import VOCAB, Setup, new_request
+from jaxinfer.serving.replicas.started_engine import StartedEngine
+from tests.serving.engine.fake_runner import continuation
+from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 

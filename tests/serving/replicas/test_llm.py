@@ -11,13 +11,13 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxinfer import SamplingParams
+from jaxinfer.model.checkpoint.weights import save_params
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.model.weights import save_params
-from jaxinfer.serving import loading
-from jaxinfer.serving.device_params import describe_params
-from jaxinfer.serving.program_kinds.sampler import SamplerKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.replicas.meshes import make_replica_mesh
-from tests.model.small_tokenizer import write_tokenizer
+from jaxinfer.serving.runner.device_params import describe_params
+from jaxinfer.serving.startup import loading
+from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import CONFIG, GREEDY, small_llm, small_params
 
 # Each size compiles its own programs.
@@ -237,7 +237,7 @@ def test_all_is_compiled_ahead_for_every_replica(monkeypatch):
         shapes = buckets.prefill_shapes()[-1], buckets.decode_shapes()[-1]
         return [*shapes, SamplerKey(shapes[0].rows, "greedy")]
 
-    monkeypatch.setattr("jaxinfer.serving.runner.all_programs", few_programs)
+    monkeypatch.setattr("jaxinfer.serving.runner.runner.all_programs", few_programs)
     with small_llm(data_parallel_size=2, compile_ahead=True) as llm:
         compiled = [each.runner._compiled._compiled.keys() for each in llm._loaded.replicas]
         assert len(compiled[0]) == 3

@@ -7,8 +7,8 @@ from jax.sharding import AxisType, Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.sharding import ShardingRules, make_mesh, tensor_parallel_size
-from jaxinfer.serving.loading import ModelSource, choose_mesh
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
+from jaxinfer.serving.startup.loading import ModelSource, choose_mesh
 
 
 def mesh_of(*shape, axes):

@@ -7,9 +7,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.serving.device_params import describe_params
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, split_mesh
 from jaxinfer.serving.replicas.placement import replica_params
+from jaxinfer.serving.runner.device_params import describe_params
 from tests.serving.small_llm import CONFIG, small_params
 
 RULES = ShardingRules()

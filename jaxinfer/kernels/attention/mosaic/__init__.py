@@ -1,0 +1,1 @@
+"""Paged attention for Hopper GPUs, in Pallas Mosaic GPU."""

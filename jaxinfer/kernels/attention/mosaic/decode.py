@@ -1,0 +1,449 @@
+"""Paged decode attention for Hopper: one query token a sequence, at the speed of the memory.
+
+What it computes: `softmax(scale * q k^T) v` for one query row per (sequence, head), with keys and
+values in pages named by a block table (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
+
+How, and where each idea comes from:
+
+* **Online softmax** (Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention, Dao et al.
+  2022, arXiv:2205.14135): keys are visited in tiles of `block_kv`; a running maximum `m`, a running
+  sum `l` and an unnormalised output are rescaled when the maximum grows. fp32, in powers of two.
+* **Split over the context** (FlashDecoding, Dao et al. 2023): with few sequences, `num_splits`
+  blocks share one sequence; each leaves a normalised partial output and the log of its sum.
+  `combine.py` weighs them together, or, where they form a cluster, `cluster_combine.py`.
+* **Warp specialisation** (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608): warpgroup 0 only
+  starts TMA copies (one warp for keys, one for values), up to `stages` tiles ahead; warpgroup 1
+  only computes. Four barriers a stage say "filled" and "free" for keys and for values.
+* **Swapped operands**: wgmma works on 64 rows, and a GQA group has 1 to 16. Instead of padding the
+  group to 64 rows, keys are the rows: `S^T[keys, N] = K Q^T` and `O^T[D, N] = V^T P^T` with the
+  group as the 8 to 24 columns. Tensor-core work and registers shrink by 64 / N, so that two or
+  three blocks fit on a multiprocessor and hide each other's latency.
+* **Shared keys** (Hydragen, Juravsky et al. 2024, arXiv:2402.05099): what several sequences begin
+  with, `shared_prefix.py` reads once for all of them; this kernel is then given what is left, and
+  at its end joins both (`join.py`).
+
+One block works on one (sequence, kv head, split). Keys outside [first visible, length) are never
+copied page-wise; inside the last page they are masked in the scores and zeroed in the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.kernels.attention.mosaic import cluster_combine
+from jaxinfer.kernels.attention.mosaic.combine import combine_splits
+from jaxinfer.kernels.attention.mosaic.join import OfItems, seen_alone, write_joined
+from jaxinfer.kernels.attention.mosaic.shared_prefix import attend_shared
+from jaxinfer.kernels.attention.shared_prefix import KEYS, SharedPrefixes, rows_in_item
+from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
+from jaxinfer.kernels.mosaic.built_for import call_built_for
+from jaxinfer.kernels.mosaic.pages import (
+    SWIZZLED,
+    Ref,
+    Scalar,
+    Tiling,
+    check_pool,
+    on_warps,
+    zero_rows_after,
+)
+from jaxinfer.kernels.mosaic.rows import store_anyhow
+
+_CLUSTERED_BLOCKS, _FEWEST_CLUSTERED = 64, 4
+_OF_ITEMS = len(dataclasses.fields(OfItems))
+_COLUMN = plgpu.Layout.WGMMA.reduce(0)
+"""Layout of one value per column (query) of a wgmma accumulator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """Sizes that change speed and never the result.
+
+    Attributes:
+        block_kv: keys in a tile, 64 or 128.
+        stages: tiles in flight.
+        num_splits: blocks that share one sequence and head.
+        in_cluster: whether they, at most 8, are a cluster that combines what they have.
+    """
+
+    block_kv: int = 64
+    stages: int = 3
+    num_splits: int = 1
+    in_cluster: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """Everything static about one launch."""
+
+    H: int
+    K: int
+    D: int
+    columns: int
+    tiling: Tiling
+    config: DecodeConfig
+    window: int | None
+    shares: bool
+    scale: float
+    dtype: jnp.dtype
+
+    @property
+    def group(self) -> int:
+        return self.H // self.K
+
+    @property
+    def leaves_partials(self) -> bool:
+        """Whether another launch combines the splits."""
+        return self.config.num_splits > 1 and not self.config.in_cluster
+
+
+def paged_decode_attention(
+    q: Float[Array, "B H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    *,
+    scale: float,
+    window: int | None = None,
+    shared: SharedPrefixes | None = None,
+    config: DecodeConfig | None = None,
+) -> Float[Array, "B H D"]:
+    """One query per sequence, at position `context_lens - 1`.
+
+    Args:
+        q: normalised and rotated queries, bfloat16 or float16.
+        k_pages: key pages in q's dtype; memory no sequence reaches may hold NaN.
+        v_pages: value pages, likewise.
+        context_lens: keys of each sequence, this step's included; 0 gives a row of zeros.
+        block_tables: page numbers of each sequence; entries past the context are not used.
+        scale: what scores are multiplied by (positive).
+        window: only the last `window` keys are visible; None shows all.
+        shared: which rows begin with the same pages, so that these are read once; None looks at
+            every row alone. Rows are not split then.
+        config: tuning; None takes `choose_config`'s.
+
+    Returns:
+        `[B, H, D]` in q's dtype.
+
+    Raises:
+        ValueError: a shape the kernel cannot load, which `choose_backend` never lets through; or
+            `shared` with a window, splits, or fewer rows than a work item holds.
+    """
+    B, H, D = q.shape
+    S, K = k_pages.shape[1:3]
+    W = block_tables.shape[1]
+    if D not in (64, 128):
+        raise ValueError(f"head_dim must be 64 or 128, not {D}")
+    check_pool(k_pages)
+    N = _columns(H // K)
+    shares = shared is not None
+    if shares:
+        config = _sharing_config(B, H // K, window, config)
+    config = config or choose_config(B, K, W * S, head_bytes=4 * D * N)
+    tiling = Tiling(config.block_kv, S, W)
+    problem = _Problem(H, K, D, N, tiling, config, window, shares, scale, jnp.dtype(q.dtype))
+    rows = q.reshape(B * H, D)
+    padding = -rows.shape[0] % 8
+    if padding:  # Only with few heads, as under tensor parallelism with odd batches.
+        rows = jnp.pad(rows, ((0, padding), (0, 0)))
+    args = (rows, k_pages, v_pages, context_lens, block_tables)
+    if shared is not None:
+        of_items = attend_shared(q, k_pages, v_pages, block_tables, shared, scale=scale)
+        alone = seen_alone(context_lens, block_tables, shared, S)
+        args = (rows, k_pages, v_pages, *alone, shared.rows, *of_items)
+    shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
+    # Built for just these: but an engine's programs share it, and lowering it takes long.
+    out = call_built_for(
+        _launch, problem, shapes, args, _out_type(problem, shapes), name="paged_decode_attention"
+    )
+    if not problem.leaves_partials:
+        return out[0][: B * H].reshape(B, H, D)
+    partial, log_sums = out
+    return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
+
+
+def _sharing_config(
+    rows: int, group: int, window: int | None, config: DecodeConfig | None
+) -> DecodeConfig:
+    """As given, or what was fastest of three when rows have a few hundred keys of their own."""
+    config = config or DecodeConfig(KEYS)
+    if window is not None:
+        raise ValueError("rows with a window share no keys: give window or shared, not both")
+    if config.num_splits > 1:
+        raise ValueError(f"rows that share keys can't be split in {config.num_splits}")
+    if not 0 < rows_in_item(group) <= rows:
+        raise ValueError(f"work items of shared keys can't hold {rows} rows of {group} heads each")
+    return config
+
+
+def _columns(group: int) -> int:
+    """N: query rows are copied in aligned eights, so a group may start inside one."""
+    return -(-(8 - math.gcd(group, 8) + group) // 8) * 8
+
+
+def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> DecodeConfig:
+    """Tile, stages and splits for `B` sequences of at most `longest` keys and `K` kv heads.
+
+    `head_bytes` are those of a split's output for one kv head, in float32.
+
+    Measured on an H200 (`scripts/kernel_bench.py --sweep`): with work for every multiprocessor, one
+    block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks fit,
+    and splits until there is about one block a multiprocessor. No split is shorter than 256 keys:
+    below that the combine pass costs more than it saves. A cluster combines faster, but one of
+    eight blocks needs half a part of the chip to itself: steps of 16 such clusters lost 10%, of 8
+    or of 16 with four blocks each won 1 to 4% at contexts of 1024, and 1.2 to 0.3% between 1030
+    and 2040, with one more stage.
+    """
+    blocks = B * K
+    for stages, keys in ((3, 256), (4, 512)):
+        most = cluster_combine.most_splits(head_bytes, stages)
+        in_cluster = min(_CLUSTERED_BLOCKS // blocks, most)
+        if in_cluster >= _FEWEST_CLUSTERED and 512 <= longest <= keys * in_cluster:
+            return DecodeConfig(stages=stages, num_splits=in_cluster, in_cluster=True)
+    if blocks >= 4 * MULTIPROCESSORS:
+        return DecodeConfig(block_kv=128, stages=3)
+    splits = max(1, min(round(MULTIPROCESSORS / blocks), longest // 256, 64))
+    return DecodeConfig(block_kv=64, stages=3, num_splits=splits)
+
+
+def _out_type(
+    p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The rows' results, or those of each split and the logarithms of their sums."""
+    rows, context_lens = shapes[0], shapes[3]
+    if not p.leaves_partials:
+        return (jax.ShapeDtypeStruct(rows.shape, p.dtype),)
+    slots = -(-p.config.num_splits // 16) * 16  # combine.py reads splits in sixteens.
+    parts = (context_lens.shape[0] * p.K, slots)
+    return (
+        jax.ShapeDtypeStruct((*parts, p.D, p.columns), jnp.float32),
+        jax.ShapeDtypeStruct((*parts, p.columns), jnp.float32),
+    )
+
+
+def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
+    p, config = problem, problem.config
+    N, D, block_kv, stages = p.columns, p.D, config.block_kv, config.stages
+    filled = plgpu.Barrier(num_arrivals=p.tiling.copies, num_barriers=stages)
+    free = plgpu.Barrier(num_barriers=stages)
+    # The last axis runs fastest, so heads of one page, neighbours in memory, are read together. It
+    # also takes the rows: CUDA's other axes end at 65,535.
+    grid = {"split": config.num_splits, "row_and_head": shapes[3].shape[0] * p.K}
+    cluster = {"split": grid.pop("split")} if config.in_cluster else {}
+    return plgpu.kernel(
+        functools.partial(_block, p),
+        out_type=_out_type(p, shapes),
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        cluster=tuple(cluster.values()),
+        cluster_names=tuple(cluster),
+        num_threads=2,
+        thread_name="warpgroup",
+        scratch_types={
+            "q_smem": plgpu.SMEM((N, D), p.dtype, transforms=SWIZZLED),
+            "k_smem": plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
+            "v_smem": plgpu.SMEM((stages, block_kv, D), p.dtype, transforms=SWIZZLED),
+            "p_smem": plgpu.SMEM((N, block_kv), p.dtype, transforms=SWIZZLED),
+            "o_smem": plgpu.SMEM((N, D), p.dtype),
+            "q_filled": plgpu.Barrier(),
+            "k_filled": filled,
+            "v_filled": filled,
+            "k_free": free,
+            "v_free": free,
+            "combine": cluster_combine.scratch(config.num_splits, D, N) if cluster else {},
+            "own_log_sums": plgpu.SMEM((N,), jnp.float32) if p.shares else (),
+        },
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="paged_decode_attention",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """What one block works on."""
+
+    row: Scalar
+    kv_head: Scalar
+    length: Scalar
+    first_visible: Scalar
+    first_tile: Scalar
+    last_tile: Scalar  # exclusive
+
+
+def _span(p: _Problem, lengths: Ref) -> _Span:
+    row_and_head = lax.axis_index("row_and_head")
+    row, kv_head = row_and_head // p.K, row_and_head % p.K
+    length = lengths[row]
+    block_kv = p.config.block_kv
+    first_visible = jnp.int32(0) if p.window is None else jnp.maximum(length - p.window, 0)
+    begin, end = first_visible // block_kv, pl.cdiv(length, jnp.int32(block_kv))
+    if p.config.num_splits > 1:
+        share = pl.cdiv(end - begin, jnp.int32(p.config.num_splits))
+        begin = begin + lax.axis_index("split") * share
+        end = jnp.minimum(begin + share, end)
+    return _Span(row, kv_head, length, first_visible, begin, end)
+
+
+def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_smem, p_smem,
+           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine,
+           own_log_sums):  # fmt: skip
+    outputs = refs[_OF_ITEMS:] if p.shares else refs
+    span = _span(p, lengths)
+    first_row = (span.row * p.K + span.kv_head) * p.group
+    aligned_row = first_row // 8 * 8
+    warpgroup = lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup == 0)
+    def _produce():
+        plgpu.copy_gmem_to_smem(q.at[pl.ds(aligned_row, p.columns)], q_smem, q_filled)
+        on_warps(
+            lambda: _stream(p, span, tables, k_pages, k_smem, k_filled, k_free),
+            lambda: _stream(p, span, tables, v_pages, v_smem, v_filled, v_free),
+        )
+
+    @pl.when(warpgroup == 1)
+    def _consume():
+        plgpu.barrier_wait(q_filled)
+        tile = functools.partial(
+            _tile, p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free
+        )
+        acc, m, sums = _over_tiles(p, span, tile)
+        total = sums.sum(axis=0)
+        inverse = jnp.where(total > 0, 1.0 / total, 0.0)
+        out = acc * lax.broadcast_in_dim(inverse, acc.shape, [1])
+        log_sum = m + jnp.log(total) * LOG2_E
+
+        def write(out):
+            store_anyhow(o_smem.transpose((1, 0)), out.astype(p.dtype))
+            plgpu.commit_smem()
+            source = o_smem.at[pl.ds(first_row - aligned_row, p.group)]
+            plgpu.copy_smem_to_gmem(source, outputs[0].at[pl.ds(first_row, p.group)])
+            plgpu.wait_smem_to_gmem(0)
+
+        if p.leaves_partials:
+            partial, log_sums = outputs
+            at = (span.row * p.K + span.kv_head, lax.axis_index("split"))
+            store_anyhow(partial.at[at], out)
+            store_anyhow(log_sums.at[at], log_sum)
+        elif p.config.in_cluster:
+            cluster_combine.combine_in_cluster(out, log_sum, write, **combine)
+        elif p.shares:
+            of_items = OfItems(*refs[:_OF_ITEMS])
+            # A row of a multi-step decode that has ended is empty, whatever it shared.
+            joins = (span.length > 0) & of_items.saw_for(span.row)
+            pl.when(~joins)(lambda: write(out))
+            pl.when(joins)(
+                lambda: write_joined(
+                    out,
+                    log_sum,
+                    of_items,
+                    outputs[0],
+                    span.row,
+                    span.kv_head,
+                    group=p.group,
+                    values=o_smem,
+                    log_sums=own_log_sums,
+                )
+            )
+        else:
+            write(out)
+
+
+def _stream(p, span, tables, pages, smem, filled, free):
+    """Producer warp: keeps `stages` tiles of one pool in flight, reading page ids a tile ahead."""
+    tiling, stages = p.tiling, p.config.stages
+
+    def page_ids(tile):
+        return tiling.page_ids(tables, span.row, tile)
+
+    def copy(tile, slot, ids):
+        tiling.copy_tile(
+            pages, ids, span.kv_head, tile, span.length, smem.at[slot], filled.at[slot]
+        )
+
+    for slot in range(stages):
+        tile = span.first_tile + slot
+        pl.when(tile < span.last_tile)(
+            lambda tile=tile, slot=slot: copy(tile, slot, page_ids(tile))
+        )
+
+    def refill(tile, ids):
+        slot = lax.rem(tile - span.first_tile, jnp.int32(stages))
+        following = page_ids(tile + 1)
+        plgpu.barrier_wait(free.at[slot])
+        copy(tile, slot, ids)
+        return following
+
+    start = span.first_tile + stages
+    lax.fori_loop(start, span.last_tile, refill, page_ids(start))
+
+
+def _over_tiles(p, span, tile):
+    """Runs `tile` over the block's span, with masks only where a tile needs them."""
+    N, D, block_kv = p.columns, p.D, p.config.block_kv
+    carry = (
+        plgpu.layout_cast(jnp.zeros((D, N), jnp.float32), plgpu.Layout.WGMMA),
+        plgpu.layout_cast(jnp.full((N,), -jnp.inf, jnp.float32), _COLUMN),
+        plgpu.layout_cast(jnp.zeros((block_kv, N), jnp.float32), plgpu.Layout.WGMMA),
+    )
+    whole = jnp.clip(span.length // block_kv, span.first_tile, span.last_tile)
+    if p.window is not None:
+        whole = span.first_tile
+    carry = lax.fori_loop(span.first_tile, whole, functools.partial(tile, masked=False), carry)
+    return lax.fori_loop(whole, span.last_tile, functools.partial(tile, masked=True), carry)
+
+
+def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free,
+          index, carry, *, masked):  # fmt: skip
+    """One tile of online softmax. `l` is kept per key row and summed once, at the end."""
+    acc, m, sums = carry
+    N, block_kv = p.columns, p.config.block_kv
+    slot = lax.rem(index - span.first_tile, jnp.int32(p.config.stages))
+    first_key = index * block_kv
+
+    plgpu.barrier_wait(k_filled.at[slot])
+
+    def scores(s):
+        plgpu.wgmma(s, k_smem.at[slot], q_smem.transpose((1, 0)))
+        return s[...]
+
+    s = pl.run_scoped(scores, plgpu.ACC((block_kv, N), jnp.float32))
+    plgpu.barrier_arrive(k_free.at[slot])
+    s = s * (p.scale * LOG2_E)
+    if masked:
+        shape = (block_kv, N)
+        position = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+        position = position + first_key
+        visible = position < span.length
+        if p.window is not None:
+            visible = visible & (position >= span.first_visible)
+        s = jnp.where(visible, s, -jnp.inf)
+
+    m_new = jnp.maximum(m, s.max(axis=0))
+    rescale = jnp.exp2(m - m_new)
+    weights = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [1]))
+    sums = sums * lax.broadcast_in_dim(rescale, sums.shape, [1]) + weights
+    acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [1])
+    p_smem.transpose((1, 0))[...] = weights.astype(p.dtype)
+
+    plgpu.barrier_wait(v_filled.at[slot])
+    if masked:
+        zero_rows_after(v_smem.at[slot], first_key, span.length)
+    plgpu.commit_smem()
+
+    def values(o):
+        plgpu.wgmma(o, v_smem.at[slot].transpose((1, 0)), p_smem.transpose((1, 0)))
+        return o[...]
+
+    acc = acc + pl.run_scoped(values, plgpu.ACC(acc.shape, jnp.float32))
+    plgpu.barrier_arrive(v_free.at[slot])
+    return acc, m_new, sums

@@ -1,0 +1,1 @@
+"""Paged decode attention for CPUs, compiled by numba."""

@@ -1,0 +1,106 @@
+"""The paged-attention op: one signature for every implementation."""
+
+from typing import Any
+
+from jax import Array
+from jaxtyping import Float, Int32
+
+from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.kernels.choice import Backend
+from jaxinfer.kernels.implementations import module_of
+
+
+def paged_attention(
+    q: Float[Array, "T H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    cu_seqlens_q: Int32[Array, " B1"],
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+    max_query_len: int | None = None,
+    shared: SharedPrefixes | None = None,
+    backend: Backend = "xla",
+) -> Float[Array, "T H D"]:
+    """Attention of packed ragged queries over keys and values held in pages.
+
+    Query ``i`` of row ``b`` sits at absolute position ``context_lens[b] - query_len[b] + i``
+    where ``query_len[b] = cu_seqlens_q[b + 1] - cu_seqlens_q[b]``. The key at position ``p`` of row
+    ``b`` is ``k_pages[block_tables[b, p // S], p % S]``; keys of this step are already written.
+
+    Args:
+        q: normalised and rotated queries, rows packed one after the other.
+        k_pages: key pages; slots that no row reaches may hold anything, NaN included.
+        v_pages: value pages, likewise.
+        cu_seqlens_q: ``[B + 1]`` offsets of the rows in ``q``, starting at 0, never decreasing.
+        context_lens: keys of each row, this step's included; 0 marks a padding row.
+        block_tables: page ids of each row in order; entries past the context are not used. Ids
+            must lie in ``[0, P)``: the host's block pool guarantees it.
+        scale: what scores are multiplied by, usually ``D ** -0.5``.
+        causal: a query sees keys at its own position and before; False sees the whole context.
+        window: a query sees only the last `window` positions up to its own; None sees all.
+        max_query_len: static promise about the longest row; 1 means decoding: ``T == B`` and row
+            ``b`` is query ``b`` (`cu_seqlens_q` is then ignored, rows of context 0 give zeros).
+        shared: which rows begin with the same pages, so that "mosaic" reads these once when it
+            decodes; the other implementations compute the same without.
+        backend: the implementation, from `choose_backend`.
+
+    Returns:
+        ``[T, H, D]`` in q's dtype; zeros for tokens that belong to no row.
+
+    Raises:
+        ValueError: a GPU's kernel was asked for something only "xla" does.
+    """
+    decoding = max_query_len == 1
+    arrays = (q, k_pages, v_pages)
+    options: dict[str, Any] = {"scale": scale, "window": window}
+    if decoding:
+        if backend == "mosaic":
+            options["shared"] = shared
+        decode = module_of(backend, "decode").paged_decode_attention
+        return decode(*arrays, context_lens, block_tables, **options)
+    if backend in ("xla", "numba"):  # numba's prefill is XLA's
+        options["causal"] = causal
+    elif not causal:
+        raise ValueError(f"attention backend {backend!r} is causal only; use 'xla'")
+    prefill = module_of(backend, "prefill").paged_prefill_attention
+    return prefill(*arrays, cu_seqlens_q, context_lens, block_tables, **options)
+
+
+def norm_rope_write(
+    heads: tuple[Float[Array, "T _ D"], ...],
+    q_norm: Float[Array, " D"],
+    k_norm: Float[Array, " D"],
+    cos: Float[Array, "T D"],
+    sin: Float[Array, "T D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    slot_mapping: Int32[Array, " T"],
+    *,
+    eps: float,
+    backend: Backend = "xla",
+) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
+    """Normalise and rotate this step's q and k, and write k and v into their pages.
+
+    Args:
+        heads: raw projections: ``[T, H, D]`` of the queries, ``[T, K, D]`` of the keys and of the
+            values; or a single array ``[T, H + 2K, D]`` with all of them in this order.
+        q_norm: weight of the per-head RMSNorm of q.
+        k_norm: weight of the per-head RMSNorm of k.
+        cos: rotary cosines at each token's position, both halves filled, in the model's dtype.
+        sin: rotary sines, likewise.
+        k_pages: key pages, updated in place where the caller donates them.
+        v_pages: value pages, likewise.
+        slot_mapping: ``page * S + offset`` of each token; padding tokens carry slot 0, which
+            belongs to page 0, which no sequence ever holds. Must lie in ``[0, P * S)``.
+        eps: of both norms.
+        backend: the implementation, from `choose_backend`.
+
+    Returns:
+        The rotated queries and both page arrays.
+    """
+    write = module_of(backend, "norm_rope_write").norm_rope_write
+    return write(heads, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps)

@@ -1,0 +1,1 @@
+"""Paged attention for GPUs before and beside Hopper, in Triton."""

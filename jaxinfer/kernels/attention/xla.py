@@ -1,0 +1,181 @@
+"""Paged attention of ragged rows in plain XLA: the oracle for the kernels, and what runs anywhere.
+
+Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over key chunks of
+a fixed size at fixed absolute positions, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135).
+Loops have dynamic trip counts and work on small tiles, so time and memory follow the tokens that
+are present, not batch x longest. Because chunk boundaries are absolute, a query is summed in the
+same order whether it arrives in a whole prompt, in a chunk of one or after a prefix hit.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32
+
+from jaxinfer.kernels.attention.xla_decode import paged_decode_attention
+from jaxinfer.kernels.attention.xla_pages import Pieces, cut_pages, gather_pieces
+
+__all__ = ["paged_decode_attention", "paged_prefill_attention"]
+
+_CHUNK = 64  # keys in one step of the online softmax
+_QUERY_BLOCK = 64  # queries of one sequence that a prefill tile row holds
+# Starting value of the running maximum: finite, so that (-inf) - m is -inf and never NaN.
+_LOWEST = -1e30
+
+
+class _Rows(NamedTuple):
+    """Blocks of queries, each of one sequence: the work item that attention is computed in."""
+
+    q: Array  # [R, Q, H, D]
+    positions: Array  # [R, Q] int32, absolute
+    context_lens: Array  # [R] int32, 0 for a row that does not count
+    block_tables: Array  # [R, W] int32, W a multiple of the pages of a chunk
+
+
+def paged_prefill_attention(
+    q: Float[Array, "T H D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    cu_seqlens_q: Int32[Array, " B1"],
+    context_lens: Int32[Array, " B"],
+    block_tables: Int32[Array, "B W"],
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+) -> Float[Array, "T H D"]:
+    """Packed queries of ragged sequences; arguments as in `paged_attention` of `attention/op.py`.
+
+    Rows of one query (decoding rows in a mixed step) take the decode path, where a row costs one
+    query and not a block of them; longer rows are cut into blocks of queries.
+    """
+    T = q.shape[0]
+    starts, lens = cu_seqlens_q[:-1], jnp.diff(cu_seqlens_q)
+    lens = jnp.where(context_lens > 0, lens, 0)
+    single = lens == 1
+    decoded = paged_decode_attention(
+        jnp.take(q, starts, axis=0, mode="clip"),
+        k_pages,
+        v_pages,
+        jnp.where(single, context_lens, 0),
+        block_tables,
+        scale=scale,
+        window=window,
+    )
+    # Index T is out of range on purpose: mode="drop" discards those rows.
+    out = jnp.zeros_like(q).at[jnp.where(single, starts, T)].set(decoded, mode="drop")
+    pieces = cut_pages(k_pages, v_pages, _CHUNK)
+    tables = _pad_tables(block_tables, k_pages.shape[1])
+    block_ends = jnp.cumsum(jnp.where(single, 0, -(-lens // _QUERY_BLOCK)))
+    tile = _rows_per_tile()
+
+    def attend_tile(i: Array, out: Array) -> Array:
+        block = i * tile + jnp.arange(tile)
+        row = jnp.searchsorted(block_ends, block, side="right", method="compare_all")
+        exists = row < lens.shape[0]
+        row = jnp.minimum(row, lens.shape[0] - 1)
+        first_block = block_ends[row] - -(-lens[row] // _QUERY_BLOCK)
+        offset = (block - first_block)[:, None] * _QUERY_BLOCK + jnp.arange(_QUERY_BLOCK)
+        valid = exists[:, None] & (offset < lens[row][:, None])
+        token = jnp.where(valid, starts[row][:, None] + offset, T)
+        rows = _Rows(
+            jnp.take(q, token, axis=0, mode="clip"),
+            (context_lens - lens)[row][:, None] + offset,
+            jnp.where(exists, context_lens[row], 0),
+            tables[row],
+        )
+        attended = _attend(rows, pieces, scale=scale, causal=causal, window=window)
+        return out.at[token].set(attended, mode="drop")
+
+    return lax.fori_loop(0, -(-block_ends[-1] // tile), attend_tile, out)
+
+
+def _rows_per_tile() -> int:
+    """Blocks of queries attended together: one on a CPU, which stays in its cache."""
+    return 1 if jax.default_backend() == "cpu" else 16
+
+
+def _pad_tables(block_tables: Array, S: int) -> Array:
+    """Widen the tables to whole chunks; page 0 stands in, and is masked like any unused page."""
+    width = max(_CHUNK // S, 1)
+    return jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % width)))
+
+
+def _attend(
+    rows: _Rows, pieces: Pieces, *, scale: float, causal: bool, window: int | None
+) -> Float[Array, "R Q H D"]:
+    """Online softmax over the chunks that any of the rows can see."""
+    R, Q, H, D = rows.q.shape
+    K = pieces.k.shape[2]
+    # [R, K, Q * G, D]: the queries that share a KV head form one matrix.
+    q = rows.q.reshape(R, Q, K, H // K, D).swapaxes(1, 2).reshape(R, K, -1, D)
+    present = rows.context_lens > 0
+    last = rows.context_lens - 1
+    if causal:
+        last = jnp.minimum(last, rows.positions[:, -1])
+    end = jnp.max(jnp.where(present, last, -1)) // _CHUNK + 1
+    start = jnp.zeros_like(end)
+    if window is not None:
+        first = jnp.maximum(rows.positions[:, 0] - window + 1, 0)
+        start = jnp.min(jnp.where(present, first, _CHUNK * end)) // _CHUNK
+
+    def step(chunk: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        highest, total, acc = state
+        k, v = _gather_chunk(pieces, rows.block_tables, chunk)
+        key = chunk * _CHUNK + jnp.arange(_CHUNK)
+        visible = _visible(rows, key, causal=causal, window=window)
+        # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
+        seen = (key < rows.context_lens[:, None])[:, :, None, None]
+        v = jnp.where(seen, v, jnp.zeros_like(v))
+        scores = _product("rkqd,rckd->rkqc", q, k)
+        visible = jnp.repeat(visible, H // K, axis=1)[:, None]
+        scores = jnp.where(visible, scores * scale, -jnp.inf)
+        new_highest = jnp.maximum(highest, scores.max(-1))
+        weights = jnp.exp(scores - new_highest[..., None])
+        shrink = jnp.exp(highest - new_highest)
+        values = _product("rkqc,rckd->rkqd", weights.astype(v.dtype), v)
+        return (
+            new_highest,
+            total * shrink + weights.sum(-1),
+            acc * shrink[..., None] + values,
+        )
+
+    shape = q.shape[:3]
+    empty = (
+        jnp.full(shape, _LOWEST, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros(q.shape, jnp.float32),
+    )
+    _, total, acc = lax.fori_loop(start, end, step, empty)
+    # A query that sees nothing (padding) has total 0 and gives zeros.
+    out = jnp.where(total[..., None] == 0, 0.0, acc / jnp.where(total == 0, 1.0, total)[..., None])
+    out = out.reshape(R, K, Q, H // K, D).swapaxes(1, 2)
+    return out.reshape(R, Q, H, D).astype(rows.q.dtype)
+
+
+def _product(subscripts: str, a: Array, b: Array) -> Array:
+    # Float32 means float32: GPUs would otherwise multiply in TF32.
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _gather_chunk(pieces: Pieces, block_tables: Array, chunk: Array) -> tuple[Array, Array]:
+    """Keys and values of one chunk, ``[R, _CHUNK, K, D]`` each."""
+    count = _CHUNK // pieces.size
+    index = chunk * count + jnp.arange(count)
+    pages_of_chunk = jnp.take(block_tables, index // pieces.per_page, axis=1, mode="clip")
+    ids = pages_of_chunk * pieces.per_page + index % pieces.per_page
+    return gather_pieces(pieces.k, ids), gather_pieces(pieces.v, ids)
+
+
+def _visible(rows: _Rows, key: Array, *, causal: bool, window: int | None) -> Bool[Array, "R Q C"]:
+    position = rows.positions[:, :, None]
+    visible = key < rows.context_lens[:, None, None]
+    visible = jnp.broadcast_to(visible, (*rows.positions.shape, key.shape[0]))
+    if causal:
+        visible &= key <= position
+    if window is not None:
+        visible &= key > position - window
+    return visible

@@ -1,0 +1,1 @@
+"""Sums over the GPUs that share a model."""

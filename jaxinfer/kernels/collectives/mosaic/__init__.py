@@ -1,0 +1,1 @@
+"""An all-reduce for GPUs that write into each other's memory, in Pallas Mosaic GPU."""

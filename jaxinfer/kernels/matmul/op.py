@@ -1,0 +1,278 @@
+"""A layer's products with what surrounds them: three ops, and the one place that chooses kernels.
+
+A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
+and twice a projection that is added to the residual stream. Kernels compute each in one launch
+with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
+functions of `matmul/xla.py`.
+
+With many rows there are kernels for what is elementwise. XLA alone writes no residual stream in a
+long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
+is left to the norm that reads it, whose kernel writes both (`ResidualStream.delta`), and likewise
+a small sum over devices (`ResidualStream.peers`).
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.implementations import module_of
+from jaxinfer.kernels.matmul.xla import linear
+from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
+
+# Up to here XLA is asked for Triton's products (serving/programs/kinds), and merges those of one
+# operand: they read weights where they lie, as pieces with a multiple of so many features.
+MERGED_BELOW_ROWS = 128
+_MERGED_FEATURES = 64
+
+# Rows from which the elementwise kernels pay. Every program that holds one takes longer to lower,
+# and where XLA merges products, a kernel's operands must first be cut out of what they gave.
+_ADD_NORM_ROWS = 256
+_SILU_MUL_ROWS = 1024
+
+
+class ResidualStream(NamedTuple):
+    """The residual stream: `x`, or `x + delta` where the next norm is to perform the addition.
+
+    With `peers` (see `TensorAxis`), `delta` is this device's share of what is to be added, which
+    the norm first sums over the devices; with `other`, the other device's share is here already.
+    """
+
+    x: Float[Array, "*batch E"]
+    delta: Float[Array, "*batch E"] | None = None
+    peers: Int32[Array, "N 2"] | None = None
+    other: Float[Array, "*batch E"] | None = None
+
+    def summed(self) -> Float[Array, "*batch E"]:
+        """The stream as one array."""
+        if self.delta is None:
+            return self.x
+        if self.other is not None:
+            return rounded_add(self.x, rounded_add(self.delta, self.other))
+        if self.peers is None:
+            return rounded_add(self.x, self.delta)
+        all_reduce = module_of("mosaic", "all_reduce")
+        return all_reduce.all_reduce(self.delta, self.peers, onto=self.x)
+
+    def of_rows(self, rows: Int32[Array, " B"]) -> "ResidualStream":
+        """The given rows of the stream ``[T, E]``; indices beyond the last are clamped."""
+        return ResidualStream(self.summed().at[rows].get(mode="clip"))
+
+
+def begin(x: Float[Array, "*batch E"], *, backend: Backend = "xla") -> ResidualStream:
+    """The stream that the first layer reads, of the same form as the one that it returns.
+
+    Where additions are left to norms, this one adds zeros: so all layers are traced as one.
+    """
+    return (
+        ResidualStream(x, jnp.zeros_like(x)) if _leaves_additions(x, backend) else ResidualStream(x)
+    )
+
+
+def begin_sum(
+    share: Float[Array, "*batch E"], axis: TensorAxis, *, backend: Backend = "xla"
+) -> ResidualStream:
+    """`begin` with the sum of all devices' `share`."""
+    if axis.peers is not None and _has_few_rows(share, backend):
+        # As layers return it, whose sums `project_sum_add` performs at once.
+        return begin(axis.sum(share), backend=backend)
+    if _leaves_sums(share, axis, backend) or _leaves_additions(share, backend):
+        return add_sum(ResidualStream(jnp.zeros_like(share)), share, axis, backend=backend)
+    return begin(axis.sum(share), backend=backend)
+
+
+def norm_project(
+    residual: ResidualStream,
+    norm: Float[Array, " I"],
+    weights: Sequence[Float[Array, "_ I"]],
+    *,
+    eps: float,
+    backend: Backend = "xla",
+) -> tuple[ResidualStream, tuple[Float[Array, "*batch _"], ...]]:
+    """`rms_norm(residual) @ weight.T` for every weight, and the residual, now summed.
+
+    Args:
+        residual: activations; their dtype is that of the results.
+        norm: weight of the RMSNorm.
+        weights: `[O, I]` each.
+        eps: of the norm.
+        backend: the engine's kernels; "xla" asks for none.
+
+    Returns:
+        The residual, and one product for each weight; or, where XLA would merge the products and
+        "mosaic" kernels then need them cut apart, a single one with all their features in turn.
+    """
+    if kernels := _kernels(backend, residual.x, weights):
+        x = residual.summed()
+        return ResidualStream(x), kernels.norm_project(x, norm, weights, eps=eps)
+    x, hidden = _add_norm(residual, norm, eps, backend)
+    return ResidualStream(x), _project(hidden, weights, backend)
+
+
+def norm_gated(
+    residual: ResidualStream,
+    norm: Float[Array, " I"],
+    gate: Float[Array, "F I"],
+    up: Float[Array, "F I"],
+    *,
+    eps: float,
+    backend: Backend = "xla",
+) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
+    """`silu(h @ gate.T) * (h @ up.T)` with `h = rms_norm(residual)`, and the residual, now summed.
+
+    The first half of SwiGLU (https://arxiv.org/abs/2002.05202). Arguments as in `norm_project`.
+    """
+    if kernels := _kernels(backend, residual.x, (gate, up)):
+        x = residual.summed()
+        return ResidualStream(x), kernels.norm_gated(x, norm, gate, up, eps=eps)
+    x, hidden = _add_norm(residual, norm, eps, backend)
+    return ResidualStream(x), _gated(hidden, gate, up, backend)
+
+
+def project_add(
+    x: Float[Array, "*batch I"],
+    weight: Float[Array, "O I"],
+    residual: ResidualStream,
+    *,
+    backend: Backend = "xla",
+) -> ResidualStream:
+    """`residual + x @ weight.T`, the product rounded before it is added."""
+    if kernels := _kernels(backend, x, (weight,)):
+        return ResidualStream(kernels.project_add(x, weight, residual.summed()))
+    return add(residual, project(x, weight, backend=backend), backend=backend)
+
+
+def project(
+    x: Float[Array, "*batch I"], weight: Float[Array, "O I"], *, backend: Backend = "xla"
+) -> Float[Array, "*batch O"]:
+    """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
+    if kernels := _kernels(backend, x, (weight,)):
+        return kernels.project(x, weight)
+    return _project(x, (weight,), backend)[0]
+
+
+def project_sum_add(
+    x: Float[Array, "*batch I"],
+    weight: Float[Array, "O I"],
+    residual: ResidualStream,
+    axis: TensorAxis,
+    *,
+    backend: Backend = "xla",
+) -> ResidualStream:
+    """`residual` + the sum of all devices' `x @ weight.T`, each of them rounded."""
+    if axis.peers is not None and backend == "mosaic" and x.ndim == 2:
+        small = module_of("mosaic", "small")
+        if small.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
+            return ResidualStream(small.project_sum_add(x, weight, residual.summed(), axis.peers))
+    return add_sum(residual, project(x, weight, backend=backend), axis, backend=backend)
+
+
+def add(
+    residual: ResidualStream, delta: Float[Array, "*batch E"], *, backend: Backend = "xla"
+) -> ResidualStream:
+    """`residual + delta`, performed now or left to the next norm."""
+    x = residual.summed()
+    return (
+        ResidualStream(x, delta)
+        if _leaves_additions(x, backend)
+        else ResidualStream(rounded_add(x, delta))
+    )
+
+
+def add_sum(
+    residual: ResidualStream,
+    share: Float[Array, "*batch E"],
+    axis: TensorAxis,
+    *,
+    backend: Backend = "xla",
+) -> ResidualStream:
+    """`add` of the sum of all devices' `share`, likewise performed now or left to the next norm."""
+    x = residual.summed()
+    if _leaves_sums(x, axis, backend):
+        return ResidualStream(x, share, axis.peers)
+    if _leaves_additions(x, backend):
+        if axis.swaps:
+            return ResidualStream(x, share, other=axis.swap(share))
+        return ResidualStream(x, axis.sum(share))
+    return ResidualStream(axis.sum(share, onto=x))
+
+
+def _add_norm(
+    residual: ResidualStream, norm: jax.Array, eps: float, backend: Backend
+) -> tuple[jax.Array, jax.Array]:
+    """The residual stream, summed, and its norm."""
+    if residual.peers is not None and residual.delta is not None:
+        all_reduce = module_of("mosaic", "all_reduce")
+        return all_reduce.all_reduce_norm(residual.delta, residual.peers, residual.x, norm, eps=eps)
+    if residual.delta is not None and _leaves_additions(residual.x, backend):
+        add_norm = module_of("mosaic", "add_norm")
+        return add_norm.add_norm(residual.x, residual.delta, norm, residual.other, eps=eps)
+    x = residual.summed()
+    return x, rms_norm(x, norm, eps)
+
+
+def _has_few_rows(x: jax.Array, backend: Backend) -> bool:
+    if backend != "mosaic" or x.ndim != 2:
+        return False
+    from jaxinfer.kernels.matmul.mosaic import small_plan as small_plan
+
+    return x.shape[0] <= small_plan.MOST_ROWS
+
+
+def _leaves_sums(x: jax.Array, axis: TensorAxis, backend: Backend) -> bool:
+    if backend != "mosaic" or axis.peers is None:
+        return False
+    all_reduce = module_of("mosaic", "all_reduce")
+    return all_reduce.supports_norm(x.shape, x.dtype, axis.size)
+
+
+def _leaves_additions(x: jax.Array, backend: Backend) -> bool:
+    if backend != "mosaic" or x.ndim != 2 or x.shape[0] < _ADD_NORM_ROWS:
+        return False
+    return module_of("mosaic", "add_norm").supports(x.shape[1], x.dtype)
+
+
+def _project(
+    hidden: jax.Array, weights: Sequence[jax.Array], backend: Backend
+) -> tuple[jax.Array, ...]:
+    if backend == "mosaic" and hidden.ndim == 2:
+        medium = module_of("mosaic", "medium")
+        if medium.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
+            return medium.project(hidden, weights)
+        if len(weights) > 1 and _merges(hidden, weights):
+            return (linear(hidden, jnp.concatenate(weights)),)
+    return tuple(linear(hidden, weight) for weight in weights)
+
+
+def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
+    """Whether XLA would compute these products as one, without a copy of the weights."""
+    in_place = all(weight.shape[0] % _MERGED_FEATURES == 0 for weight in weights)
+    return in_place and hidden.shape[0] < MERGED_BELOW_ROWS and hidden.dtype.itemsize == 2
+
+
+def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:
+    if backend == "mosaic" and hidden.ndim == 2:
+        medium, silu_mul = module_of("mosaic", "medium"), module_of("mosaic", "silu_mul")
+        rows, shapes = hidden.shape[0], [gate.shape, up.shape]
+        if medium.choose(rows, shapes, hidden.dtype, matrices=2):
+            return medium.gated(hidden, gate, up)
+        if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
+            return silu_mul.silu_mul(linear(hidden, gate), linear(hidden, up))
+    opened = jax.nn.silu(linear(hidden, gate).astype(jnp.float32))
+    product = rounded(opened, hidden.dtype) * linear(hidden, up).astype(jnp.float32)
+    return narrow(product, hidden.dtype)
+
+
+def _kernels(backend: Backend, x: jax.Array, weights: Sequence[jax.Array]) -> ModuleType | None:
+    """The module of kernels that takes these operands, or None where XLA does the products."""
+    if backend != "mosaic" or x.ndim != 2:
+        return None
+    small = module_of("mosaic", "small")
+    shapes = [weight.shape for weight in weights]
+    return small if small.supports(x.shape[0], shapes, x.dtype) else None

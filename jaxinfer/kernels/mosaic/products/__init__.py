@@ -1,1 +1,0 @@
-"""Products with weights: few rows at the memory's speed, up to 256 with what surrounds them."""

@@ -1,1 +1,0 @@
-"""Sums over GPUs that write into memory of each other."""

@@ -1,0 +1,1 @@
+"""Row-wise kernels for Hopper GPUs, in Pallas Mosaic GPU."""

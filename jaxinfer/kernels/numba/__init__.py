@@ -1,1 +1,0 @@
-"""Decode attention on CPUs, compiled by numba; prefills there are XLA's."""

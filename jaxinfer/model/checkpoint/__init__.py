@@ -1,0 +1,1 @@
+"""Finding, reading, writing and converting a model's weight files."""

@@ -1,0 +1,72 @@
+"""Turns what a user calls a model (nothing, a directory, a hub id) into a local directory."""
+
+import re
+from pathlib import Path
+
+from jaxinfer.errors import ModelLoadError
+
+BUNDLED_MODEL = Path(__file__).parents[2] / "assets" / "model"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
+# Weights and text files only: no Python, no pickles, no other frameworks' copies.
+_HUB_FILES = [
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.*",
+]
+
+
+def resolve_model(model: str | Path | None, revision: str | None = None) -> Path:
+    """The directory of a model, downloaded first if it is a hub id.
+
+    Args:
+        model: a directory, a Hugging Face hub id, or None for the bundled model.
+        revision: branch, tag or commit on the hub.
+
+    Raises:
+        ModelLoadError: nothing there, or the hub can't give it; one line.
+    """
+    if model is None:
+        return BUNDLED_MODEL
+    name = str(model)
+    if not name:
+        raise ModelLoadError("model: an empty name; give a directory or a hub id, or leave it out")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelLoadError(f"{name}: is a file; give the directory that holds config.json")
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(name) or ".." in name:
+        raise ModelLoadError(f"{name}: no such directory")
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """Fetch a snapshot into Hugging Face's cache, or find it there in offline mode."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES)
+        )
+    except errors.GatedRepoError:
+        cause = "the hub asks for access rights to it; log in with `hf auth login`"
+    except errors.RepositoryNotFoundError:
+        cause = "no such directory, and no such model on the Hugging Face hub"
+    except errors.RevisionNotFoundError:
+        cause = f"the hub has no revision {revision!r} of it"
+    except errors.LocalEntryNotFoundError:
+        cause = "no such directory, not in the local cache, and the hub can't be reached"
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            cause = "no such directory, and not in the local cache (offline mode is on)"
+    except Exception as error:  # the HTTP library below, and so its errors, change by version
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise ModelLoadError(f"{name}: {cause}") from None

@@ -1,0 +1,1 @@
+"""Compiles an engine's programs ahead, in parallel, and keeps them on disk."""

@@ -1,0 +1,222 @@
+"""Compiled programs by key, all ahead in parallel or each at its first use; and their count."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import jax
+import jax.monitoring
+
+from jaxinfer.cores import usable_cores
+from jaxinfer.progress import ProgressBar
+from jaxinfer.serving.compile.compile_cache import persistent_cache
+from jaxinfer.serving.compile.compile_notice import compile_notice
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_PROBE_EVENT = "/jaxinfer/is_listening"
+
+
+class CompilationCounter:
+    """Counts the programs that XLA builds in this process, whoever asks for them.
+
+    A program found in the persistent cache counts too: it was not yet in this process. Call
+    `close` when done; JAX's listeners are global.
+
+    Attributes:
+        seconds: what they took, as far as JAX's listeners were left alone.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._count = 0
+        self._num_calls = 0
+        self._lock = threading.Lock()
+        self._listener = self._listen  # one object: unregistering goes by identity
+        jax.monitoring.register_event_duration_secs_listener(self._listener)
+
+    @property
+    def count(self) -> int:
+        """Programs so far.
+
+        Raises:
+            RuntimeError: somebody removed JAX's listeners, so that programs may have gone
+                uncounted. Counting begins again, and later reads return what is known.
+        """
+        if self._listener is not None and not self._is_heard():
+            jax.monitoring.register_event_duration_secs_listener(self._listener)
+            raise RuntimeError(
+                "the number of compiled programs is not known: JAX's listeners were removed "
+                "(jax.monitoring.clear_event_listeners); it is counted on from here, so read it "
+                "again and compare with that"
+            )
+        return self._count
+
+    def close(self) -> None:
+        """Stop counting; may be called again."""
+        if self._listener is not None:
+            # Where somebody has removed all listeners JAX raises, and nothing is left to do.
+            with contextlib.suppress(AssertionError, ValueError):
+                jax.monitoring.unregister_event_duration_listener(self._listener)
+            self._listener = None
+
+    def _is_heard(self) -> bool:
+        """Whether JAX still tells the listener of events; it has no function that says so."""
+        before = self._num_calls
+        jax.monitoring.record_event_duration_secs(_PROBE_EVENT, 0.0)
+        return self._num_calls > before
+
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        with self._lock:
+            self._num_calls += 1
+            if event == _COMPILE_EVENT:
+                self._count += 1
+                self.seconds += duration_secs
+
+
+class Lowered(Protocol):
+    """What XLA can compile: `jax.stages.Lowered`, or such a one with its devices."""
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        """Compile it."""
+        ...
+
+
+class CompiledPrograms[Key: Hashable]:
+    """Executables by key. Call `close` if a `begin` is never followed by `compile`.
+
+    Args:
+        lower: traces and lowers one key's program.
+        options: XLA's options for one key's program.
+        cache_directory: as in `compile_cache.persistent_cache`.
+        says_so: write to stderr when somebody waits for a program at its first use.
+
+    Attributes:
+        seconds_waited: what such waits took.
+    """
+
+    def __init__(
+        self,
+        lower: Callable[[Key], Lowered],
+        options: Callable[[Key], dict[str, Any]],
+        cache_directory: str | None,
+        *,
+        says_so: bool = False,
+    ) -> None:
+        self.seconds_waited = 0.0
+        self._says_so = says_so
+        self._lower = lower
+        self._options = options
+        self._cache_directory = cache_directory
+        self._compiled: dict[Key, jax.stages.Compiled] = {}
+        self._compiling: dict[Key, Future[jax.stages.Compiled]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __getitem__(self, key: Key) -> jax.stages.Compiled:
+        """The executable; compiled now if it was not yet."""
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compile_now([key])
+            compiled = self._compiled[key]
+        return compiled
+
+    def both(self, first: Key, second: Key) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+        """Two executables that run after each other; those missing are compiled side by side."""
+        if first not in self._compiled or second not in self._compiled:
+            self._compile_now([first, second])
+        return self._compiled[first], self._compiled[second]
+
+    def adopt(self, other: "CompiledPrograms[Key]", keys: Iterable[Key]) -> None:
+        """Take over what others have compiled or begun to; they must begin nothing more.
+
+        Args:
+            other: built from the same programs, as far as `keys` go.
+            keys: which; what they know nothing of is left out.
+        """
+        for key in keys:
+            if key in other._compiled:
+                self._compiled[key] = other._compiled[key]
+            elif key in other._compiling:
+                self._compiling[key] = other._compiling.pop(key)
+        self._pool = other._pool
+
+    def begin(self, keys: Iterable[Key]) -> None:
+        """Lower what is missing, as it comes, on this thread; XLA compiles it meanwhile.
+
+        The caller must be inside `persistent_cache` until `compile` has asked for all of it, or
+        nothing of it is kept.
+        """
+        for key in keys:
+            if key not in self._compiled:
+                self._begin(key)
+
+    def compile(
+        self,
+        keys: Sequence[Key],
+        *,
+        show_progress: bool,
+        in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
+    ) -> None:
+        """Compile what is missing: lowering one by one on this thread, XLA on all cores.
+
+        Args:
+            keys: the programs wanted; others that were begun go on compiling.
+            show_progress: a progress bar on stderr.
+            in_order: yields the missing ones in the order in which to lower them.
+        """
+        missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
+        if not missing:
+            return
+        bar = ProgressBar(len(missing), "Compiling", enabled=show_progress, unit="program")
+        with bar, persistent_cache(self._cache_directory):
+            try:
+                for key in in_order(missing):
+                    self._begin(key).add_done_callback(lambda _: bar.update())
+                for key in missing:
+                    self._compiled[key] = self._compiling[key].result()
+                    del self._compiling[key]
+            except BaseException:  # Ctrl-C, too
+                self.close()
+                raise
+            if not self._compiling:
+                self._shut_down(wait=True)  # until the bar has heard of everything
+
+    def close(self) -> None:
+        """Forget what is still compiling; what has not begun never begins. May be called again."""
+        self._compiling.clear()
+        self._shut_down(wait=False)
+
+    def _compile_now(self, keys: Sequence[Key]) -> None:
+        """Compile what a step waits for."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
+        start = time.perf_counter()
+        with compile_notice(len(missing), enabled=self._says_so):
+            self.compile(missing, show_progress=False)
+        self.seconds_waited += time.perf_counter() - start
+
+    def _begin(self, key: Key) -> "Future[jax.stages.Compiled]":
+        if key not in self._compiling:
+            lowered, options = self._lower(key), self._options(key)
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_num_threads())
+            # compile() reads JAX's global settings only, so any thread may run it.
+            self._compiling[key] = self._pool.submit(
+                lowered.compile, compiler_options=options or None
+            )
+        return self._compiling[key]
+
+    def _shut_down(self, *, wait: bool) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=wait, cancel_futures=True)
+            self._pool = None
+
+
+def _num_threads() -> int:
+    """Fewer than there are cores.
+
+    Mosaic compiles one kernel at a time, and never while XLA runs LLVM for any program: the more
+    programs compile at once, the longer each kernel waits, and all that need it.
+    """
+    return max(4, 3 * usable_cores() // 4)

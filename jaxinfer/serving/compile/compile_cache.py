@@ -1,0 +1,100 @@
+"""Where compiled and traced programs are kept, and JAX's own cache while an engine compiles."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxinfer.serving.compile.cache_repair import damaged_entries_dropped
+
+# The settings are the process's: two engines that compile at once would undo each other's.
+_ONE_AT_A_TIME = threading.RLock()
+
+# Everything is kept: a start-up is many programs, each quick to compile.
+_SETTINGS = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    "jax_enable_compilation_cache": True,
+}
+
+_TRACED = "traced"
+
+
+def default_directory() -> Path:
+    """``$XDG_CACHE_HOME/jaxinfer/xla``, by default under ``~/.cache``."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(home if home else Path.home() / ".cache") / "jaxinfer" / "xla"
+
+
+@contextlib.contextmanager
+def persistent_cache(directory: str | None) -> Iterator[Path | None]:
+    """Keep programs compiled inside this block on disk, and find those of earlier processes.
+
+    A cache that the user configured (``jax_compilation_cache_dir``, by whatever means) is theirs:
+    it serves as it is and nothing is changed. In any other, entries that can't be read are dropped
+    and written anew. One thread at a time is inside.
+
+    Args:
+        directory: where; None is `default_directory`, "" keeps nothing.
+
+    Yields:
+        The directory in use, or None if nothing is kept (a directory that can't be made included:
+        a cache must not keep an engine from starting).
+    """
+    with _ONE_AT_A_TIME:
+        yield from _switched_on(directory)
+
+
+def _switched_on(directory: str | None) -> Iterator[Path | None]:
+    configured = jax.config.jax_compilation_cache_dir
+    if configured is not None:
+        yield Path(configured)
+        return
+    path = None if directory == "" else _made(directory)
+    if path is None:
+        yield None
+        return
+    before = {name: getattr(jax.config, name) for name in _SETTINGS}
+    # JAX decides once whether it caches and where; reset_cache makes it decide again.
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    for name, value in _SETTINGS.items():
+        jax.config.update(name, value)
+    try:
+        with damaged_entries_dropped(path):
+            yield path
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+def store_directory(directory: str | None) -> Path | None:
+    """Where traced programs are kept (see `program_store`): below the compilation cache.
+
+    Args:
+        directory: as for `persistent_cache`.
+
+    Returns:
+        A directory that need not exist yet, or None where nothing is kept, or where the user's own
+        cache is no local directory.
+    """
+    configured = jax.config.jax_compilation_cache_dir
+    if configured is not None:
+        return None if "://" in configured else Path(configured) / _TRACED
+    path = None if directory == "" else _made(directory)
+    return path and path / _TRACED
+
+
+def _made(directory: str | None) -> Path | None:
+    try:
+        path = default_directory() if directory is None else Path(directory).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
+        return None
+    return path if os.access(path, os.W_OK) else None

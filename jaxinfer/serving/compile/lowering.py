@@ -1,0 +1,178 @@
+"""Lowers an engine's programs, those that an earlier process traced without tracing them again."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.export
+
+from jaxinfer.kernels.implementations import import_all
+from jaxinfer.serving.compile.compile_cache import store_directory
+from jaxinfer.serving.compile.program_store import ProgramStore, export_program, identity_of
+from jaxinfer.serving.compile.tracing import TracingWorkers
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.registry import kind_of
+from jaxinfer.serving.programs.programs import Program, Programs
+
+
+def start_lowering(compilation_cache_dir: str | None) -> "Lowering":
+    """What lowers an engine's programs, with a store below that directory unless caches are off."""
+    directory = store_directory(compilation_cache_dir)
+    return Lowering(directory and ProgramStore(directory))
+
+
+class Lowering:
+    """Lowers programs and notes how long that took.
+
+    With a store, a program is always built from what would be read back from disk, also by the
+    process that writes it: so cold and warm starts compile the same, and find the same
+    executables in the compilation cache.
+
+    Args:
+        store: None traces everything anew.
+
+    Attributes:
+        seconds: spent here so far.
+        num_traced: programs traced so far.
+        num_read: programs found in the store.
+    """
+
+    def __init__(self, store: ProgramStore | None) -> None:
+        self._store = store
+        self._workers: TracingWorkers | None = None
+        self.seconds = 0.0
+        self.num_traced = 0
+        self.num_read = 0
+
+    def prepare(self, programs: Programs, key: ProgramKey) -> None:
+        """Start worker processes if a program is missing, since others will be missing, too.
+
+        They import JAX while the caller goes on. Call `close` when all is lowered.
+
+        Args:
+            programs: the engine's.
+            key: one of them.
+        """
+        if self._store is None or self._workers is not None or not _is_for_workers(programs, key):
+            return
+        if not self._store.holds(_identity(programs, key, programs.program(key))):
+            self._workers = TracingWorkers(self._store)
+            self._workers.prepare()
+
+    def trace(self, programs: Programs, keys: Sequence[ProgramKey]) -> None:
+        """Have worker processes, if `prepare` has started some, trace what is missing; don't wait.
+
+        Args:
+            programs: the engine's.
+            keys: programs that are going to be lowered later.
+        """
+        if self._workers is not None:
+            self._hand_over(programs, self._missing(programs, keys))
+
+    def as_ready(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[ProgramKey]:
+        """Have worker processes trace what is slow to trace and missing from the store.
+
+        Call `close` when all is lowered.
+
+        Args:
+            programs: the engine's.
+            keys: programs that are going to be lowered.
+
+        Yields:
+            The same keys, as soon as they can be lowered; at first what is not for workers, to be
+            traced by this process while they are at work.
+        """
+        missing = self._missing(programs, keys)
+        self._hand_over(programs, missing)
+        yield from (key for key in keys if key not in missing)
+        wanted = {identity: key for key, identity in missing.items()}
+        while wanted and self._workers is not None:
+            identity = self._workers.next_traced()
+            if identity in wanted:
+                yield wanted.pop(identity)
+
+    def _missing(self, programs: Programs, keys: Sequence[ProgramKey]) -> dict[ProgramKey, str]:
+        """What workers should trace, and what each is saved under."""
+        if self._store is None:
+            return {}
+        identities = {
+            key: _identity(programs, key, programs.program(key))
+            for key in dict.fromkeys(keys)
+            if _is_for_workers(programs, key)
+        }
+        return {key: each for key, each in identities.items() if not self._store.holds(each)}
+
+    def _hand_over(self, programs: Programs, missing: dict[ProgramKey, str]) -> None:
+        if missing and self._store is not None:
+            self._workers = self._workers or TracingWorkers(self._store)
+            self._workers.start(programs, missing, platform=_platform(programs))
+
+    def close(self) -> None:
+        """End worker processes, if there are any; may be called again."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
+        """Lower one program for the engine's mesh."""
+        start = time.perf_counter()
+        try:
+            if self._store is None or _runs_user_code(programs, key):
+                self.num_traced += 1
+                return programs.lower(key)
+            return self._lower_stored(programs, key, self._store)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def _lower_stored(
+        self, programs: Programs, key: ProgramKey, store: ProgramStore
+    ) -> jax.stages.Lowered:
+        program = programs.program(key)
+        identity = _identity(programs, key, program)
+        exported = store.load(identity)
+        if exported is None:
+            self.num_traced += 1
+            exported = export_program(program, _platform(programs))
+            store.save(identity, exported)
+        else:
+            self.num_read += 1
+            import_all(programs.context.backend)
+        return dataclasses.replace(program, function=exported.call).lower()
+
+
+def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
+    """Whether other processes can trace a program, where programs take long to trace."""
+    if programs.context.backend != "mosaic" or _runs_user_code(programs, key):
+        return False
+    return kind_of(key).is_slow_to_trace
+
+
+def _platform(programs: Programs) -> str:
+    """What to lower for. JAX calls every GPU "gpu", but lowers for a maker's."""
+    device = programs.context.mesh.devices.flat[0]
+    return device.platform if device.platform != "gpu" else jax.export.default_export_platform()
+
+
+def _identity(programs: Programs, key: ProgramKey, program: Program) -> str:
+    context = dataclasses.replace(programs.context, logits_processor=None, sampler=None)
+    leaves, structure = jax.tree.flatten(program.arguments)
+    arguments = [(leaf.shape, str(leaf.dtype), str(leaf.sharding.spec)) for leaf in leaves]
+    devices = [_describe(device) for device in context.mesh.devices.flat]
+    return identity_of(
+        key, context, str(structure), arguments, devices, jax.default_backend(), program.donate
+    )
+
+
+def _describe(device: Any) -> tuple[Any, ...]:
+    """What kernels are chosen by; which of several equal devices it is does not matter."""
+    names = ("platform", "device_kind", "compute_capability", "core_count")
+    return tuple(str(getattr(device, name, None)) for name in names)
+
+
+def _runs_user_code(programs: Programs, key: ProgramKey) -> bool:
+    """Whether the program holds a caller's function, of which nothing tells when it changes."""
+    context = programs.context
+    custom = context.logits_processor is not None or context.sampler is not None
+    return custom and kind_of(key).runs_user_code

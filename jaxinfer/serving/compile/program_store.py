@@ -1,0 +1,155 @@
+"""Traced programs on disk: a process that finds its own there neither traces nor lowers again.
+
+Tracing holds Python's global lock, a second or so for each program with kernels in it, and JAX's
+compilation cache, which keeps what comes after, does not spare it. What is kept is `jax.export`'s
+portable StableHLO, which is data: reading it runs nothing.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import tempfile
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+
+from jaxinfer.serving.programs.programs import Program
+from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotState
+
+_PACKAGE = Path(__file__).parents[2]
+_MAGIC = "jaxinfer program 1"
+_DIGEST = hashlib.sha256().digest_size
+_FAST = 1  # zlib level; a program shrinks to a fifth
+
+# Whose version decides what tracing yields, beside this package's own source.
+_DISTRIBUTIONS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "triton")
+
+# Their serialized form is of one version of JAX and Triton; so is an entry of the store.
+_KERNEL_CALLS = ("jaxinfer_paged_decode_attention", "mosaic_gpu_v2", "triton_kernel_call")
+
+# The only arguments that are more than tuples and dictionaries of arrays.
+for _kind in (SamplingArrays, SlotState, LogitEdits):
+    jax.export.register_namedtuple_serialization(
+        _kind, serialized_name=f"jaxinfer.{_kind.__name__}"
+    )
+
+
+class ProgramStore:
+    """A directory of traced programs, each under a digest of everything that it depends on.
+
+    An entry counts only if it is whole and says itself that it belongs to its name: one that is
+    damaged, cut short or renamed is as good as none. Writing is atomic, so processes may share a
+    directory. Whatever the disk refuses costs time and nothing else.
+
+    Args:
+        directory: made when first written to.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    def holds(self, identity: str) -> bool:
+        """Whether there is an entry, sound or not."""
+        return self._path(identity).exists()
+
+    def load(self, identity: str) -> jax.export.Exported | None:
+        """The program saved under this identity, which is `identity_of`'s, or None."""
+        try:
+            data = self._path(identity).read_bytes()
+        except OSError:
+            return None
+        header = _header(identity)
+        body = data[len(header) + _DIGEST :]
+        if data[: len(header) + _DIGEST] != header + hashlib.sha256(body).digest():
+            return None
+        try:
+            return jax.export.deserialize(bytearray(zlib.decompress(body)))
+        except Exception:  # a sound entry that this JAX can't read after all
+            return None
+
+    def save(self, identity: str, program: jax.export.Exported) -> None:
+        """Keep a program; the file is there whole or not at all."""
+        body = zlib.compress(bytes(program.serialize()), _FAST)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.directory, prefix=".writing-")
+        except OSError:
+            return
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_header(identity) + hashlib.sha256(body).digest() + body)
+            temporary.replace(self._path(identity))
+        except OSError:
+            temporary.unlink(missing_ok=True)
+
+    def _path(self, identity: str) -> Path:
+        return self.directory / f"{identity}.stablehlo"
+
+
+def _header(identity: str) -> bytes:
+    return f"{_MAGIC} {identity}\n".encode()
+
+
+def export_program(program: Program, platform: str) -> jax.export.Exported:
+    """Trace and lower a program for a platform as `jax.export` names it ("cpu", "cuda")."""
+    return export_function(program.jit(), program.arguments, platform)
+
+
+def export_function(jitted: Any, arguments: Sequence[Any], platform: str) -> jax.export.Exported:
+    """Trace and lower a jitted function, with kernels or without.
+
+    Args:
+        jitted: from `jax.jit`.
+        arguments: trees of ``jax.ShapeDtypeStruct``.
+        platform: as `jax.export` names it.
+    """
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _KERNEL_CALLS]
+    export = jax.export.export(jitted, platforms=[platform], disabled_checks=checks)
+    return export(*arguments)
+
+
+def identity_of(*parts: object) -> str:
+    """A digest of `parts`, this source, JAX's versions and its settings: all that tracing reads.
+
+    Args:
+        parts: whose ``repr`` tells them apart and is the same in every process.
+    """
+    text = "\n".join(map(repr, (*parts, _environment(), _settings())))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def _environment() -> tuple[object, ...]:
+    versions = []
+    for name in _DISTRIBUTIONS:
+        try:
+            versions.append((name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return platform.python_version(), tuple(versions), _source_digest()
+
+
+def _source_digest() -> str:
+    """Of every Python file of this package: an edited kernel must never be served from disk."""
+    total = hashlib.sha256()
+    for path in _sources():
+        total.update(str(path.relative_to(_PACKAGE)).encode() + b"\0")
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def _sources() -> list[Path]:
+    return sorted(_PACKAGE.rglob("*.py"))
+
+
+def _settings() -> list[tuple[str, str]]:
+    """JAX's settings, such as the precision of products, which tracing may read; not its caches."""
+    names = sorted(name for name in jax.config.values if "cache" not in name)
+    return [(name, repr(getattr(jax.config, name, None))) for name in names]

@@ -1,0 +1,60 @@
+"""One decoding forward pass, traced once, for all programs that decode with the same shapes.
+
+A decode step and its multi-step decodes, one for each way of sampling, have the same kernels, and
+lowering those is most of tracing. Here they are lowered into one module, which each program then
+calls. XLA inlines the call, so what it compiles is the same.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.serving.compile.program_store import export_function
+from jaxinfer.serving.programs.layout import DecodeFields
+from jaxinfer.serving.programs.steps import KVCache, StepContext, feed_last_tokens
+
+
+class SharedForward:
+    """`feed_last_tokens` that remembers what it has traced.
+
+    Args:
+        platform: what is lowered for, as `jax.export` names it.
+    """
+
+    def __init__(self, platform: str) -> None:
+        self._platform = platform
+        self._traced: dict[Hashable, jax.export.Exported] = {}
+
+    def __call__(
+        self,
+        params: Mapping[str, Any],
+        kv: KVCache,
+        batch: DecodeFields,
+        last_tokens: Int32[Array, " slots"],
+        peers: Int32[Array, "one N 2"] | None,
+        *,
+        context: StepContext,
+    ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " B"]]:
+        """As `feed_last_tokens`; several devices, whose sums need their mesh, share nothing."""
+        if context.axis is not None:
+            return feed_last_tokens(params, kv, batch, last_tokens, peers, context=context)
+        arguments = (params, kv, batch, last_tokens)
+        leaves, structure = jax.tree.flatten(arguments)
+        key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), context
+        if key not in self._traced:
+            self._traced[key] = self._trace(arguments, context)
+        call: Any = self._traced[key].call  # JAX says that it gives one array
+        return call(*arguments)
+
+    def _trace(self, arguments: tuple[Any, ...], context: StepContext) -> jax.export.Exported:
+        def forward(params: Any, kv: Any, batch: DecodeFields, last_tokens: jax.Array) -> Any:
+            return feed_last_tokens(params, kv, batch, last_tokens, None, context=context)
+
+        structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+        # Of one device, whatever mesh surrounds the caller. Some kernels look up which it is.
+        device = jax.sharding.get_abstract_mesh().abstract_device
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+            return export_function(jax.jit(forward), structs, self._platform)

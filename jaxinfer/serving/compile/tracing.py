@@ -1,0 +1,167 @@
+"""Hands the tracing of many programs to worker processes, and tells which of them are done."""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.cores import usable_cores
+from jaxinfer.serving.compile.program_store import ProgramStore
+from jaxinfer.serving.compile.tracing_worker import describe_work
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.registry import kind_of
+from jaxinfer.serving.programs.programs import Programs
+
+_MOST_WORKERS = 8
+_FEWEST_PROGRAMS = 4  # starting a worker costs about as much as tracing three
+_LONGEST_GROUP = 4  # of programs that one process traces, because they have kernels in common
+
+
+class TracingWorkers:
+    """Processes that trace programs into a store. `close` ends them.
+
+    Args:
+        store: where they put what they trace.
+    """
+
+    def __init__(self, store: ProgramStore) -> None:
+        self._store = store
+        self._processes: list[subprocess.Popen[str]] = []
+        self._owed: dict[int, list[str]] = {}  # by process, what it has not yet traced
+        # The identity of what a process has traced, or "" at the end of its output; of no process,
+        # that of what nobody traces.
+        self._news: queue.SimpleQueue[tuple[int | None, str]] = queue.SimpleQueue()
+        self._directory = tempfile.TemporaryDirectory(prefix="jaxinfer-tracing-")
+        self._num_tasks = 0
+
+    def prepare(self) -> None:
+        """Start the processes, which import JAX first, before it is known what they will trace."""
+        self._start_processes(_most_workers())
+
+    def start(self, programs: Programs, work: Mapping[ProgramKey, str], *, platform: str) -> None:
+        """Begin to trace; returns at once. Those with the same kernels go to the same process.
+
+        Args:
+            programs: of an engine without custom functions.
+            work: what each key's program is saved under, the first wanted first.
+                What was begun before is not begun again.
+            platform: what to lower for, as `jax.export` names it.
+        """
+        begun = {identity for owed in self._owed.values() for identity in owed}
+        work = {key: identity for key, identity in work.items() if identity not in begun}
+        groups = _groups(list(work))
+        if not self._processes and len(work) >= _FEWEST_PROGRAMS:
+            self._start_processes(min(_most_workers(), len(groups)))
+        alive = [process for process in self._processes if process.pid in self._owed]
+        if not alive:
+            for identity in work.values():
+                self._news.put((None, identity))
+            return
+        for process, keys in zip(alive, _shares(groups, len(alive)), strict=True):
+            if keys:
+                identities = [work[key] for key in keys]
+                self._owed[process.pid] += identities
+                task = describe_work(
+                    programs, keys, identities, store=self._store, platform=platform
+                )
+                self._send(process, task)
+
+    def next_traced(self) -> str:
+        """Wait for one that was begun to be in the store, or to come never; what it is saved under.
+
+        It will not come where its process has ended, and where there was too little to start one
+        for. To be called at most as often as programs were begun.
+        """
+        while True:
+            pid, identity = self._news.get()
+            if pid is None:
+                return identity
+            if identity:
+                self._owed[pid].remove(identity)
+                return identity
+            for each in self._owed.pop(pid):
+                self._news.put((None, each))
+
+    def close(self) -> None:
+        """End the processes; may be called again."""
+        for process in self._processes:
+            process.kill()
+            with contextlib.suppress(BrokenPipeError):  # what a dead one never read
+                if process.stdin is not None:
+                    process.stdin.close()
+            process.wait()
+        self._processes.clear()
+        self._owed.clear()
+        self._directory.cleanup()
+
+    def _start_processes(self, count: int) -> None:
+        while len(self._processes) < count:
+            process = _start_process()
+            self._processes.append(process)
+            self._owed[process.pid] = []
+            threading.Thread(target=self._listen, args=(process,), daemon=True).start()
+
+    def _listen(self, process: "subprocess.Popen[str]") -> None:
+        with process.stdout or contextlib.nullcontext([]) as lines:
+            for line in lines:
+                self._news.put((process.pid, line.strip()))
+        self._news.put((process.pid, ""))
+
+    def _send(self, process: "subprocess.Popen[str]", description: dict[str, Any]) -> None:
+        # The task lies in a file, of which the pipe takes the name: so nobody waits until the
+        # other process has come to read.
+        self._num_tasks += 1
+        path = Path(self._directory.name) / f"{self._num_tasks}.json"
+        path.write_text(json.dumps(description))
+        # One that has died already is found out by the end of its output.
+        with contextlib.suppress(BrokenPipeError):
+            print(path, file=process.stdin, flush=True)
+
+
+def _groups(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
+    """Programs with the same large kernels side by side: it is those whose lowering takes long."""
+    groups: dict[Hashable, list[ProgramKey]] = {}
+    for key in keys:
+        groups.setdefault(kind_of(key).kernels(key), []).append(key)
+    parts = [
+        group[first : first + _LONGEST_GROUP]
+        for group in groups.values()
+        for first in range(0, len(group), _LONGEST_GROUP)
+    ]
+    return sorted(parts, key=len, reverse=True)
+
+
+def _shares(groups: Sequence[list[ProgramKey]], count: int) -> list[list[ProgramKey]]:
+    """Each group to whoever has least to do: its first costs as much as three that follow."""
+    shares: list[list[ProgramKey]] = [[] for _ in range(count)]
+    costs = [0] * count
+    for group in groups:
+        least = costs.index(min(costs))
+        shares[least] += group
+        costs[least] += 2 + len(group)
+    return shares
+
+
+def _most_workers() -> int:
+    """Half of the cores: XLA needs the others."""
+    return min(usable_cores() // 2, _MOST_WORKERS)
+
+
+def _start_process() -> "subprocess.Popen[str]":
+    # Without a device: a second process must not take memory of the first one's.
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxinfer.serving.compile.tracing_worker"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )

@@ -1,1 +1,0 @@
-"""Several processes that run one engine: how they start, meet, keep in step and end together."""

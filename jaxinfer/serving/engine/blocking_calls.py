@@ -1,0 +1,110 @@
+"""Callers that wait for an engine's thread: whole batches, and one request piece by piece."""
+
+import dataclasses
+import logging
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.progress import ProgressBar
+from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.requests.new_request import NewRequest
+
+logger = logging.getLogger("jaxinfer")
+
+_Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
+
+
+def run_requests(
+    driver: EngineDriver, requests: Sequence[NewRequest], *, use_tqdm: bool | Callable[..., Any]
+) -> list[RequestOutput]:
+    """Run requests to their end; one warning tells of those that failed.
+
+    Those that are `prefill_only` leave failures to the caller.
+
+    Args:
+        driver: runs them.
+        requests: whatever outputs they want, they get the final ones.
+        use_tqdm: whether to show a progress bar on stderr, or what makes one (see `ProgressBar`).
+
+    Returns:
+        Their outputs, in order.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; these requests are aborted, the engine goes on.
+        Exception: what the engine refuses or fails with.
+    """
+    box: _Box = queue.SimpleQueue()
+    requests = [
+        dataclasses.replace(request, kind="final", sink=lambda item, i=i: box.put((i, item)))
+        for i, request in enumerate(requests)
+    ]
+    try:
+        driver.submit(requests)
+        outputs = _gather(driver, box, len(requests), use_tqdm)
+    except BaseException:
+        driver.cancel([request.key for request in requests])
+        raise
+    if not any(request.prefill_only for request in requests):
+        _warn_of_failures(outputs)
+    return outputs
+
+
+def stream_request(
+    driver: EngineDriver, request: NewRequest, *, keeps: object = None
+) -> Iterator[RequestOutput]:
+    """Run one request and yield what is new after each step that brought something.
+
+    Closing the iterator, or dropping it, aborts the request.
+
+    Args:
+        driver: runs it.
+        request: whatever outputs it wants, it gets "delta".
+        keeps: what must live as long as the stream, because its end would close the engine.
+    """
+    box: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
+    finished = False
+    try:
+        driver.submit([dataclasses.replace(request, kind="delta", sink=box.put)])
+        while not finished:
+            item = driver.owner.wait_for(box)
+            if isinstance(item, BaseException):
+                finished = True
+                raise item
+            finished = item.finished
+            yield item
+    finally:
+        if not finished:
+            driver.cancel([request.key])
+
+
+def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
+    """Say once how many requests ended with an error: their texts don't show it."""
+    failed = [(i, output.error) for i, output in enumerate(outputs) if output.error is not None]
+    if failed:
+        i, cause = failed[0]
+        logger.warning(
+            "%d of %d requests failed; the first, prompts[%d]: %s (each output's .error has its "
+            "cause)",
+            *(len(failed), len(outputs), i, cause),
+        )
+
+
+def _gather(
+    driver: EngineDriver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
+) -> list[RequestOutput]:
+    """The last output of each request, as they come; shows how fast that goes."""
+    outputs: dict[int, RequestOutput] = {}
+    num_tokens = 0
+    make = use_tqdm if callable(use_tqdm) else None
+    with ProgressBar(count, "Processed prompts", enabled=bool(use_tqdm), make=make) as bar:
+        while len(outputs) < count:
+            i, item = driver.owner.wait_for(box)
+            if isinstance(item, BaseException):
+                raise item
+            outputs[i] = item
+            num_tokens += sum(len(completion.token_ids) for completion in item.outputs)
+            bar.set_postfix(f"{num_tokens / (bar.elapsed or 1e-9):.0f} output tok/s")
+            bar.update()
+    return [outputs[i] for i in range(count)]

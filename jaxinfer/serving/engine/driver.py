@@ -1,0 +1,267 @@
+"""Steps an engine in a thread of its own, the only one that ever touches it."""
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jaxinfer.errors import JaxinferError
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.engine.owner_thread import OwnerThread
+from jaxinfer.serving.engine.request_engine import RequestEngine
+from jaxinfer.serving.requests.new_request import NewRequest
+
+logger = logging.getLogger("jaxinfer")
+
+_live: "weakref.WeakSet[EngineDriver]" = weakref.WeakSet()  # a thread keeps its driver alive
+
+
+class EngineDriver:
+    """Takes requests from any thread and steps the engine while one of them is unfinished.
+
+    Every call becomes a message to the engine's thread, and messages are done in order between
+    steps: so nothing waits for a lock, and `cancel` and `close_soon` may come from finalizers,
+    signal handlers and event loops.
+
+    Args:
+        engine: one engine, or a group of replicas.
+        release: called in that thread when the engine is closed.
+    """
+
+    def __init__(self, engine: RequestEngine, release: Callable[[], None] | None = None) -> None:
+        self._engine = engine
+        self._release = release
+        # Touched by the engine's thread alone: the requests that it steps for, by key, and those
+        # that wait for `step`, by the caller's label.
+        self._driven: dict[str, NewRequest] = {}
+        self._by_hand: dict[str, str] = {}
+        self._outputs: list[RequestOutput] = []
+        self._is_closed = False
+        self.is_closing = False
+        """Whether `close` or `close_soon` was called."""
+        self._owner = OwnerThread("jaxinfer-engine", self._advance)
+        _live.add(self)
+
+    @property
+    def owner(self) -> OwnerThread:
+        """The engine's thread."""
+        return self._owner
+
+    def submit(self, requests: Sequence[NewRequest]) -> None:
+        """Enqueue requests, all or none.
+
+        Raises:
+            ValueError: the engine refuses one of them.
+            StepError: the engine has failed for good.
+            RuntimeError: it is closed.
+        """
+        self.call(lambda: self._add_all(requests))
+
+    def submit_soon(self, request: NewRequest) -> None:
+        """Enqueue a request without waiting; it gets the error if it is refused."""
+
+        def add() -> None:
+            try:
+                self._check_open()
+                self._add_all([request])
+            except Exception as error:
+                _tell(request, error)
+
+        self._owner.post(add)
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        """End requests after the step that runs; those that have ended are left alone."""
+        self._owner.post(lambda: self._cancel(keys))
+
+    def abort_labels(self, labels: Iterable[str]) -> None:
+        """End requests that callers gave these names; each gets a last output, "abort".
+
+        Only in the engine's thread, by `call` or `call_async`.
+        """
+        labels = set(labels)
+        for key in [key for key, request in self._driven.items() if request.label in labels]:
+            self._engine.abort(key)
+
+    async def call_async(self, action: Callable[[], Any]) -> Any:
+        """`call` for a task of an event loop, whose others go on meanwhile.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
+        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def attempt() -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return
+            try:
+                self._check_open()
+                outcome.set_result(action())
+            except BaseException as error:  # raised where it was asked for
+                outcome.set_exception(error)
+
+        self._owner.post(attempt)
+        return await asyncio.wrap_future(outcome)
+
+    @property
+    def failure(self) -> JaxinferError | None:
+        """Why the engine takes no request any more, if it has failed for good."""
+        return self._engine.failure
+
+    def call(self, action: Callable[[], Any]) -> Any:
+        """Do something with the engine between two steps, and wait for its result.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
+
+        def attempt() -> Any:
+            self._check_open()
+            return action()
+
+        return self._owner.call(attempt)
+
+    def add_by_hand(self, request: NewRequest) -> None:
+        """Enqueue a request that goes on only while others run or `step` is called.
+
+        Raises:
+            ValueError: its label is in use by another such request, or as `submit`.
+        """
+        self.call(lambda: self._add_by_hand(request))
+
+    def abort_by_hand(self, labels: Iterable[str]) -> None:
+        """End requests of `add_by_hand`, after the step that runs; others are ignored."""
+        labels = list(labels)
+
+        def abort() -> None:
+            for label in labels:
+                if (key := self._by_hand.pop(label, None)) is not None:
+                    self._engine.abort(key)
+                    self._outputs = [o for o in self._outputs if o.request_id != label]
+
+        self._owner.post(abort)
+
+    def step(self) -> list[RequestOutput]:
+        """One step; the outputs of requests of `add_by_hand` since the last call."""
+
+        def step() -> list[RequestOutput]:
+            try:
+                if self._engine.has_unfinished:
+                    self._engine.step()
+            finally:
+                outputs, self._outputs = self._outputs, []
+            return outputs
+
+        return self.call(step)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do or to return."""
+        return self.call(lambda: bool(self._engine.has_unfinished or self._outputs))
+
+    def close(self) -> None:
+        """Abort everything and close the engine; returns when that is done. Safe to repeat."""
+        self.close_soon()
+        self._owner.join()
+
+    def close_soon(self) -> None:
+        """The same without waiting: for finalizers, which may run in any thread at any point."""
+        self.is_closing = True
+        self._owner.post(self._close)
+        self._owner.end()
+
+    def _advance(self) -> bool:
+        """One step, if somebody waits for it; whether there may be more to do."""
+        if not self._driven:
+            return False
+        try:
+            self._engine.step()
+            if self._driven and not self._engine.has_unfinished:
+                raise RuntimeError("the engine lost a request")
+        except BaseException as error:
+            self._end_driven(error)
+        return bool(self._driven)
+
+    def _end_driven(self, error: BaseException) -> None:
+        """Nobody waits for ever, and nothing stays, after what the engine could not contain."""
+        if not isinstance(error, JaxinferError):
+            logger.error("the engine's step raised", exc_info=error)
+        driven, self._driven = self._driven, {}
+        for key, request in driven.items():
+            with contextlib.suppress(Exception):
+                _tell(request, error)
+            with contextlib.suppress(Exception):
+                self._engine.abort(key)
+
+    def _add_all(self, requests: Sequence[NewRequest]) -> None:
+        try:
+            for request in requests:
+                deliver = functools.partial(self._deliver, request)
+                self._engine.add(dataclasses.replace(request, sink=deliver))
+                self._driven[request.key] = request
+        except BaseException:
+            self._cancel([request.key for request in requests])
+            raise
+
+    def _deliver(self, request: NewRequest, output: RequestOutput) -> None:
+        if output.finished:
+            self._driven.pop(request.key, None)
+        _tell(request, output)
+
+    def _cancel(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            # Nobody listens any more, also not to its last output.
+            if self._driven.pop(key, None) is not None:
+                self._engine.abort(key)
+
+    def _add_by_hand(self, request: NewRequest) -> None:
+        if request.label in self._by_hand:
+            raise ValueError(f"request id {request.label!r} is in use by an unfinished request")
+
+        self._engine.add(dataclasses.replace(request, sink=self._collect))
+        self._by_hand[request.label] = request.key
+
+    def _collect(self, output: RequestOutput) -> None:
+        if output.finished:
+            self._by_hand.pop(output.request_id, None)
+        self._outputs.append(output)
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._engine.close()
+        finally:
+            if self._release is not None:
+                self._release()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the engine is closed; make a new one")
+
+
+def _tell(request: NewRequest, news: RequestOutput | BaseException) -> None:
+    if request.sink is not None:
+        request.sink(news)
+
+
+def wait_for_closing() -> None:
+    """Wait until engines that nobody refers to any more have given back their device memory."""
+    for driver in list(_live):
+        if driver.is_closing:
+            driver.owner.join()
+
+
+def _close_all() -> None:
+    """At the end of Python: a thread that is killed inside a step may take the process with it."""
+    for driver in list(_live):
+        driver.close()
+
+
+atexit.register(_close_all)

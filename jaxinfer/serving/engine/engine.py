@@ -1,0 +1,299 @@
+"""The loop: a step schedules, runs, reads the step before, and hands out what that brought."""
+
+import collections
+import dataclasses
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxinfer.errors import StepError
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.open_requests import OpenRequests
+from jaxinfer.serving.engine.quarantine import Quarantine
+from jaxinfer.serving.engine.step_runner import StepRunner
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+
+_MOST_KEPT_WAITING = 64
+
+logger = logging.getLogger("jaxinfer")
+
+
+class _Fault(NamedTuple):
+    """A step that raised, and whose tokens it was to compute."""
+
+    requests: list[Request]
+    error: Exception
+
+
+class Engine:
+    """Runs requests on a runner; one thread at a time.
+
+    Tokens are read one step late: while the device runs a step, the host reads and reports the one
+    before. Where a request's sampling needs its own tokens on the host, a step's forward pass is
+    launched all the same, and its tokens are drawn once the step before is read.
+
+    A step that raises has destroyed the cache. It is allocated anew and everything that ran is
+    computed again; if that raises too, `Quarantine` finds the request at fault, which ends with the
+    reason "error" and its cause. So does a request whose text, log-probabilities or sink raise. No
+    other request loses a token.
+
+    Args:
+        runner: the device.
+        scheduler: decides who runs.
+        tokenizer: None for token ids only.
+        seed: what requests without a seed of their own derive theirs from.
+        multi_step_steps: tokens decoded a launch while nobody waits, for so many running requests;
+            1 for no multi-step decodes.
+        clock: seconds; for metrics.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None = None,
+        *,
+        seed: int = 0,
+        multi_step_steps: Callable[[int], int] = lambda rows: 1,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._runner = runner
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._seeds = random.Random(seed)
+        self._multi_step_steps = multi_step_steps
+        self._clock = clock
+        self._requests = OpenRequests(scheduler, clock)
+        self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
+        self._failure: StepError | None = None
+        self._quarantine = Quarantine(scheduler)
+        self._is_closed = False
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        return bool(self._requests)
+
+    @property
+    def failure(self) -> StepError | None:
+        """Why it takes no request any more; any thread may ask."""
+        return self._failure
+
+    def counts(self) -> EngineCounts:
+        """What it has done and holds; any thread may ask."""
+        counts, scheduler = self._requests.counts, self._scheduler
+        pool = scheduler.pool
+        return dataclasses.replace(
+            counts,
+            queried_tokens=counts.prompt_tokens if pool.enable_prefix_caching else 0,
+            finished=dict(counts.finished),
+            preemptions=scheduler.num_preemptions,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            used_blocks=pool.num_usable_blocks - pool.num_free_blocks,
+            usable_blocks=pool.num_usable_blocks,
+        )
+
+    def add(self, request: NewRequest) -> None:
+        """Enqueue a request.
+
+        Raises:
+            ValueError: the key is in use, or the request can never fit.
+            StepError: the engine has failed for good.
+        """
+        self.check_alive()
+        self.enqueue(self.prepare(request, seed=self._seeds.getrandbits(63)))
+
+    def prepare(self, request: NewRequest, *, seed: int) -> RequestGroup:
+        """Check a request and get it ready for `enqueue`; any thread may, while others step.
+
+        Args:
+            request: what a caller asks for.
+            seed: used if its parameters have none.
+
+        Raises:
+            ValueError: the key is in use, or the request can never fit.
+        """
+        if request.key in self._requests:
+            raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
+        group = RequestGroup(
+            request, seed=seed, arrival_time=self._clock(), tokenizer=self._tokenizer
+        )
+        for completion in group.completions:
+            self._scheduler.check(completion.request)
+        return group
+
+    def enqueue(self, group: RequestGroup) -> None:
+        """Let a request from `prepare` wait for its turn.
+
+        If the engine has failed for good since then, it ends with the reason "error".
+        """
+        self._requests.add(group)
+        if self._failure is not None:
+            self.give_up(str(self._failure))
+
+    def num_cached_tokens(self, request: NewRequest) -> int:
+        """Leading tokens of a request's prompt that the prefix cache holds; any thread may ask."""
+        prompt = request.prompt
+        return self._scheduler.num_cached_tokens(
+            Request("", prompt.token_ids, request.params, cache_salt=prompt.cache_salt)
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, whatever its state; its sink gets a last output.
+
+        Returns:
+            Whether there was an unfinished request of that id.
+        """
+        return self._requests.abort(request_id)
+
+    def step(self) -> None:
+        """Advance every request that can be: schedule, run, read the step before, collect.
+
+        Raises:
+            StepError: the device failed and could not be set up again; the engine is dead.
+        """
+        self.check_alive()
+        try:
+            if self._first_tokens_would_wait():
+                self._read_steps(leave=0)
+            schedule = self._schedule()
+            if schedule is not None and self._launch(schedule):
+                self._scheduler.settle()
+            self._read_steps(leave=0 if schedule is None else 1)
+            self._requests.collect()
+        except KeyboardInterrupt:
+            self.give_up("it was interrupted in the middle of a step")
+            raise
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Outputs of requests without a sink, since the last call."""
+        return self._requests.take_outputs()
+
+    def update_params(self, params: Any) -> None:
+        """Swap the weights between two steps.
+
+        Running requests go on with the keys and values they have; the prefix cache forgets all.
+
+        Raises:
+            ValueError: the tree differs from the present one; names the first leaf that does.
+            TypeError: a leaf is no array.
+        """
+        self.check_alive()
+        self._read_steps(leave=0)
+        self._runner.update_params(params)
+        self._scheduler.invalidate_prefix_cache()
+
+    def reset_prefix_cache(self) -> None:
+        """Stop finding what was computed so far; running requests keep their blocks."""
+        self._scheduler.invalidate_prefix_cache()
+
+    def close(self) -> None:
+        """Abort everything and free the device memory; safe to call again."""
+        for request_id in self._requests.ids:
+            self.abort(request_id)
+        self._is_closed = True
+        self._in_flight.clear()
+        self._runner.close()
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError if it is closed, `StepError` if it has failed for good."""
+        if self._is_closed:
+            raise RuntimeError("the engine is closed")
+        if self._failure is not None:
+            raise StepError(f"the engine has failed: {self._failure}; make a new LLM")
+
+    def give_up(self, reason: str) -> StepError:
+        """Fail for good: every request ends with the reason "error", and none is taken any more.
+
+        Returns:
+            What later calls will raise.
+        """
+        self._failure = self._failure or StepError(reason)
+        self._in_flight.clear()
+        self._requests.fail_all(reason)
+        return self._failure
+
+    def _schedule(self) -> Schedule | None:
+        try:
+            self._quarantine.settle()
+            schedule = self._scheduler.schedule(self._multi_step_steps(self._scheduler.num_running))
+        except Exception as error:  # nobody knows how far it came, so that all starts over
+            self._recover(_Fault(self._scheduler.runnable(), error))
+            return None
+        if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
+            raise RuntimeError("the scheduler has unfinished requests and can run none of them")
+        return schedule
+
+    def _first_tokens_would_wait(self) -> bool:
+        """Whether to read a prefill before the next launch, and not after it as usual.
+
+        The launch of a multi-step decode takes the host as long as many a prefill takes the device:
+        first tokens would lie there meanwhile. The device waits once a prompt for it, which is too
+        dear when it keeps many others from going on.
+        """
+        if not self._in_flight or self._in_flight[-1][0].is_decode or self._scheduler.num_waiting:
+            return False
+        running = self._scheduler.num_running
+        return running <= _MOST_KEPT_WAITING and self._multi_step_steps(running) > 1
+
+    def _launch(self, schedule: Schedule) -> bool:
+        """Launch a step; whether that worked."""
+        schedule.samples_late = self._requests.samples_late(schedule)
+        try:
+            step = self._runner.launch(schedule)
+            if schedule.samples_late:
+                if (earlier := self._read_until_fault(leave=0)) is not None:
+                    self._recover(earlier)
+                    return False
+                step = self._runner.sample(step)
+        except Exception as error:  # whatever the device raises, requests must survive it
+            fault = _Fault(_requests_of(schedule), error)
+            # What was sampled before is good, unless the same fault shows there too.
+            self._recover(fault, self._read_until_fault(leave=0))
+            return False
+        self._in_flight.append((schedule, step))
+        return True
+
+    def _read_steps(self, *, leave: int) -> None:
+        """Read launched steps, oldest first, until `leave` of them are in flight."""
+        fault = self._read_until_fault(leave=leave)
+        if fault is not None:
+            self._recover(fault)
+
+    def _read_until_fault(self, *, leave: int) -> _Fault | None:
+        while len(self._in_flight) > leave:
+            schedule, step = self._in_flight.popleft()
+            try:
+                result = self._runner.fetch(step)
+            except Exception as error:  # as above; errors of a step often show up here
+                return _Fault(_requests_of(schedule), error)
+            self._requests.take_step(schedule, result)
+        return None
+
+    def _recover(self, fault: _Fault, other: _Fault | None = None) -> None:
+        """Start over after a step that raised; both faults are one incident."""
+        self._in_flight.clear()
+        requests = {r.request_id: r for each in (fault, other) if each for r in each.requests}
+        guilty = self._quarantine.blame(requests.values())
+        try:
+            self._runner.reset_cache()
+        except Exception as second:
+            reason = f"the device failed ({fault.error}) and the KV cache could not be rebuilt"
+            raise self.give_up(reason) from second
+        logger.warning("a step raised and is run again: %s", fault.error)
+        self._scheduler.requeue_all()
+        for request in guilty:
+            self._requests.fail(request, f"its step failed twice: {fault.error}")
+
+
+def _requests_of(schedule: Schedule) -> list[Request]:
+    return [row.request for row in schedule.rows]

@@ -1,0 +1,234 @@
+"""The unfinished requests and what their callers get to see; a fault of one stays there."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxinfer.outputs import FinishReason, RequestOutput
+from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.requests.completion import Completion
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.result import LEFT_VOCAB, OK, StepResult, TokenScores
+from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+
+_NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
+_LEFT_VOCAB = "the custom sampler chose a token id outside the model's vocabulary"
+
+logger = logging.getLogger("jaxinfer")
+
+
+class _Member(NamedTuple):
+    group: RequestGroup
+    completion: Completion
+
+
+class OpenRequests:
+    """Passes the results of steps to callers' requests, and makes and hands out their outputs.
+
+    What raises on the way (a text, log-probabilities, a sink) ends the request that it belongs to,
+    with the reason "error" and the exception as its cause; its other outputs stay as they were.
+
+    Args:
+        scheduler: runs the completions; those that end here end there too.
+        clock: seconds; for metrics.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self.counts = EngineCounts()
+        """What has come of requests so far; the scheduler's numbers are not filled in."""
+        self._groups: dict[str, RequestGroup] = {}
+        self._members: dict[str, _Member] = {}
+        self._late: set[str] = set()
+        self._changed: dict[str, RequestGroup] = {}
+        self._outputs: list[RequestOutput] = []
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._groups
+
+    def __bool__(self) -> bool:
+        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        return bool(self._groups or self._outputs)
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all of them, first come first."""
+        return list(self._groups)
+
+    def samples_late(self, schedule: Schedule) -> bool:
+        """Whether a row can't be sampled before the host knows its last token."""
+        return bool(self._late) and any(
+            row.samples and row.request.samples_late for row in schedule.rows
+        )
+
+    def add(self, group: RequestGroup) -> None:
+        """Let a new request wait for its turn."""
+        for completion in group.completions:
+            request = completion.request
+            self._scheduler.add(request)
+            self._members[request.request_id] = _Member(group, completion)
+            if request.samples_late:
+                self._late.add(request.request_id)
+        self._groups[group.request_id] = group
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its sink gets a last output. Whether there was one of that id."""
+        group = self._groups.pop(request_id, None)
+        if group is None:
+            return False
+        self._changed.pop(request_id, None)
+        for completion in group.completions:
+            if completion.finish_reason is None:
+                self._end(completion, "abort")
+        if group.new.sink is not None:
+            self._hand_out(group, self._clock())
+        return True
+
+    def take_step(self, schedule: Schedule, result: StepResult) -> None:
+        """Take in what a step brought; what changed is handed out by `collect`."""
+        if result.prompt is not None:
+            self._score_prompts(schedule, result.prompt)
+        sampled = result.sampled
+        num_ok = None if sampled.ok.all() else result.num_ok
+        now = self._clock()
+        for update in self._scheduler.update(schedule, sampled.tokens.tolist(), num_ok):
+            member = self._members.get(update.request.request_id)
+            if member is None:  # a sibling's fault has ended it
+                continue
+            try:
+                self._apply(member, update, sampled, now)
+            except Exception as error:
+                self._fail_for(member.group, error)
+
+    def collect(self) -> None:
+        """Make the outputs of all requests that changed and hand them out."""
+        changed, self._changed = self._changed, {}
+        now = self._clock()
+        for group in changed.values():
+            self._hand_out(group, now)
+
+    def fail(self, request: Request, reason: str) -> None:
+        """End the caller's request that a scheduler's belongs to."""
+        if (member := self._members.get(request.request_id)) is not None:
+            self._fail(member.group, reason)
+
+    def fail_all(self, reason: str) -> None:
+        """End every request."""
+        for group in list(self._groups.values()):
+            self._fail(group, reason)
+        self.collect()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Outputs of requests without a sink, since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _apply(self, member: _Member, update: RowUpdate, sampled: TokenScores, now: float) -> None:
+        group, completion = member
+        if not completion.token_ids:
+            self.counts.prompt_tokens += update.request.num_prompt_tokens
+            self.counts.cached_prompt_tokens += update.request.num_prefix_cached_tokens
+        self.counts.generation_tokens += len(update.token_ids)
+        completion.extend(update.token_ids, sampled, update.row)
+        group.note_tokens(len(update.token_ids), now)
+        reason = completion.finish_reason
+        if reason is not None or group.new.kind != "final":
+            self._changed[group.request_id] = group
+        if reason is None:
+            return
+        if reason == "error":
+            group.error = group.error or _cause(sampled, update.row)
+        # A stop string ends a request that the scheduler would go on with.
+        self._scheduler.finish(update.request, "stop", completion.stop_reason)
+        self._forget(update.request, reason)
+
+    def _score_prompts(self, schedule: Schedule, scores: TokenScores) -> None:
+        """Pass a step's prompt log-probabilities to the requests that asked for them."""
+        offset = 0
+        for row in schedule.rows:
+            member = self._members.get(row.request.request_id)
+            if member is not None and row.request.params.prompt_logprobs is not None:
+                self._score_prompt(member, scores, offset, row)
+            offset += row.num_scheduled_tokens
+
+    def _score_prompt(
+        self, member: _Member, scores: TokenScores, offset: int, row: ScheduledRow
+    ) -> None:
+        group, completion = member
+        try:
+            finite = group.score_prompt(scores, offset, row.start, row.num_scheduled_tokens)
+        except Exception as error:
+            self._fail_for(group, error)
+            return
+        if not finite:
+            group.error = group.error or _NOT_FINITE
+            self._end(completion, "error")
+            self._changed[group.request_id] = group
+
+    def _hand_out(self, group: RequestGroup, now: float) -> None:
+        """Make a request's output and hand it out; if that raises, the request ends with it."""
+        try:
+            self._deliver(group, now)
+        except Exception as error:
+            self._fail_for(group, error)
+            for completion in group.completions:  # any of them may be what raised
+                completion.break_off()
+                completion.finish("error")
+            self._changed.pop(group.request_id, None)
+            with contextlib.suppress(Exception):  # a sink that raises again hears no more
+                self._deliver(group, now)
+        if group.is_finished:
+            self._groups.pop(group.request_id, None)
+
+    def _deliver(self, group: RequestGroup, now: float) -> None:
+        output = group.output(now)
+        if output is None:
+            return
+        if group.new.sink is None:
+            self._outputs.append(output)
+        else:
+            group.new.sink(output)
+
+    def _fail_for(self, group: RequestGroup, error: Exception) -> None:
+        """End a request because something of its own raised on the host."""
+        # Its caller hears of it by its output; what it takes to find a bug is for a log.
+        logger.info("request %s ends with an error", group.request_id, exc_info=error)
+        for completion in group.completions:
+            if completion.request.request_id in self._members:
+                completion.break_off()
+        self._fail(group, f"{type(error).__name__}: {error}")
+
+    def _fail(self, group: RequestGroup, reason: str) -> None:
+        """End what is unfinished of a request."""
+        group.error = group.error or reason
+        for completion in group.completions:
+            if completion.request.request_id in self._members:
+                self._end(completion, "error")
+        self._changed[group.request_id] = group
+
+    def _end(self, completion: Completion, reason: FinishReason) -> None:
+        self._scheduler.finish(completion.request, reason)
+        completion.finish(reason)
+        self._forget(completion.request, reason)
+
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        self.counts.finished[reason] += 1
+        self._members.pop(request.request_id, None)
+        self._late.discard(request.request_id)
+
+
+def _cause(sampled: TokenScores, row: int) -> str:
+    """Why a row's first token that is not ok is none."""
+    if sampled.status is not None:
+        bad = sampled.status[row][sampled.status[row] != OK]
+        if bad.size and bad[0] == LEFT_VOCAB:
+            return _LEFT_VOCAB
+    return _NOT_FINITE

@@ -1,0 +1,1 @@
+"""Several processes that run one engine: how they start, meet, keep in step and end."""

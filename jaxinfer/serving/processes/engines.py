@@ -1,0 +1,239 @@
+"""Engines in step: whatever process 0's engine is asked to do, the others do in the same order.
+
+A step is deterministic given the calls before it, so calls are all that travels: requests with
+their seeds, aborts, steps, resets of the prefix cache and swaps of weights. What depends on time or
+on threads happens on process 0, between its steps.
+"""
+
+import dataclasses
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from jaxinfer.errors import JaxinferError
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.processes.channel import Message
+from jaxinfer.serving.processes.group import ProcessGroup
+from jaxinfer.serving.processes.requests import request_from_json, request_to_json
+from jaxinfer.serving.requests.new_request import NewRequest
+
+_STEP: Message = {"kind": "step"}
+_POLL_S = 0.5
+# How long the others may take to start following before that is said.
+_PATIENCE_S = 10.0
+# After Ctrl-C: for process 0 to stop by itself (it may have got the same), and for it to part.
+_ASK_S, _PART_S = 1.0, 6.0
+
+
+class LeadingEngine:
+    """Process 0's engine, which takes the requests and tells the others: a `RequestEngine`.
+
+    Args:
+        engine: this process's own.
+        group: the processes.
+        seed: of the engine; requests without a seed get theirs here.
+    """
+
+    def __init__(self, engine: Engine, group: ProcessGroup, seed: int) -> None:
+        self._engine = engine
+        self._group = group
+        # The same draws as Engine's own, so that the number of processes changes no token.
+        self._request_seeds = random.Random(seed)
+        self._takes_updates: dict[int, bool] = {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        """As `Engine.has_unfinished`."""
+        return self._engine.has_unfinished
+
+    @property
+    def failure(self) -> JaxinferError | None:
+        """As `Engine.failure`."""
+        return self._engine.failure
+
+    def counts(self) -> EngineCounts:
+        """As `Engine.counts`, of this process; the others' are the same."""
+        return self._engine.counts()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """As `Engine.take_outputs`."""
+        return self._engine.take_outputs()
+
+    def add(self, request: NewRequest) -> None:
+        """As `Engine.add`; a request that is refused here is not sent."""
+        self._group.check()
+        seed = self._request_seeds.getrandbits(63)
+        if request.params.seed is None:
+            request = dataclasses.replace(request, params=request.params.clone(seed=seed))
+        self._engine.add(request)
+        self._group.send({"kind": "add", "request": request_to_json(request)})
+
+    def abort(self, request_id: str) -> bool:
+        """As `Engine.abort`; also after another process has failed."""
+        found = self._engine.abort(request_id)
+        if found and not self._group.is_ending:
+            self._group.send({"kind": "abort", "id": request_id})
+        return found
+
+    def step(self) -> None:
+        """As `Engine.step`, on all processes at once.
+
+        Raises:
+            DistributedError: another process has failed.
+        """
+        self._engine.check_alive()
+        self._await_followers()
+        self._group.send(_STEP)
+        with self._group.reporting_failures():
+            self._engine.step()
+
+    def update_params(self, params: Any) -> None:
+        """As `Engine.update_params`; every process takes its own part of the new weights.
+
+        Raises:
+            ValueError: also if a process can't: `follow` was not told where to find them.
+        """
+        self._await_followers()
+        for process_id, takes in self._takes_updates.items():
+            if not takes:
+                raise ValueError(
+                    f"process {process_id} has no new weights to take: call its "
+                    "follow(new_params=...) with a function that returns them"
+                )
+        self._engine.update_params(params)
+        self._group.send({"kind": "update_params"})
+
+    def reset_prefix_cache(self) -> None:
+        """As `Engine.reset_prefix_cache`, on all processes before their next step."""
+        self._group.check()
+        self._engine.reset_prefix_cache()
+        self._group.send({"kind": "reset_prefix_cache"})
+
+    def close(self) -> None:
+        """As `Engine.close`; the others stop following."""
+        self._group.close()
+        self._engine.close()
+
+    def _await_followers(self) -> None:
+        """Wait until all others follow: a step would wait for them without a word."""
+        said, since = False, time.monotonic()
+        while len(self._takes_updates) < self._group.num_processes - 1:
+            message = self._group.next_message(timeout=_POLL_S)
+            if message is not None and message["kind"] == "following":
+                self._takes_updates[message["from"]] = message["takes_updates"]
+            if not said and time.monotonic() - since > _PATIENCE_S:
+                said = True
+                missing = set(range(1, self._group.num_processes)) - set(self._takes_updates)
+                names = ", ".join(map(str, sorted(missing)))
+                print(f"Waiting for process {names} to call LLM.follow()", file=sys.stderr)
+
+
+class FollowingEngine:
+    """Another process's engine, which does what process 0's does and takes no requests.
+
+    Args:
+        engine: this process's own.
+        group: the processes.
+    """
+
+    def __init__(self, engine: Engine, group: ProcessGroup) -> None:
+        self._engine = engine
+        self._group = group
+
+    def follow(self, new_params: Callable[[], Any] | None) -> None:
+        """Do what process 0 does until it closes its engine.
+
+        Args:
+            new_params: called when it swaps the weights; returns them as this process holds them.
+
+        Raises:
+            DistributedError: another process has failed.
+            StepError: a device step failed here.
+            KeyboardInterrupt: Ctrl-C; all processes end.
+        """
+        with self._group.reporting_failures(), _PatientInterrupt() as interrupt:
+            self._group.send({"kind": "following", "takes_updates": new_params is not None})
+            while not interrupt.is_over:
+                message = self._group.next_message(timeout=_POLL_S)
+                if message is not None and not self._do(message, new_params):
+                    break
+                if interrupt.should_tell:
+                    self._group.fail("interrupted (Ctrl-C)")
+            interrupt.check()
+
+    def close(self) -> None:
+        """As `Engine.close`; before the end of `follow` the others end too."""
+        self._group.close()
+        self._engine.close()
+
+    def _do(self, message: dict[str, Any], new_params: Callable[[], Any] | None) -> bool:
+        """Do what a message says; whether there may be more."""
+        match message["kind"]:
+            case "step":
+                self._engine.step()
+            case "add":
+                request = request_from_json(message["request"])
+                self._engine.add(dataclasses.replace(request, kind="final", sink=_ignore))
+            case "abort":
+                self._engine.abort(message["id"])
+            case "reset_prefix_cache":
+                self._engine.reset_prefix_cache()
+            case "update_params" if new_params is not None:
+                self._engine.update_params(new_params())
+            case _:
+                return False
+        return True
+
+
+def _ignore(output: RequestOutput) -> None:
+    """Outputs are read on process 0."""
+
+
+class _PatientInterrupt:
+    """Ctrl-C that leaves process 0 time to end all in good order; a second one does not wait."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._before: Any = None
+
+    def __enter__(self) -> "_PatientInterrupt":
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    @property
+    def should_tell(self) -> bool:
+        """Whether process 0 did not stop by itself."""
+        return self._waited(_ASK_S)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether process 0 had time enough to part."""
+        return self._waited(_PART_S)
+
+    def check(self) -> None:
+        """Let the interrupt happen, if there was one."""
+        if self._since is not None:
+            self._before(signal.SIGINT, None)
+
+    def _waited(self, seconds: float) -> bool:
+        return self._since is not None and time.monotonic() - self._since > seconds
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._since is not None:
+            self._before(number, frame)
+        self._since = time.monotonic()

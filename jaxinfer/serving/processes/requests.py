@@ -1,0 +1,40 @@
+"""A request as JSON, so that every process enqueues the same one."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.prompts import Prompt
+
+# Fields that decide nothing of what a request does; any other travels without being named here.
+_STAY_IN_REQUEST = ("sink",)
+_STAY_IN_PROMPT = ("text", "packed")
+
+
+def request_to_json(request: NewRequest) -> dict[str, Any]:
+    """All fields that decide what the request does."""
+    return _given(request, leave=_STAY_IN_REQUEST) | {
+        "prompt": _given(request.prompt, leave=_STAY_IN_PROMPT),
+        "params": _given(request.params),
+    }
+
+
+def request_from_json(message: Mapping[str, Any]) -> NewRequest:
+    """The request that `request_to_json` was given, without a sink and its prompt's text."""
+    records = {
+        "prompt": Prompt(**message["prompt"]),
+        "params": SamplingParams(**message["params"]),
+    }
+    return NewRequest(**{**message, **records})
+
+
+def _given(record: Any, leave: Collection[str] = ()) -> dict[str, Any]:
+    """A dataclass's fields that are not at their defaults."""
+    values = {
+        field.name: (getattr(record, field.name), field.default)
+        for field in dataclasses.fields(record)
+        if field.name not in leave
+    }
+    return {name: value for name, (value, default) in values.items() if value != default}

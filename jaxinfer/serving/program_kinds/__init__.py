@@ -1,1 +1,0 @@
-"""The kinds of device programs, a file each; `kind.py` says what each answers."""

@@ -1,0 +1,263 @@
+"""The few shapes that steps are compiled for, and which of them a batch takes."""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.shared_prefixes import most_items
+from jaxinfer.serving.sampling.layout import MODES
+
+# Contexts up to here take narrow tables where that saves enough: the tables of every row are
+# uploaded with each step, 10 KB a row for contexts of 40,960. For few rows that is nothing, and a
+# second width would cost a program for each number of rows, step and way of sampling.
+_SHORT_TABLE_TOKENS = 4096
+_MOST_ROWS_OF_ONE_WIDTH = 32
+
+# Many rows of long contexts take long anyway: they are padded to one of few sizes.
+_WIDE_ROWS = (64, 256, 1024)
+
+# A kernel's tiles have up to so many keys: tables of whole tiles are read without a check.
+_TILE_KEYS = 128
+
+# A request that arrives waits for the multi-step decodes on their way. Steps of many rows take
+# longer, so half as many of them are enough to hide a launch, which takes the host 1.5 to 4 ms, by
+# the machine and the number of rows.
+_MOST_LONG_MULTI_STEP_ROWS = 64
+
+# Steps that read shared keys once need a kernel more in each layer, so they are programs of their
+# own, of few sizes: what they save is worth some rows of padding.
+_SHARING_ROWS = (64, 256, 1024)
+
+# Mode "full" is for few requests, and samples many rows in little more time than few.
+_FULL_ROWS = (64,)
+
+# Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
+_TOKENS_THAT_HIDE_ROWS = 8_192
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """All shapes of an engine.
+
+    Attributes:
+        prefill: (tokens, rows) pairs in the order in which they are tried; the last holds any
+            step.
+        scored: the few of these for steps whose prompt tokens are scored; the last is the same.
+        rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
+            product with one row into something slow.
+        full_rows: the few sizes, of these and of multi-step decodes, that also take sampler mode
+            "full", whose programs are large.
+        multi_step_decodes: (rows, decode steps) pairs of multi-step decodes, by rows; the last
+            holds any number of rows. Empty if there are none.
+        widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
+            there are two, few rows have the last alone.
+        wide_rows: sizes of more rows that have the last width, too; the last is the most.
+        sharing: like `multi_step_decodes`, of steps that read keys once which rows share; singly,
+            too. Their tables are always full width. Empty if kernels look at each row alone.
+        rows_in_item: rows whose shared keys are read at once.
+    """
+
+    prefill: tuple[tuple[int, int], ...]
+    scored: tuple[tuple[int, int], ...]
+    rows: tuple[int, ...]
+    full_rows: tuple[int, ...]
+    multi_step_decodes: tuple[tuple[int, int], ...]
+    widths: tuple[int, ...]
+    wide_rows: tuple[int, ...]
+    sharing: tuple[tuple[int, int], ...] = ()
+    rows_in_item: int = 0
+
+    def decode_shape(
+        self, rows: int, width: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+    ) -> DecodeShape:
+        """The smallest bucket for so many rows and blocks of the longest."""
+        sizes = self.rows
+        if num_steps > 1:
+            sizes = tuple(size for size, steps in self.multi_step_decodes if steps == num_steps)
+        if mode == "full":
+            sizes = tuple(size for size in sizes if size in self.full_rows)
+        _at_least(self.widths, width)
+        fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
+        shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
+        return next(shape for shape in shapes if shape.width >= width)
+
+    def sharing_shape(
+        self, rows: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+    ) -> DecodeShape | None:
+        """The smallest bucket for so many rows that share keys; None if there is none."""
+        if mode == "full" and num_steps > 1:
+            return None
+        for size, steps in self.sharing:
+            fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows(mode))
+            if fits and rows <= size:
+                return self._sharing_shape(size)
+        return None
+
+    def prefill_shape(self, tokens: int, rows: int, *, all_tokens: bool = False) -> PrefillShape:
+        """The smallest bucket for so many tokens and rows; tables are always full width."""
+        for bucket_tokens, bucket_rows in self.scored if all_tokens else self.prefill:
+            if tokens <= bucket_tokens and rows <= bucket_rows:
+                return PrefillShape(bucket_tokens, bucket_rows, self.widths[-1], all_tokens)
+        raise ValueError(
+            f"a step of {tokens} tokens in {rows} rows exceeds the largest, {self.prefill[-1]}"
+        )
+
+    def multi_step_steps(self, rows: int) -> int:
+        """Decode steps of one launch for this number of rows; 1 without multi-step decodes."""
+        return next((steps for size, steps in self.multi_step_decodes if rows <= size), 1)
+
+    def prefill_shapes(self) -> list[PrefillShape]:
+        """Every prefill bucket, the largest last; then those that score."""
+        pairs = [(pair, False) for pair in self.prefill] + [(pair, True) for pair in self.scored]
+        return [PrefillShape(*pair, self.widths[-1], every) for pair, every in pairs]
+
+    def decode_shapes(self) -> list[DecodeShape]:
+        """Every decode bucket, the largest last."""
+        shapes = [
+            DecodeShape(rows, width)
+            for width in self.widths
+            for rows in self.rows
+            if width in self._widths_of(rows)
+        ]
+        return shapes + [self._sharing_shape(rows) for rows, _ in self.sharing]
+
+    def multi_step_shapes(self) -> list[tuple[DecodeShape, int]]:
+        """Every bucket of a multi-step decode and its decode steps."""
+        shapes = [
+            (DecodeShape(rows, width), steps)
+            for width in self.widths
+            for rows, steps in self.multi_step_decodes
+            if width in self._widths_of(rows)
+        ]
+        if not shapes:
+            return []
+        return shapes + [(self._sharing_shape(rows), steps) for rows, steps in self.sharing]
+
+    def multi_step_modes(self, shape: DecodeShape) -> Sequence[SamplingMode]:
+        """Modes that such decodes are compiled for; each also serves the modes before it.
+
+        Mode "full" has few sizes. Steps of many rows of long contexts, or that read shared keys
+        once, take long enough that drawing greedy rows, too, is nothing beside them.
+        """
+        takes_long = shape.work_items > 0 or self._is_wide(shape)
+        takes_full = shape.work_items == 0 and shape.rows in self.full_rows
+        return MODES[int(takes_long) : len(MODES) if takes_full else MODES.index("full")]
+
+    def _is_wide(self, shape: DecodeShape) -> bool:
+        """Whether a decode bucket is for longer contexts than others of as many rows."""
+        *narrower, widest = self.widths
+        return bool(narrower) and shape.rows > _MOST_ROWS_OF_ONE_WIDTH and shape.width == widest
+
+    def _widths_of(self, rows: int) -> Sequence[int]:
+        """Widths that a decode batch of one size comes in."""
+        if rows <= _MOST_ROWS_OF_ONE_WIDTH:
+            return self.widths[-1:]
+        return self.widths if rows in self.wide_rows else self.widths[:-1] or self.widths
+
+    def _sharing_shape(self, rows: int) -> DecodeShape:
+        return DecodeShape(rows, self.widths[-1], most_items(rows))
+
+    def sampler_rows(self, mode: SamplingMode) -> list[int]:
+        """Every number of rows that a sampler in that mode meets."""
+        decode = set(self.rows)
+        if mode == "full":
+            decode &= set(self.full_rows)
+        return sorted({*decode, *(rows for _, rows in self.prefill)})
+
+
+def choose_buckets(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    multi_step_length: int,
+    platform: str,
+    rows_in_item: int = 0,
+) -> Buckets:
+    """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
+
+    Args:
+        max_num_seqs: most rows of a step.
+        max_num_batched_tokens: most tokens of a step.
+        max_model_len: most tokens of a sequence.
+        block_size: S.
+        multi_step_length: most decode steps of one launch, the last of which may lie beyond
+            max_model_len; 1 for no multi-step decodes.
+        platform: "cpu" or that of an accelerator.
+        rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
+    """
+    most_rows = max(max_num_seqs, 2)
+    most_tokens = max(max_num_batched_tokens, most_rows)
+    full_width = -(-(max_model_len + multi_step_length - 1) // block_size)
+    if platform == "cpu":
+        # Products take most of a CPU's step and grow with the rows, padding included: sizes closer
+        # than powers of two are worth their programs, the more so in multi-step decodes of small
+        # models, whose programs compile fast.
+        rows = _up_to(most_rows, [4, 16, 32, 48, *_powers(64)])
+        sizes = _up_to(most_rows, [4, 16, 24, 32, 40, 48, 56, *_powers(64)])
+        multi_step_decodes = [(size, multi_step_length) for size in sizes]
+        few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512, 1024])
+        # One short prompt takes the smallest of everything, so that it waits for least to compile.
+        prefill = [(tokens[0], rows[0])]
+        prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
+        widths, full_rows = [full_width], sizes
+    else:
+        # Single steps are taken where somebody waits, which is when every slot is taken, and at
+        # the end of the last answers.
+        rows = _up_to(most_rows, [2, 8, *_powers(32)])
+        sizes = _up_to(most_rows, [2, 8, 16, 32, 64, 128, 192, 256, 384, *_powers(512)])
+        multi_step_decodes = [
+            (size, _gpu_multi_step_steps(size, multi_step_length)) for size in sizes
+        ]
+        # Up to some 128 tokens a step takes as long as reading the weights.
+        few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(128))
+        # Many rows at once are mostly a large step's; a small one may as well be padded.
+        small = [n for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
+        prefill = [(n, few) for n in small]
+        prefill += [(n, most_rows) for n in [*small[::-2], *tokens[len(small) :]]]
+        full_rows = [size for size in sizes if size in (few, *_FULL_ROWS, most_rows)]
+        tile = max(1, _TILE_KEYS // block_size)
+        full_width = -(-full_width // tile) * tile
+        short = -(-_SHORT_TABLE_TOKENS // block_size)
+        widths = [short, full_width] if 2 * short <= full_width else [full_width]
+    prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
+    # Scoring costs more than what surrounds it: few sizes, each for any number of rows.
+    scored = [pair for pair in prefill if pair[1] == most_rows][-3:]
+    return Buckets(
+        prefill=tuple(prefill),
+        scored=tuple(scored),
+        rows=tuple(rows),
+        full_rows=tuple(full_rows),
+        multi_step_decodes=tuple(multi_step_decodes) if multi_step_length > 1 else (),
+        widths=tuple(widths),
+        wide_rows=tuple(_up_to(most_rows, list(_WIDE_ROWS))),
+        sharing=tuple(
+            (size, _gpu_multi_step_steps(size, multi_step_length))
+            for size in _up_to(most_rows, list(_SHARING_ROWS))
+            if rows_in_item and size >= _SHARING_ROWS[0]
+        ),
+        rows_in_item=rows_in_item,
+    )
+
+
+def _gpu_multi_step_steps(rows: int, most: int) -> int:
+    return most if rows <= _MOST_LONG_MULTI_STEP_ROWS else max(2, most // 2)
+
+
+def _powers(first: int) -> list[int]:
+    return [first * 2**i for i in range(24)]
+
+
+def _up_to(most: int, sizes: list[int]) -> list[int]:
+    """The sizes below `most`, and `most`."""
+    return [size for size in sizes if size < most] + [most]
+
+
+def _at_least(sizes: tuple[int, ...] | list[int], needed: int) -> int:
+    index = bisect.bisect_left(sizes, needed)
+    if index == len(sizes):
+        raise ValueError(f"{needed} exceeds the largest bucket, {sizes[-1]}")
+    return sizes[index]

@@ -1,0 +1,41 @@
+"""The program that counts the known tokens of new holders of slots."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import ProgramKind
+from jaxinfer.serving.sampling.slot_state import count_tokens
+from jaxinfer.serving.slots.slot_updates import SLOTS_AN_UPDATE, TOKENS_AN_UPDATE
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+
+@dataclass(frozen=True)
+class CountTokensKey:
+    """Counts known tokens of new holders of some slots."""
+
+    slots: int
+    tokens: int
+
+
+class CountTokensKind(ProgramKind[CountTokensKey]):
+    """Counts of known tokens, by the slots and tokens of one. None are warmed up."""
+
+    key_type = CountTokensKey
+    uses_pages = False
+    is_slow_to_trace = False
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[CountTokensKey]:
+        """One, for updates of the size that hosts make."""
+        return [CountTokensKey(SLOTS_AN_UPDATE, TOKENS_AN_UPDATE)]
+
+    def program(self, programs: "Programs", key: CountTokensKey) -> "Program":
+        """`slot_state.count_tokens`."""
+        run = functools.partial(count_tokens, axis=programs.context.axis)
+        counts = programs.slot_state.token_counts
+        arguments = (counts, programs.whole((key.slots,)), programs.whole((3, key.tokens)))
+        return programs.sharded("count_tokens", run, arguments, counts, donate=(0,))

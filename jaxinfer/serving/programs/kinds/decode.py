@@ -1,0 +1,51 @@
+"""Programs of one decode step: a token of each row through the layers."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.padding import decode_padding, uploaded
+from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
+from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.steps import decode_step
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+
+class DecodeKind(ProgramKind[DecodeShape]):
+    """Decode steps, by their buckets."""
+
+    key_type = DecodeShape
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[DecodeShape]:
+        """Every decode bucket."""
+        return buckets.decode_shapes()[::-1]
+
+    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[DecodeShape]:
+        """The largest bucket, but Mosaic's: a prefill of as many rows needs more.
+
+        Its kernels keep a decode's sums on the chip.
+        """
+        return () if backend == "mosaic" else buckets.decode_shapes()[-1:]
+
+    def program(self, programs: "Programs", key: DecodeShape) -> "Program":
+        """`steps.decode_step`."""
+        step = functools.partial(decode_step, forward=programs.forward)
+        return step_program(programs, "decode_step", step, key, num_outputs=2)
+
+    def options(self, key: DecodeShape, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+        """A step's."""
+        return step_options(key.rows, num_devices=num_devices, peer_buffers=peer_buffers)
+
+    def warm_up(
+        self, programs: "Programs", key: DecodeShape, run: Callable[..., Any], arrays: DeviceArrays
+    ) -> DeviceArrays:
+        """One token in the first row."""
+        packed = uploaded(programs, decode_padding(key))
+        kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
+        return replace(arrays, kv=kv)

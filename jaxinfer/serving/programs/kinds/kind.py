@@ -1,0 +1,126 @@
+"""What a kind of device program answers; everything else treats all kinds alike."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.sampling.layout import SlotState
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+WHOLE = PartitionSpec()
+"""Of arrays that every device has all of."""
+
+
+class ProgramKey(Protocol):
+    """Which program of its kind: a frozen dataclass, the only one of its name.
+
+    Fields are JSON's plain values, tuples of them, and dataclasses of these. Its ``repr`` must say
+    all that tells its program from others: the program store goes by it.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __hash__(self) -> int:
+        """As equal keys have it in common."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceArrays:
+    """What an engine keeps on its devices and hands to programs.
+
+    Attributes:
+        params: the parameter tree.
+        head: from `sample_steps.head_params`.
+        kv: the pages.
+        last_tokens: newest token of each slot.
+        slots: what mode "full" keeps of each slot.
+    """
+
+    params: Any
+    head: Any
+    kv: Any
+    last_tokens: jax.Array
+    slots: SlotState
+
+
+class ProgramKind[Key: ProgramKey](ABC):
+    """A kind of device program. Its one instance stands in `registry.KINDS`.
+
+    Attributes:
+        key_type: the class of its keys, and of no other kind's.
+        uses_pages: whether its programs' shapes depend on the number of KV blocks.
+        runs_user_code: whether its programs hold a caller's logits processor or sampler.
+        is_slow_to_trace: whether, with Mosaic's kernels, its programs take so long to trace that
+            worker processes should.
+    """
+
+    key_type: type[Key]
+    uses_pages: bool = True
+    runs_user_code: bool = False
+    is_slow_to_trace: bool = True
+
+    @abstractmethod
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[Key]:
+        """All that an engine has, the slowest to compile first.
+
+        Args:
+            buckets: its shapes.
+            swaps: whether its blocks move to host memory.
+        """
+
+    @abstractmethod
+    def program(self, programs: "Programs", key: Key) -> "Program":
+        """One program, for the engine that `programs` describes."""
+
+    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[Key]:
+        """Those that may need more memory than any other program of the engine."""
+        return ()
+
+    def options(self, key: Key, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+        """XLA's options on a GPU, beside what all programs have.
+
+        Args:
+            key: the program.
+            num_devices: of the mesh.
+            peer_buffers: whether small sums over devices go through `PeerBuffers`.
+        """
+        return {}
+
+    def kernels(self, key: Key) -> Hashable:
+        """Equal for programs with the same large kernels, which one process best traces in turn."""
+        return key
+
+    def num_warm_up_runs(self, key: Key) -> int:
+        """How often to run it before the first request does.
+
+        The first run of a program loads its code, and one of the next records its kernels as a
+        CUDA graph, which takes longer than a short step itself.
+        """
+        return 3
+
+    def warm_up(
+        self, programs: "Programs", key: Key, run: Callable[..., Any], arrays: DeviceArrays
+    ) -> DeviceArrays:
+        """Run it once on padding, which writes to block 0 and to slots that nobody holds yet.
+
+        Programs that answers do not wait for are left out: they do nothing here.
+
+        Args:
+            programs: of an engine on one device.
+            key: the program.
+            run: the compiled program.
+            arrays: what the engine keeps; what the program takes of it for its results is donated.
+
+        Returns:
+            The same with these results.
+        """
+        return arrays

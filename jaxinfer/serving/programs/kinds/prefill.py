@@ -1,0 +1,72 @@
+"""Programs of one prefill step: prompts, or parts of them, through the layers."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.padding import uploaded
+from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
+from jaxinfer.serving.programs.layout import PrefillShape
+from jaxinfer.serving.programs.steps import prefill_step
+from jaxinfer.serving.programs.token_parts import part_sizes
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+_LONG_TOKENS = 2048  # beyond them the host is ahead of the device, recording or not
+
+
+class PrefillKind(ProgramKind[PrefillShape]):
+    """Prefill steps, by their buckets."""
+
+    key_type = PrefillShape
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[PrefillShape]:
+        """Every prefill bucket."""
+        return buckets.prefill_shapes()[::-1]
+
+    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[PrefillShape]:
+        """The largest bucket that scores."""
+        return buckets.prefill_shapes()[-1:]
+
+    def program(self, programs: "Programs", key: PrefillShape) -> "Program":
+        """`steps.prefill_step`."""
+        return step_program(programs, "prefill_step", prefill_step, key, num_outputs=3)
+
+    def options(self, key: PrefillShape, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+        """A step's, whose tokens may go through the layers in parts."""
+        return step_options(
+            key.tokens,
+            num_devices=num_devices,
+            peer_buffers=peer_buffers,
+            num_parts=len(part_sizes(key.tokens, num_devices)),
+        )
+
+    def kernels(self, key: PrefillShape) -> Hashable:
+        """Alike for any number of tokens."""
+        return key.rows, key.all_tokens
+
+    def num_warm_up_runs(self, key: PrefillShape) -> int:
+        """Once if it is long."""
+        return 1 if key.tokens > _LONG_TOKENS else super().num_warm_up_runs(key)
+
+    def warm_up(
+        self, programs: "Programs", key: PrefillShape, run: Callable[..., Any], arrays: DeviceArrays
+    ) -> DeviceArrays:
+        """One token in the first row."""
+        packed = uploaded(programs, _padding(key))
+        kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
+        return replace(arrays, kv=kv)
+
+
+def _padding(shape: PrefillShape) -> np.ndarray:
+    packed = np.zeros(shape.size, np.int32)
+    fields = shape.split(packed)
+    fields.context_lens[0] = 1
+    fields.cu_seqlens[1:] = 1
+    return packed

@@ -1,0 +1,50 @@
+"""Programs that score a prompt's tokens with the hidden states of its prefill step."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
+from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
+from jaxinfer.serving.programs.sample_steps import head_params, prompt_logprobs_step
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+
+@dataclass(frozen=True)
+class PromptLogprobsKey:
+    """Log-probabilities of a prefill step's tokens."""
+
+    tokens: int
+
+
+class PromptLogprobsKind(ProgramKind[PromptLogprobsKey]):
+    """Log-probabilities of prompts, by the tokens of a step. None are warmed up."""
+
+    key_type = PromptLogprobsKey
+    uses_pages = False
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[PromptLogprobsKey]:
+        """One for each number of tokens of a prefill step that scores."""
+        return [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.scored})]
+
+    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[PromptLogprobsKey]:
+        """That with the most tokens."""
+        return (PromptLogprobsKey(buckets.prefill[-1][0]),)
+
+    def program(self, programs: "Programs", key: PromptLogprobsKey) -> "Program":
+        """`sample_steps.prompt_logprobs_step`."""
+        run = functools.partial(prompt_logprobs_step, context=programs.context)
+        residual = programs.whole((key.tokens, programs.context.config.hidden_size), programs.dtype)
+        arguments = (head_params(programs.params), residual, programs.whole((key.tokens,)))
+        return programs.sharded("prompt_logprobs_step", run, arguments, WHOLE, donate=())
+
+    def options(
+        self, key: PromptLogprobsKey, *, num_devices: int, peer_buffers: bool
+    ) -> dict[str, Any]:
+        """The head's."""
+        return dict(HEAD_OPTIONS)

@@ -1,0 +1,37 @@
+"""Lists every kind of device program: a new one is a file beside this and a line below."""
+
+from typing import Any
+
+from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKind
+from jaxinfer.serving.programs.kinds.decode import DecodeKind
+from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKind
+from jaxinfer.serving.programs.kinds.prefill import PrefillKind
+from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
+from jaxinfer.serving.programs.kinds.sampler import SamplerKind
+from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind
+from jaxinfer.serving.programs.kinds.swap import SwapKind
+
+KINDS: dict[type, ProgramKind[Any]] = {
+    kind.key_type: kind
+    for kind in (
+        DecodeKind(),
+        PrefillKind(),
+        MultiStepDecodeKind(),
+        SamplerKind(),
+        SetEditsKind(),
+        CountTokensKind(),
+        PromptLogprobsKind(),
+        SwapKind(),
+    )
+}
+"""By the class of its keys, the slowest to compile first."""
+
+
+def kind_of(key: ProgramKey) -> ProgramKind[Any]:
+    """The kind that a program is of.
+
+    Raises:
+        KeyError: no kind has such keys.
+    """
+    return KINDS[type(key)]

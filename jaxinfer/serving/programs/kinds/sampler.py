@@ -1,0 +1,78 @@
+"""Programs that sample: from the last hidden states of some rows to their tokens."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
+from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
+from jaxinfer.serving.programs.sample_steps import head_params, sample_full_step, sample_step
+from jaxinfer.serving.sampling.layout import MODES
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+
+@dataclass(frozen=True)
+class SamplerKey:
+    """A sampler for so many rows."""
+
+    rows: int
+    mode: SamplingMode
+
+
+class SamplerKind(ProgramKind[SamplerKey]):
+    """Samplers, by their rows and what they can do."""
+
+    key_type = SamplerKey
+    uses_pages = False
+    runs_user_code = True
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SamplerKey]:
+        """In every mode, all that it meets."""
+        return [SamplerKey(rows, mode) for mode in MODES for rows in buckets.sampler_rows(mode)]
+
+    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[SamplerKey]:
+        """Both that look at more than the logits, with the most rows."""
+        rows = buckets.rows[-1]
+        return SamplerKey(rows, "full"), SamplerKey(rows, "truncate")
+
+    def program(self, programs: "Programs", key: SamplerKey) -> "Program":
+        """`sample_steps.sample_step`, or `sample_full_step` with the slots."""
+        inputs = (head_params(programs.params), *_inputs(programs, key.rows))
+        arguments = (*inputs, programs.last_tokens)
+        if key.mode == "full":
+            run = functools.partial(sample_full_step, context=programs.context)
+            arguments = (*arguments, programs.slot_state)
+            results = (WHOLE, programs.slot_state, WHOLE)
+            return programs.sharded("sample_full", run, arguments, results, donate=(4, 5))
+        run = functools.partial(sample_step, context=programs.context, mode=key.mode)
+        name = f"sample_{key.mode}"
+        return programs.sharded(name, run, arguments, (WHOLE, WHOLE), donate=(4,))
+
+    def options(self, key: SamplerKey, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+        """The head's."""
+        return dict(HEAD_OPTIONS)
+
+    def warm_up(
+        self, programs: "Programs", key: SamplerKey, run: Callable[..., Any], arrays: DeviceArrays
+    ) -> DeviceArrays:
+        """Zeros."""
+        inputs = uploaded(programs, zeros(_inputs(programs, key.rows)))
+        inputs = (arrays.head, *inputs, arrays.last_tokens)
+        if key.mode == "full":
+            last_tokens, slots, _ = run(*inputs, arrays.slots)
+            return replace(arrays, last_tokens=last_tokens, slots=slots)
+        last_tokens, _ = run(*inputs)
+        return replace(arrays, last_tokens=last_tokens)
+
+
+def _inputs(programs: "Programs", rows: int) -> tuple[Any, ...]:
+    """Hidden states of the rows, where they stand, and how they are sampled."""
+    hidden = programs.whole((rows, programs.context.config.hidden_size), programs.dtype)
+    return hidden, programs.whole((2, rows)), programs.sampling(rows)

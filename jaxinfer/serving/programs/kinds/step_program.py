@@ -1,0 +1,73 @@
+"""What programs that pass tokens through the model's layers have in common."""
+
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.kernels.matmul.op import MERGED_BELOW_ROWS
+from jaxinfer.serving.programs.collectives import (
+    OVERLAP_OPTIONS,
+    choose_collectives,
+    collective_options,
+)
+from jaxinfer.serving.programs.kinds.kind import WHOLE
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+# XLA's options for programs whose only matmul is the head's: trying out Triton's would be most of
+# their compiling.
+HEAD_OPTIONS: Mapping[str, Any] = MappingProxyType({"xla_gpu_enable_triton_gemm": False})
+
+
+def step_program(
+    programs: "Programs",
+    name: str,
+    step: Callable[..., Any],
+    shape: PrefillShape | DecodeShape,
+    *,
+    num_outputs: int,
+) -> "Program":
+    """The program of one step without its sampler.
+
+    Args:
+        programs: the engine's.
+        name: of the program.
+        step: on arrays of one device.
+        shape: of the packed batch.
+        num_outputs: results beside the pages.
+    """
+    run = functools.partial(step, context=programs.context, shape=shape)
+    packed = programs.whole((shape.size,))
+    arguments = (programs.params, programs.kv, packed, programs.last_tokens, *programs.peers)
+    results = (programs.kv, *[WHOLE] * num_outputs)
+    return programs.sharded(name, run, arguments, results, donate=(1,))
+
+
+def step_options(
+    rows: int, *, num_devices: int, peer_buffers: bool, num_steps: int = 1, num_parts: int = 1
+) -> dict[str, Any]:
+    """XLA's options on a GPU.
+
+    On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2. They
+    read weights that XLA merges (q, k and v; gate and up) where they lie, but for cuBLAS it would
+    copy them side by side in every step.
+
+    Args:
+        rows: of the products.
+        num_devices: of the mesh.
+        peer_buffers: whether small sums over devices go through `PeerBuffers`.
+        num_steps: decode steps in the program.
+        num_parts: parts of the tokens that go through each layer one after the other.
+    """
+    # Launched through a slice of the batch vector, a kernel stays out of the CUDA graph.
+    options: dict[str, Any] = {"xla_gpu_enable_dynamic_slice_fusion": False}
+    if rows >= MERGED_BELOW_ROWS:
+        options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+    if num_devices > 1:
+        options |= collective_options(choose_collectives(num_steps, peer_buffers=peer_buffers))
+    if num_parts > 1:
+        options |= OVERLAP_OPTIONS
+    return options

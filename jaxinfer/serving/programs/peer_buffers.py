@@ -1,0 +1,89 @@
+"""Memory of each GPU that the others write their share of a sum to (`mosaic/all_reduce.py`).
+
+A program is given addresses, as one small array: the memory itself is none of its arguments, lives
+as long as the engine, and must be made anew after a step that failed, when some GPUs may have
+counted more sums than others.
+"""
+
+import ctypes
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.kernels.attention.op import Backend
+
+_MOST_DEVICES = 4  # what `all_reduce.supports_devices` takes
+
+
+class PeerBuffers(NamedTuple):
+    """Arrays to be freed together, the first one last needed.
+
+    Attributes:
+        memory: int32 ``[N, words]``, a row on each device; only its addresses are used.
+        peers: int32 ``[N, N, 2]``, a row on each device: see `all_reduce`.
+    """
+
+    memory: jax.Array
+    peers: jax.Array
+
+
+def have_peer_buffers(mesh: Mesh, num_devices: int, backend: Backend) -> bool:
+    """Whether the devices of a mesh sum through each other's memory, if they can reach it.
+
+    They must be the GPUs of one process; in another process an address means nothing.
+    """
+    if backend != "mosaic" or mesh.devices.size != num_devices:
+        return False
+    processes = {device.process_index for device in mesh.devices.flat}
+    return len(processes) == 1 < num_devices <= _MOST_DEVICES
+
+
+def reach_each_other(mesh: Mesh) -> bool:
+    """Whether CUDA lets the GPUs of this process access each other's memory.
+
+    JAX enables that wherever it is possible, but does not say where it is.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    ordinals = [device.local_hardware_id for device in mesh.devices.flat]
+    return all(_can_access(cuda, *pair) for pair in itertools.permutations(ordinals, 2))
+
+
+def _can_access(cuda: Any, device: int, peer: int) -> bool:
+    answer = ctypes.c_int(0)
+    failed = cuda.cuDeviceCanAccessPeer(ctypes.byref(answer), device, peer)
+    return not failed and answer.value == 1
+
+
+def describe_peers(mesh: Mesh, axis: str) -> jax.ShapeDtypeStruct:
+    """What programs take: `PeerBuffers.peers`."""
+    count = mesh.size
+    sharding = NamedSharding(mesh, PartitionSpec(axis))
+    return jax.ShapeDtypeStruct((count, count, 2), jnp.int32, sharding=sharding)
+
+
+def allocate(peers: jax.ShapeDtypeStruct) -> PeerBuffers:
+    """Empty peer buffers, and for each device the addresses by distance."""
+    from jaxinfer.kernels.collectives.mosaic import all_reduce
+
+    count, sharding = peers.shape[0], peers.sharding
+    words = all_reduce.peer_buffer_bytes(count) // 4
+    memory = jax.jit(lambda: jnp.zeros((count, words), jnp.int32), out_shardings=sharding)()
+    shards = sorted(memory.addressable_shards, key=_row)
+    jax.block_until_ready(memory)  # no device may be written to before it has cleared its memory
+    addresses = np.array([shard.data.unsafe_buffer_pointer() for shard in shards], np.uint64)
+    ranks = np.arange(count)
+    by_distance = addresses[ranks[:, None] ^ ranks]
+    return PeerBuffers(
+        memory, jax.device_put(by_distance.view(np.int32).reshape(peers.shape), sharding)
+    )
+
+
+def _row(shard: Any) -> int:
+    return shard.index[0].start or 0

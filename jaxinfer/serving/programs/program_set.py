@@ -1,0 +1,39 @@
+"""Which programs an engine consists of: what is compiled ahead, and what bounds its memory."""
+
+from typing import Any
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.registry import KINDS, kind_of
+
+
+def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
+    """Everything that can ever run, the slowest to compile first.
+
+    Args:
+        buckets: the shapes.
+        swaps: whether blocks move to host memory.
+    """
+    return [key for kind in KINDS.values() for key in kind.keys(buckets, swaps=swaps)]
+
+
+def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:
+    """Those among which the one that needs most memory is, the slowest to compile first."""
+    return [key for kind in KINDS.values() for key in kind.largest(buckets, backend)]
+
+
+def uses_pages(key: ProgramKey) -> bool:
+    """Whether a program's shapes depend on the number of KV blocks."""
+    return kind_of(key).uses_pages
+
+
+def options_of(
+    key: ProgramKey, *, platform: str, num_devices: int, peer_buffers: bool
+) -> dict[str, Any]:
+    """XLA's options for one program on a mesh of so many devices."""
+    if platform == "cpu":
+        return {}
+    # Ways to compute a product are timed, but not checked against each other, which takes longer.
+    own = kind_of(key).options(key, num_devices=num_devices, peer_buffers=peer_buffers)
+    return {"xla_gpu_autotune_level": 1} | own

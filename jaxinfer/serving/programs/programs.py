@@ -1,0 +1,195 @@
+"""An engine's device programs: the arrays that they take, and how a program of any kind is made.
+
+All run under ``shard_map`` over the mesh, also on one device, so that there is one code path. The
+pages are donated and have the same sharding going in and coming out, hence are updated in place.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
+from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKey
+from jaxinfer.serving.programs.kinds.registry import kind_of
+from jaxinfer.serving.programs.peer_buffers import describe_peers
+from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
+from jaxinfer.serving.sampling.layout import (
+    EDIT_WIDTH,
+    Column,
+    LogitEdits,
+    SamplingArrays,
+    SlotState,
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function and all that jit needs to know of it.
+
+    Attributes:
+        name: in profiles and in the compilation cache.
+        function: on arrays of all devices.
+        arguments: trees of ``jax.ShapeDtypeStruct``.
+        donate: which arguments' memory the results take.
+        out_shardings: of the results.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donate: tuple[int, ...]
+    out_shardings: Any
+
+    def lower(self) -> jax.stages.Lowered:
+        """Trace and lower."""
+        return self.jit().lower(*self.arguments)
+
+    def jit(self) -> Any:
+        """The jitted function."""
+
+        def program(*args: Any) -> Any:
+            return self.function(*args)
+
+        program.__name__ = self.name
+        return jax.jit(program, donate_argnums=self.donate, out_shardings=self.out_shardings)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Describes an engine's programs.
+
+    Attributes:
+        context: what is static in every step.
+        params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
+        num_blocks: P.
+        num_slots: length of last_tokens, max_num_seqs + 1.
+        forward: `feed_last_tokens`, or what takes its place.
+    """
+
+    context: StepContext
+    params: Mapping[str, Any]
+    num_blocks: int
+    num_slots: int
+    forward: Forward = feed_last_tokens
+
+    def lower(self, key: ProgramKey) -> jax.stages.Lowered:
+        """Trace and lower one program for the engine's mesh."""
+        return self.program(key).lower()
+
+    def program(self, key: ProgramKey) -> Program:
+        """One program for the engine's mesh."""
+        return kind_of(key).program(self, key)
+
+    def with_layers(self, count: int) -> "Programs":
+        """Those of the same model with its first layers only, at most so many."""
+        config = self.context.config
+        config = replace(config, num_hidden_layers=min(count, config.num_hidden_layers))
+        model = self.params["model"]
+        layers = {str(i): model["layers"][str(i)] for i in range(config.num_hidden_layers)}
+        params = {**self.params, "model": {**model, "layers": layers}}
+        return replace(self, context=replace(self.context, config=config), params=params)
+
+    @property
+    def pages(self) -> jax.ShapeDtypeStruct:
+        """One layer's key (or value) pages over all devices."""
+        config = self.context.config
+        heads = num_page_heads(config, self.context.num_devices)
+        shape = (self.num_blocks, self.context.block_size, heads, config.head_dim)
+        sharding = NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules))
+        return jax.ShapeDtypeStruct(shape, self.dtype, sharding=sharding)
+
+    @property
+    def kv(self) -> tuple[tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], ...]:
+        """The whole cache."""
+        return ((self.pages, self.pages),) * self.context.config.num_hidden_layers
+
+    @property
+    def last_tokens(self) -> jax.ShapeDtypeStruct:
+        """Newest token of each slot, and of the slot that nobody holds."""
+        return self.whole((self.num_slots,))
+
+    @property
+    def slot_state(self) -> SlotState:
+        """What mode "full" keeps of each slot, and of the slot that nobody holds."""
+        vocab_size = self.context.config.vocab_size
+        sharding = NamedSharding(self.context.mesh, logits_spec(self.context.rules))
+        counts = jax.ShapeDtypeStruct((self.num_slots, vocab_size), jnp.int32, sharding=sharding)
+        return SlotState(counts, self.edits(self.num_slots))
+
+    @property
+    def peers(self) -> tuple[()] | tuple[jax.ShapeDtypeStruct]:
+        """Steps' last argument, `PeerBuffers.peers`, where devices sum through peer buffers."""
+        axis = self.context.axis
+        if axis is None or not self.context.peer_buffers:
+            return ()
+        return (describe_peers(self.context.mesh, axis),)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of pages and hidden states: the parameters'."""
+        return self.params["model"]["embed_tokens"].dtype
+
+    def whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        """An array that every device has all of."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
+
+    def blocks(self, count: int) -> tuple[tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], ...]:
+        """So many blocks of every layer, as they travel to and from the host."""
+        pages = self.pages
+        part = jax.ShapeDtypeStruct((count, *pages.shape[1:]), pages.dtype, sharding=pages.sharding)
+        return ((part, part),) * self.context.config.num_hidden_layers
+
+    def sampling(self, rows: int) -> SamplingArrays:
+        """How so many rows are sampled."""
+        return SamplingArrays(self.whole((rows, len(Column))))
+
+    def edits(self, slots: int) -> LogitEdits:
+        """The logit edits of so many slots."""
+        ids = self.whole((slots, EDIT_WIDTH))
+        values = self.whole((slots, EDIT_WIDTH), jnp.float32)
+        words = -(-self.context.config.vocab_size // 32)
+        return LogitEdits(ids, values, ids, self.whole((slots, words)))
+
+    def sharded(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        results: Any,
+        *,
+        donate: tuple[int, ...],
+    ) -> Program:
+        """A program that runs a function on every device of the mesh.
+
+        Args:
+            name: in profiles and in the compilation cache.
+            run: on each device's part of the arguments.
+            arguments: trees of ``jax.ShapeDtypeStruct``.
+            results: a tree of arguments that they are placed like, or of partitions.
+            donate: which arguments' memory the results take.
+        """
+        mesh = self.context.mesh
+        out_specs = _specs(results)
+        # Kernels can't say which mesh axes their results vary over.
+        sharded = jax.shard_map(
+            run, mesh=mesh, in_specs=_specs(arguments), out_specs=out_specs, check_vma=False
+        )
+        out_shardings = jax.tree.map(
+            lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=_is_spec
+        )
+        return Program(name, sharded, arguments, donate, out_shardings)
+
+
+def _specs(tree: Any) -> Any:
+    """The partition of every leaf, which is a ``ShapeDtypeStruct`` or a partition itself."""
+    return jax.tree.map(
+        lambda leaf: leaf if _is_spec(leaf) else leaf.sharding.spec, tree, is_leaf=_is_spec
+    )
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, PartitionSpec)

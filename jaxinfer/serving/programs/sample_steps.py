@@ -1,0 +1,290 @@
+"""From hidden states to tokens on the devices: head, sampler, multi-step decode, prompt scores.
+
+Pure functions for one device's shards, as in `steps.py`. Whatever the host reads of a step is one
+int32 array (`result.py` takes it apart): floats travel by their bits, so that one copy brings all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.model.qwen3 import final_hidden, lm_head
+from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.serving.programs.layout import DecodeFields, DecodeShape
+from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
+from jaxinfer.serving.requests.result import LEFT_VOCAB
+from jaxinfer.serving.sampling.layout import SamplingArrays, SlotState
+from jaxinfer.serving.sampling.logprobs import report_unscaled
+from jaxinfer.serving.sampling.sampler import StepOutput, advance, sample
+from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+
+_SCORED_ROWS = 128  # prompt tokens whose logits are in memory at once
+
+
+def head_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves that `final_hidden` and `lm_head` read, so that a sampler takes no others."""
+    head: dict[str, Any] = {"model": {"norm": params["model"]["norm"]}}
+    if "lm_head" in params:
+        return head | {"lm_head": params["lm_head"]}
+    head["model"]["embed_tokens"] = params["model"]["embed_tokens"]
+    return head
+
+
+def sample_step(
+    head: Mapping[str, Any],
+    hidden: Float[Array, "B E"],
+    rows: Int32[Array, "2 B"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    *,
+    context: StepContext,
+    mode: SamplingMode,
+) -> tuple[Int32[Array, " slots"], Int32[Array, "B columns"]]:
+    """Choose a token for each row and keep it on the device for the next step.
+
+    Args:
+        head: from `head_params`.
+        hidden: final hidden states of the rows.
+        rows: each row's slot and the token it was fed last, from the forward step.
+        arrays: how each row is sampled.
+        last_tokens: newest token of each slot; donated.
+        context: static.
+        mode: what the batch needs at most, but not "full"; static.
+
+    Returns:
+        The newest tokens, and what the host reads (see `result.py`).
+    """
+    slots, fed = rows[0], rows[1]
+    output = _sample(head, hidden, fed, arrays, context, mode)
+    return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
+
+
+def sample_full_step(
+    head: Mapping[str, Any],
+    hidden: Float[Array, "B E"],
+    rows: Int32[Array, "2 B"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    state: SlotState,
+    *,
+    context: StepContext,
+) -> tuple[Int32[Array, " slots"], SlotState, Int32[Array, "B columns"]]:
+    """`sample_step` in mode "full": with each slot's edits and penalties, and likeliest tokens.
+
+    Args:
+        head: as in `sample_step`; so are `hidden`, `rows`, `context`.
+        arrays: the scalars; all else is in `state`.
+        last_tokens: newest token of each slot; donated.
+        state: what slots hold; donated.
+
+    Returns:
+        The newest tokens, what slots hold with these tokens counted, and what the host reads.
+    """
+    slots, fed = rows[0], rows[1]
+    arrays = with_slot_state(arrays, state, slots)
+    output = _sample(head, hidden, fed, arrays, context, "full")
+    axis = VocabAxis(context.axis)
+    counts = count_sampled(state.token_counts, slots, output.tokens, arrays.scalars, axis)
+    last_tokens = last_tokens.at[slots].set(output.tokens, mode="drop")
+    return last_tokens, state._replace(token_counts=counts), _pack(output)
+
+
+def decode_multi_step(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None = None,
+    *,
+    context: StepContext,
+    shape: DecodeShape,
+    mode: SamplingMode,
+    num_steps: int,
+    forward: Forward = feed_last_tokens,
+) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "steps B columns"]]:
+    """Several decode steps in one program; the tables must have room for all of them.
+
+    Not for mode "full", which is for `decode_full_multi_step`.
+
+    Args:
+        params: the parameter tree.
+        kv: the pages; donated.
+        packed: the first step's batch, laid out as `DecodeFields`.
+        arrays: how each row is sampled at the first step.
+        last_tokens: newest token of each slot; donated.
+        peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
+        context: static.
+        shape: the bucket; static.
+        mode: any but "full"; static.
+        num_steps: static.
+        forward: takes the place of `feed_last_tokens`; static.
+
+    Returns:
+        The pages, the newest tokens, and what the host reads, stacked over the steps; of a row's
+        steps, all after its `num_tokens` yield something without meaning.
+    """
+    batch, head = shape.split(packed), head_params(params)
+
+    def one_step(
+        carry: tuple[KVCache, jax.Array], step: jax.Array
+    ) -> tuple[tuple[KVCache, jax.Array], jax.Array]:
+        kv, last_tokens = carry
+        kv, hidden, fed = forward(
+            params, kv, _at_step(batch, step), last_tokens, peers, context=context
+        )
+        last_tokens, output = sample_step(
+            head,
+            hidden,
+            jnp.stack([batch.slots, fed]),
+            advance(arrays, step),
+            last_tokens,
+            context=context,
+            mode=mode,
+        )
+        return (kv, last_tokens), output
+
+    steps = jnp.arange(num_steps, dtype=jnp.int32)
+    (kv, last_tokens), outputs = lax.scan(one_step, (kv, last_tokens), steps)
+    return kv, last_tokens, outputs
+
+
+def decode_full_multi_step(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    state: SlotState,
+    peers: Int32[Array, "one N 2"] | None = None,
+    *,
+    context: StepContext,
+    shape: DecodeShape,
+    num_steps: int,
+    forward: Forward = feed_last_tokens,
+) -> tuple[KVCache, Int32[Array, " slots"], SlotState, Int32[Array, "steps B columns"]]:
+    """`decode_multi_step` in mode "full".
+
+    Args:
+        params: as in `decode_multi_step`; so are `kv`, `packed`, `arrays`, `last_tokens`, `peers`,
+            `context`, `shape`, `num_steps` and `forward`.
+        state: what slots hold; donated.
+
+    Returns:
+        The same, and what slots hold with these tokens counted.
+    """
+    batch, head = shape.split(packed), head_params(params)
+
+    def one_step(
+        carry: tuple[KVCache, jax.Array, SlotState], step: jax.Array
+    ) -> tuple[tuple[KVCache, jax.Array, SlotState], jax.Array]:
+        kv, last_tokens, state = carry
+        kv, hidden, fed = forward(
+            params, kv, _at_step(batch, step), last_tokens, peers, context=context
+        )
+        last_tokens, state, output = sample_full_step(
+            head,
+            hidden,
+            jnp.stack([batch.slots, fed]),
+            advance(arrays, step),
+            last_tokens,
+            state,
+            context=context,
+        )
+        return (kv, last_tokens, state), output
+
+    steps = jnp.arange(num_steps, dtype=jnp.int32)
+    (kv, last_tokens, state), outputs = lax.scan(one_step, (kv, last_tokens, state), steps)
+    return kv, last_tokens, state, outputs
+
+
+def _at_step(batch: DecodeFields, step: jax.Array) -> DecodeFields:
+    """A multi-step decode's batch at one of its steps.
+
+    Rows whose answers have ended read and write nothing more; nor does padding.
+    """
+    runs = step < batch.num_tokens
+    return batch._replace(context_lens=jnp.where(runs, batch.context_lens + step, 0))
+
+
+def prompt_logprobs_step(
+    head: Mapping[str, Any],
+    residual: Float[Array, "T E"],
+    targets: Int32[Array, " T"],
+    *,
+    context: StepContext,
+) -> Int32[Array, "T columns"]:
+    """Log-probabilities of given next tokens, at temperature 1, a few rows of logits at a time.
+
+    Args:
+        head: from `head_params`.
+        residual: the residual stream from `prefill_step`.
+        targets: the token that follows each one; ids in [0, V), anything for padding.
+        context: static.
+
+    Returns:
+        The same columns as `sample_full_step`, with the targets as chosen tokens.
+    """
+    axis = VocabAxis(context.axis)
+    T = targets.shape[0]
+    chunk = min(_SCORED_ROWS, T)
+    pad = -T % chunk
+
+    def score(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, chosen = block
+        logits = lm_head(head, final_hidden(head, x, context.config))
+        highest = axis.stack(logits.max(-1)).max(-1)
+        total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
+        report = report_unscaled(logits, chosen, highest, total, context.num_logprobs, axis)
+        ok = jnp.isfinite(highest) & jnp.isfinite(total)
+        return _pack(StepOutput(chosen, ok, *report))
+
+    blocks = (
+        jnp.pad(residual, ((0, pad), (0, 0))).reshape(-1, chunk, residual.shape[1]),
+        jnp.pad(targets, (0, pad)).reshape(-1, chunk),
+    )
+    packed = lax.map(score, blocks)
+    return packed.reshape(T + pad, -1)[:T]
+
+
+def _sample(
+    head: Mapping[str, Any],
+    hidden: Float[Array, "B E"],
+    fed: Int32[Array, " B"],
+    arrays: SamplingArrays,
+    context: StepContext,
+    mode: SamplingMode,
+) -> StepOutput:
+    return sample(
+        lm_head(head, hidden),
+        arrays,
+        mode=mode,
+        axis=context.axis,
+        max_logprobs=context.num_logprobs,
+        raw_logprobs=context.raw_logprobs,
+        last_token_ids=fed,
+        logits_processor=context.logits_processor,
+        sampler=context.sampler,
+    )
+
+
+def _pack(output: StepOutput) -> jax.Array:
+    """All of a step's results in one int32 array ``[B, columns]``; `result.py` is its inverse."""
+
+    def bits(x: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(x, jnp.int32)
+
+    status = output.ok.astype(jnp.int32)
+    if output.left_vocab is not None:
+        status = jnp.where(output.left_vocab, LEFT_VOCAB, status)
+    columns = [output.tokens[:, None], status[:, None]]
+    if output.logprobs is not None:
+        columns.append(bits(output.logprobs)[:, None])
+    if output.ranks is not None and output.top_logprobs is not None:
+        columns += [output.ranks[:, None], output.top_ids, bits(output.top_logprobs)]
+    return jnp.concatenate(columns, axis=1)

@@ -1,0 +1,337 @@
+"""What runs on the devices in a step: packed tokens through the layers into pages, rows to tokens.
+
+Pure functions of arrays, each written for one device's shards; `programs.py` puts them under
+``shard_map`` and ``jit``. Letters as in the design: T packed tokens, B rows, E hidden, P pages, S
+page size, K key/value heads, D head dim, W block-table width.
+
+Nothing unchecked reaches an index. Block tables, slots and slot mappings are built by the host
+from its block pool, token ids are checked by the host or come from the sampler, which yields ids in
+[0, V); and each gather here says ``mode="clip"``, each scatter ``mode="drop"``, on purpose.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.kernels.attention.op import Backend, norm_rope_write, paged_attention
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.qwen3 import Heads, decoder_layer, embed, embed_share, final_hidden
+from jaxinfer.model.rope import cos_sin
+from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.model.two_batch_overlap import overlapped_layer
+from jaxinfer.serving.programs.layout import DecodeFields, DecodeShape, PrefillShape
+from jaxinfer.serving.programs.token_parts import TokenPart, cut, part_sizes
+from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
+
+KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
+"""Key and value pages of each layer."""
+Forward = Callable[..., tuple[KVCache, Array, Array]]
+"""What `feed_last_tokens` is, or behaves as."""
+Rotation = tuple[Array, Array]
+"""Cosines and sines ``[T, D]`` at each token's position."""
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What is fixed for an engine's life and static in every step.
+
+    Attributes:
+        config: the model's shape.
+        mesh: the devices.
+        rules: which logical axis is split over which mesh axis.
+        backend: the attention implementation.
+        block_size: S, tokens in a page.
+        peer_buffers: whether small sums go through the devices' peer buffers (`peer_buffers.py`).
+        logits_processor: a user's change of the logits, compiled into the sampler.
+        sampler: a user's replacement of the draw.
+        max_logprobs: most likeliest tokens that a step reports.
+        raw_logprobs: whether mode "full" reports log-probabilities of the model's own logits.
+    """
+
+    config: ModelConfig
+    mesh: Mesh
+    rules: ShardingRules
+    backend: Backend
+    block_size: int
+    peer_buffers: bool = False
+    logits_processor: LogitsProcessor | None = None
+    sampler: CustomSampler | None = None
+    max_logprobs: int = MAX_LOGPROBS
+    raw_logprobs: bool = False
+
+    @property
+    def has_custom_functions(self) -> bool:
+        """Whether a user's own code takes part in sampling."""
+        return self.logits_processor is not None or self.sampler is not None
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many likeliest tokens a step reports, where it reports any."""
+        return min(self.max_logprobs, self.config.vocab_size)
+
+    @property
+    def num_devices(self) -> int:
+        """N, devices that heads and vocabulary are split over."""
+        return tensor_parallel_size(self.mesh, self.rules)
+
+    @property
+    def axis(self) -> str | None:
+        """Mesh axis of tensor parallelism; None on one device, where a reduction is nothing."""
+        return self.rules.heads if self.num_devices > 1 else None
+
+    def tensor_axis(self, peers: Array | None) -> TensorAxis | None:
+        """The same as the model takes it, with a program's argument `peers`."""
+        if self.axis is None:
+            return None
+        return TensorAxis(self.axis, None if peers is None else peers[0])
+
+
+def prefill_step(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None = None,
+    *,
+    context: StepContext,
+    shape: PrefillShape,
+) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"], Float[Array, "T E"] | None]:
+    """Feed packed ragged rows: prompts, chunks of prompts, and single tokens between them.
+
+    Args:
+        params: the parameter tree.
+        kv: the pages; donated.
+        packed: a batch laid out as `PrefillFields`.
+        last_tokens: newest token of each slot.
+        peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
+        context: static.
+        shape: the bucket; static.
+
+    Returns:
+        The pages; the final hidden state of each row's last token; for the sampler, the slot where
+        each row's token goes and the row's last token; and the residual stream before the final
+        norm, for prompt log-probabilities, of all tokens if the shape says so.
+    """
+    batch = shape.split(packed)
+    in_flight = last_tokens.at[-1 - batch.token_ids].get(mode="clip")
+    token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
+    ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
+    tokens = TokenPart(
+        token_ids,
+        batch.positions,
+        batch.slot_mapping,
+        batch.cu_seqlens,
+        batch.context_lens,
+        batch.block_tables,
+    )
+    kv, x = _run_layers(
+        params,
+        kv,
+        tokens,
+        context,
+        context.tensor_axis(peers),
+        sizes=part_sizes(shape.tokens, context.num_devices),
+        last_rows=None if shape.all_tokens else ends,
+    )
+    last = x.at[ends].get(mode="clip") if shape.all_tokens else x
+    rows = jnp.stack([batch.sample_slots, token_ids.at[ends].get(mode="clip")])
+    hidden = final_hidden(params, last, context.config)
+    return kv, hidden, rows, x if shape.all_tokens else None
+
+
+def feed_last_tokens(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    batch: DecodeFields,
+    last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None,
+    *,
+    context: StepContext,
+) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " B"]]:
+    """Decode once: the pages, the rows' hidden states and the tokens fed."""
+    S = context.block_size
+    rows = jnp.arange(batch.slots.shape[0], dtype=jnp.int32)
+    positions = jnp.maximum(batch.context_lens - 1, 0)
+    blocks = batch.block_tables.at[rows, positions // S].get(mode="clip")
+    # Padding rows write to slot 0, of the page that nobody holds.
+    slot_mapping = jnp.where(batch.context_lens > 0, blocks * S + positions % S, 0)
+    token_ids = last_tokens.at[batch.slots].get(mode="clip")
+    cu_seqlens = jnp.arange(batch.slots.shape[0] + 1, dtype=jnp.int32)
+    tokens = TokenPart(
+        token_ids,
+        positions,
+        slot_mapping,
+        cu_seqlens,
+        batch.context_lens,
+        batch.block_tables,
+        batch.shared,
+    )
+    axis = context.tensor_axis(peers)
+    kv, x = _run_layers(params, kv, tokens, context, axis, max_query_len=1)
+    return kv, final_hidden(params, x, context.config), token_ids
+
+
+def decode_step(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    packed: Int32[Array, " size"],
+    last_tokens: Int32[Array, " slots"],
+    peers: Int32[Array, "one N 2"] | None = None,
+    *,
+    context: StepContext,
+    shape: DecodeShape,
+    forward: Forward = feed_last_tokens,
+) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"]]:
+    """Feed the newest token of each row; where its key and value go follows from the tables.
+
+    Args:
+        params: the parameter tree.
+        kv: the pages; donated.
+        packed: a batch laid out as `DecodeFields`.
+        last_tokens: newest token of each slot.
+        peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
+        context: static.
+        shape: the bucket; static.
+        forward: takes the place of `feed_last_tokens`; static.
+
+    Returns:
+        The pages, the final hidden state of each row, and for the sampler each row's slot and the
+        token that was fed.
+    """
+    batch = shape.split(packed)
+    kv, hidden, fed = forward(params, kv, batch, last_tokens, peers, context=context)
+    return kv, hidden, jnp.stack([batch.slots, fed])
+
+
+def _run_layers(
+    params: Mapping[str, Any],
+    kv: KVCache,
+    tokens: TokenPart,
+    context: StepContext,
+    axis: TensorAxis | None,
+    *,
+    max_query_len: int | None = None,
+    sizes: Sequence[int] = (),
+    last_rows: Int32[Array, " B"] | None = None,
+) -> tuple[KVCache, Float[Array, "_ E"]]:
+    """Embed and run every layer; each writes its keys and values before it attends.
+
+    With `sizes`, parts of so many tokens go through the layers in turn. With `last_rows`, only
+    those tokens leave the last layer, which takes all tokens at once: the last of each row.
+    """
+    config, backend = context.config, context.backend
+
+    # Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
+    @jax.jit
+    def layer_step(
+        layer: Mapping[str, Any],
+        pages: tuple[Array, Array],
+        residuals: list[ResidualStream],
+        rotations: list[Rotation],
+        parts: list[TokenPart],
+        last_rows: Array | None,
+    ) -> tuple[tuple[Array, Array], list[ResidualStream]]:
+        def attend(
+            part: TokenPart, rotation: Rotation, attention: Mapping[str, Any], heads: Heads
+        ) -> Array:
+            nonlocal pages
+            mixed, pages = _write_and_attend(
+                attention, heads, rotation, pages, part, context, max_query_len, last_rows
+            )
+            return mixed
+
+        attends = [functools.partial(attend, *of) for of in zip(parts, rotations, strict=True)]
+        if axis is not None and len(parts) > 1:
+            residuals = overlapped_layer(layer, residuals, config, attends, axis, backend)
+        else:
+            (residual,), (whole,) = residuals, attends
+            residuals = [decoder_layer(layer, residual, config, whole, axis, backend, last_rows)]
+        return pages, residuals
+
+    parts = cut(tokens, sizes)
+    # Sums of parts do not depend on each other.
+    apart = axis.alone() if axis is not None and len(parts) > 1 else axis
+    residuals = [_embedded(params, part, apart, backend) for part in parts]
+    rotations = [cos_sin(part.positions, config, residuals[0].x.dtype) for part in parts]
+    # The barrier keeps XLA from computing cosines again inside every layer.
+    rotations = jax.lax.optimization_barrier(rotations)
+    pages_of_layers = []
+    last = config.num_hidden_layers - 1
+    for index in range(config.num_hidden_layers):
+        layer, kept = params["model"]["layers"][str(index)], None
+        if index == last and last_rows is not None:
+            residuals, rotations = _as_one(residuals, rotations)
+            kept, parts = last_rows, [tokens]
+        pages, residuals = layer_step(layer, kv[index], residuals, rotations, parts, kept)
+        pages_of_layers.append(pages)
+    (residual,), _ = _as_one(residuals, rotations)
+    return tuple(pages_of_layers), residual.summed()
+
+
+def _embedded(
+    params: Mapping[str, Any], part: TokenPart, axis: TensorAxis | None, backend: Backend
+) -> ResidualStream:
+    if axis is None:
+        return begin(embed(params, part.token_ids), backend=backend)
+    return begin_sum(embed_share(params, part.token_ids, axis), axis, backend=backend)
+
+
+def _as_one(
+    residuals: list[ResidualStream], rotations: list[Rotation]
+) -> tuple[list[ResidualStream], list[Rotation]]:
+    """The parts put together again."""
+    if len(residuals) == 1:
+        return residuals, rotations
+    cos, sin = (jnp.concatenate(parts) for parts in zip(*rotations, strict=True))
+    return [ResidualStream(jnp.concatenate([residual.summed() for residual in residuals]))], [
+        (cos, sin)
+    ]
+
+
+def _write_and_attend(
+    attention: Mapping[str, Any],
+    heads: Heads,
+    rotation: Rotation,
+    pages: tuple[Array, Array],
+    part: TokenPart,
+    context: StepContext,
+    max_query_len: int | None,
+    last_rows: Int32[Array, " B"] | None,
+) -> tuple[Float[Array, "_ H D"], tuple[Array, Array]]:
+    """One layer's attention from raw heads, of all tokens or some; and the pages with these in."""
+    q, k_pages, v_pages = norm_rope_write(
+        heads,
+        attention["q_norm"],
+        attention["k_norm"],
+        *rotation,
+        *pages,
+        part.slot_mapping,
+        eps=context.config.rms_norm_eps,
+        backend=context.backend,
+    )
+    cu_seqlens = part.cu_seqlens
+    if last_rows is not None:  # each row is one query now, as in decoding
+        q, max_query_len = q.at[last_rows].get(mode="clip"), 1
+        cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
+    mixed = paged_attention(
+        q,
+        k_pages,
+        v_pages,
+        cu_seqlens,
+        part.context_lens,
+        part.block_tables,
+        scale=context.config.head_dim**-0.5,
+        max_query_len=max_query_len,
+        shared=part.shared,
+        backend=context.backend,
+    )
+    return mixed, (k_pages, v_pages)

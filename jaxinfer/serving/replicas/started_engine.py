@@ -1,0 +1,22 @@
+"""One engine with its two sides, which several callers of a start need to reach."""
+
+from dataclasses import dataclass
+
+from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.runner.runner import Runner
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class StartedEngine:
+    """An engine and its two sides.
+
+    Attributes:
+        engine: the loop.
+        runner: its device side.
+        scheduler: its host side.
+    """
+
+    engine: Engine
+    runner: Runner
+    scheduler: Scheduler

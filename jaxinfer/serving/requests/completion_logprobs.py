@@ -1,0 +1,144 @@
+"""Log-probabilities of a completion in the making, as its steps bring them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jaxinfer.logprobs import ChosenLogprobs, Logprob, LogprobsAtPosition
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.requests.result import TokenScores
+
+
+class Recording(Protocol):
+    """What a completion keeps of its tokens' log-probabilities."""
+
+    def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
+        """Add those of the tokens that a step's row gained.
+
+        Raises:
+            RuntimeError: the step did not compute what was asked for.
+        """
+        ...
+
+    def since(self, start: int, token_ids: Sequence[int]) -> Sequence[LogprobsAtPosition]:
+        """Those from a token on, as the caller sees them."""
+        ...
+
+    @property
+    def total(self) -> float:
+        """The sum of the tokens' own."""
+        ...
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first."""
+        ...
+
+
+def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording | None:
+    """What keeps the chosen tokens' log-probabilities and those of the `count` likeliest.
+
+    Args:
+        count: None for no log-probabilities at all.
+        tokenizer: gives the tokens' text, if there is one.
+    """
+    if count is None:
+        return None
+    return _Likeliest(count, tokenizer) if count else _Chosen(tokenizer)
+
+
+class _Chosen:
+    """The chosen tokens' alone, as plain numbers: what rollouts want of every token."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._values: list[float] = []
+        self._ranks: list[int | None] = []
+        self.total = 0.0
+        self._text_of = None if tokenizer is None else tokenizer.token_text
+
+    def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
+        count = len(token_ids)
+        values = _chosen(scores)[row, :count].tolist()
+        self._values += values
+        self.total += sum(values)
+        self._ranks += (
+            [None] * count if scores.ranks is None else scores.ranks[row, :count].tolist()
+        )
+
+    def since(self, start: int, token_ids: Sequence[int]) -> ChosenLogprobs:
+        values, ranks = self._values[start:], self._ranks[start:]
+        return ChosenLogprobs(token_ids[start:], values, ranks, self._text_of)
+
+    def cut(self, length: int) -> None:
+        self.total -= sum(self._values[length:])
+        del self._values[length:], self._ranks[length:]
+
+
+class _Likeliest:
+    """The chosen tokens' and those of the likeliest."""
+
+    def __init__(self, count: int, tokenizer: Tokenizer | None) -> None:
+        self._count = count
+        self._tokenizer = tokenizer
+        self._entries: list[LogprobsAtPosition] = []
+        self.total = 0.0
+
+    def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
+        entries = [
+            logprobs_at(scores, (row, i), self._count, self._tokenizer)
+            for i in range(len(token_ids))
+        ]
+        self._entries += entries
+        self.total += _sum_of_chosen(entries)
+
+    def since(self, start: int, token_ids: Sequence[int]) -> list[LogprobsAtPosition]:
+        return self._entries[start:]
+
+    def cut(self, length: int) -> None:
+        self.total -= _sum_of_chosen(self._entries[length:])
+        del self._entries[length:]
+
+
+def _sum_of_chosen(entries: Sequence[LogprobsAtPosition]) -> float:
+    """The chosen token is the first of each entry."""
+    return sum(next(iter(entry.values())).logprob for entry in entries)
+
+
+def logprobs_at(
+    scores: TokenScores, place: tuple[int, ...], count: int, tokenizer: Tokenizer | None
+) -> LogprobsAtPosition:
+    """The chosen token's log-probability and those of the `count` likeliest tokens.
+
+    Args:
+        scores: as read from a step; must have `logprobs`, and `top_ids` if `count` > 0.
+        place: index of the position in the leading dimensions of `scores`.
+        count: how many likeliest tokens are wanted.
+        tokenizer: gives the tokens' text, if there is one.
+
+    Raises:
+        RuntimeError: the step did not compute what was asked for.
+    """
+    value = float(_chosen(scores)[place])
+    rank = None if scores.ranks is None else int(scores.ranks[place])
+    token_id = int(scores.tokens[place])
+    entries = {token_id: _logprob(token_id, value, rank, tokenizer)}
+    if count == 0:
+        return entries
+    if scores.top_ids is None or scores.top_logprobs is None:
+        raise RuntimeError("likeliest tokens were asked for, but the step reported none")
+    top_ids, values = scores.top_ids[place].tolist(), scores.top_logprobs[place].tolist()
+    for i, (top_id, top_value) in enumerate(zip(top_ids[:count], values[:count], strict=True)):
+        entries.setdefault(top_id, _logprob(top_id, top_value, i + 1, tokenizer))
+    return entries
+
+
+def _chosen(scores: TokenScores) -> np.ndarray:
+    if scores.logprobs is None:
+        raise RuntimeError("log-probabilities were asked for, but the step computed none")
+    return scores.logprobs
+
+
+def _logprob(token_id: int, value: float, rank: int | None, tokenizer: Tokenizer | None) -> Logprob:
+    if tokenizer is None:
+        return Logprob(value, rank)
+    return Logprob(value, rank, tokenizer.token_text(token_id))

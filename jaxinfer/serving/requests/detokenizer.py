@@ -1,0 +1,129 @@
+"""Turns a request's tokens into text as they come: exact, in linear time, watching for stops."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from jaxinfer.model.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Incremental text of one completion.
+
+    The text does not depend on how the tokens are divided into calls, and after `finish` equals
+    `tokenizer.decode` of all of them (cut at the stop string, if one was found): the bytes of the
+    tokens go through an incremental UTF-8 decoder, so a character split over tokens appears when
+    its last byte does.
+
+    Args:
+        tokenizer: gives the bytes of a token.
+        stop: strings that end the text.
+        include_stop: whether a stop string or stop token stays in the text.
+        skip_special_tokens: whether special tokens leave no text.
+        min_tokens: stop strings are not looked for before so many tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ):
+        self._tokenizer = tokenizer
+        self._include_stop = include_stop
+        self._skip_special_tokens = skip_special_tokens
+        self._min_tokens = min_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._matchers = [_StopMatcher(text) for text in stop]
+        self._pieces: list[str] = []
+        self._num_taken = 0
+        self._held = ""  # complete characters that may begin a stop string
+        self._num_tokens = 0
+        self.stop_string: str | None = None
+        """The stop string that was found; tokens after it add no text."""
+
+    def append(self, token_ids: Iterable[int]) -> int | None:
+        """Add tokens to the text.
+
+        Returns:
+            None, or how many of `token_ids` it took to complete a stop string; what follows them
+            is ignored.
+        """
+        for count, token_id in enumerate(token_ids, start=1):
+            self._num_tokens += 1
+            if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+                continue
+            self._extend(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+            if self.stop_string is not None:
+                return count
+        return None
+
+    def append_stop_token(self, token_id: int) -> None:
+        """Add the token that ended the completion: no text, unless stops are to be included."""
+        if self._include_stop:
+            self.append([token_id])
+
+    def finish(self) -> None:
+        """End the text: nothing is held back, and an incomplete character becomes U+FFFD."""
+        if self.stop_string is None:
+            self._release(self._held + self._decoder.decode(b"", final=True), 0)
+
+    def take(self) -> str:
+        """The text since the last call, without an end that may become a stop string."""
+        new = "".join(self._pieces[self._num_taken :])
+        self._num_taken = len(self._pieces)
+        return new
+
+    @property
+    def text(self) -> str:
+        """All text so far, without an end that may become a stop string."""
+        return "".join(self._pieces)
+
+    def _extend(self, text: str) -> None:
+        for i, char in enumerate(text if self._matchers else ""):
+            # Every matcher sees every character; of stops that end together the longest counts.
+            complete = [matcher.stop for matcher in self._matchers if matcher.feed(char)]
+            if complete and self._num_tokens >= self._min_tokens:
+                self.stop_string = max(complete, key=len)
+                cut = 0 if self._include_stop else len(self.stop_string)
+                self._release(self._held + text[: i + 1], cut)
+                self._held = ""
+                return
+        num_held = max((matcher.matched for matcher in self._matchers), default=0)
+        self._release(self._held + text, num_held)
+
+    def _release(self, text: str, num_held: int) -> None:
+        cut = len(text) - num_held
+        if cut:
+            self._pieces.append(text[:cut])
+        self._held = text[cut:]
+
+
+class _StopMatcher:
+    """Finds one string in a stream of characters, a constant amount of work for each.
+
+    Knuth, Morris and Pratt, "Fast pattern matching in strings", SIAM J. Comput. 6 (1977).
+    """
+
+    def __init__(self, stop: str):
+        self.stop = stop
+        self.matched = 0
+        """Length of the longest end of the stream that begins the stop string and is not all."""
+        self._fallback = [0]
+        for char in stop[1:]:
+            self._fallback.append(self._advance(self._fallback[-1], char))
+
+    def feed(self, char: str) -> bool:
+        """Take one character; whether it completes the string."""
+        self.matched = self._advance(self.matched, char)
+        if self.matched < len(self.stop):
+            return False
+        self.matched = self._fallback[-1]
+        return True
+
+    def _advance(self, length: int, char: str) -> int:
+        while length and self.stop[length] != char:
+            length = self._fallback[length - 1]
+        return length + 1 if self.stop[length] == char else 0

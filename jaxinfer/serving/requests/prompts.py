@@ -1,0 +1,365 @@
+"""Turns whatever a caller calls prompts into checked token ids, before anything is enqueued."""
+
+import dataclasses
+import difflib
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.bad_words import bad_word_spellings
+from jaxinfer.serving.requests.request import pack_ids
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_MAX_SALT_CHARS = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """One checked prompt.
+
+    Attributes:
+        token_ids: at least one, each within the model's vocabulary.
+        text: the text they came from, if any.
+        cache_salt: shares cached blocks only with prompts of the same salt.
+        packed: `pack_ids(token_ids)`, if they were packed to be checked.
+    """
+
+    token_ids: list[int]
+    text: str | None = None
+    cache_salt: str | None = None
+    packed: bytes = dataclasses.field(default=b"", repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptReader:
+    """Reads and checks prompts for one engine.
+
+    Attributes:
+        tokenizer: None if the engine takes and gives token ids only.
+        vocab_size: V, width of the logits; ids must be below it.
+        max_model_len: most tokens of prompt and output together.
+        max_logprobs: most log-probabilities at a position.
+    """
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int = MAX_LOGPROBS
+
+    def read(self, prompts: Any, *, num_outputs: int = 1) -> list[Prompt]:
+        """Check all prompts of a call.
+
+        Args:
+            prompts: a string, a list of token ids, a dictionary with "prompt" or
+                "prompt_token_ids" and perhaps "cache_salt", or a list of these.
+            num_outputs: tokens that each must leave room for.
+
+        Raises:
+            TypeError: not a prompt; names its index.
+            ValueError: an empty prompt, one that does not fit, or an id outside the vocabulary;
+                names its index.
+        """
+        parts = split_prompts(prompts)
+        return self.read_parts(parts, [None] * len(parts), num_outputs=num_outputs)
+
+    def read_parts(
+        self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], *, num_outputs: int = 1
+    ) -> list[Prompt]:
+        """Check prompts that were taken apart by `split_prompts`.
+
+        Args:
+            parts: the prompts.
+            limits: how many tokens are kept of each, the last ones; None keeps all.
+            num_outputs: tokens that each must leave room for.
+
+        Raises:
+            TypeError, ValueError: as `read`.
+        """
+        encoded = iter(self._encode_texts(parts, limits, num_outputs))
+        checked = []
+        for part, limit in zip(parts, limits, strict=True):
+            ids = part.token_ids if part.token_ids is not None else next(encoded)
+            prompt = self.check_token_ids(
+                part.name,
+                ids,
+                num_outputs=num_outputs,
+                limit=limit,
+                text=part.text,
+                cache_salt=part.cache_salt,
+            )
+            checked.append(prompt)
+        return checked
+
+    def check_token_ids(
+        self,
+        name: str,
+        token_ids: Any,
+        *,
+        num_outputs: int = 1,
+        limit: int | None = None,
+        text: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Prompt:
+        """The prompt of these token ids, which are checked and made a list of Python integers.
+
+        Of more than `limit` only the last are kept.
+
+        Raises:
+            TypeError: an entry is not an integer; names it.
+            ValueError: empty, too long, or an id outside the vocabulary.
+        """
+        ids, packed = _integers(name, token_ids)
+        if not ids:
+            raise ValueError(f"{name} is empty; a prompt needs at least one token")
+        if limit is not None and len(ids) > limit:
+            ids, packed = _integers(name, ids[-limit:])
+        if len(ids) + num_outputs > self.max_model_len:
+            raise ValueError(
+                f"{name} has {len(ids)} tokens, which leaves no room for {num_outputs} more within "
+                f"max_model_len {self.max_model_len}; shorten it or raise max_model_len"
+                if num_outputs
+                else f"{name} has {len(ids)} tokens, but max_model_len is {self.max_model_len}"
+            )
+        if packed is None or not _all_below(self.vocab_size, packed):
+            i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self.vocab_size)
+            raise ValueError(
+                f"{name}: token id {ids[i]} at position {i} is outside the model's vocabulary "
+                f"(0 to {self.vocab_size - 1})"
+            )
+        return Prompt(ids, text, cache_salt, packed)
+
+    def check_text(
+        self, name: str, text: str, *, num_outputs: int = 1, may_be_longer: bool = False
+    ) -> Tokenizer:
+        """Refuse a text that can't be tokenized, or that is much too long for it to be worthwhile.
+
+        Args:
+            name: the prompt's, for errors.
+            text: the text.
+            num_outputs: tokens that it must leave room for.
+            may_be_longer: its length does not matter, because its tokens are cut.
+
+        Returns:
+            The tokenizer, which there is.
+
+        Raises:
+            ValueError: there is no tokenizer, the text is not valid Unicode, or too long.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
+        try:
+            size = len(text.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
+        if size > self.max_model_len and not may_be_longer:  # else it may well fit
+            least = self.tokenizer.least_tokens(text)
+            if least + num_outputs > self.max_model_len:
+                raise ValueError(
+                    f"{name} has {size} bytes, at least {least} tokens, but max_model_len is "
+                    f"{self.max_model_len}; shorten it or raise max_model_len"
+                )
+        return self.tokenizer
+
+    def check_params(self, params: SamplingParams) -> SamplingParams:
+        """Check sampling parameters against the model and its tokenizer.
+
+        Returns:
+            The same, with numbers for -1 log-probabilities.
+
+        Raises:
+            ValueError: a token id is outside the vocabulary, more log-probabilities are asked for
+                than the engine reports, or text is needed but there is no tokenizer; names the
+                field.
+        """
+        params.validate_for_vocab(self.vocab_size)
+        if (params.truncate_prompt_tokens or 0) > self.max_model_len:
+            raise ValueError(
+                f"truncate_prompt_tokens ({params.truncate_prompt_tokens}) exceeds max_model_len "
+                f"{self.max_model_len}; lower it, or write -1 to keep as many as fit"
+            )
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            field = "stop" if params.stop else "bad_words"
+            raise ValueError(f"{field} needs a tokenizer, and this engine has none")
+        for word in params.bad_words or ():
+            if not all(map(self._is_in_vocab, bad_word_spellings(word))):
+                raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
+        return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
+
+    def prompt_limit(self, params: SamplingParams) -> int | None:
+        """How many tokens of a prompt are kept; None for all."""
+        if params.truncate_prompt_tokens == -1:
+            return max(1, self.max_model_len - 1)
+        return params.truncate_prompt_tokens
+
+    def _is_in_vocab(self, text: str) -> bool:
+        """Whether the model has every token that the tokenizer makes of a text."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else []
+        return max(ids, default=0) < self.vocab_size
+
+    def _encode_texts(
+        self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], num_outputs: int
+    ) -> list[list[int]]:
+        texts = []
+        for part, limit in zip(parts, limits, strict=True):
+            if part.token_ids is not None or part.text is None:
+                continue
+            self.check_text(
+                part.name, part.text, num_outputs=num_outputs, may_be_longer=limit is not None
+            )
+            texts.append(part.text)
+        if self.tokenizer is None or not texts:
+            return []
+        return self.tokenizer.encode_batch(texts)
+
+
+def match_params(params: Any, num_prompts: int, default: SamplingParams) -> list[SamplingParams]:
+    """One `SamplingParams` for each prompt.
+
+    Args:
+        params: None, one for all, or a sequence with one for each.
+        num_prompts: how many are needed.
+        default: used for None.
+
+    Raises:
+        TypeError: something is not a `SamplingParams`.
+        ValueError: the lengths differ; gives both.
+    """
+    if params is None:
+        return [default] * num_prompts
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise TypeError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+    for i, entry in enumerate(params):
+        if not isinstance(entry, SamplingParams):
+            kind = type(entry).__name__
+            raise TypeError(f"sampling_params[{i}] must be a SamplingParams, got {kind}")
+    if len(params) != num_prompts:
+        raise ValueError(
+            f"there are {num_prompts} prompts but {len(params)} sampling_params; give one for "
+            "each prompt, or one SamplingParams for all"
+        )
+    return list(params)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Given:
+    items: list[Any]
+    is_single: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptParts:
+    """A prompt taken apart, its tokens not checked yet.
+
+    Attributes:
+        name: what errors call it.
+        text: None if it came as token ids alone.
+        token_ids: None if they are to be made of the text.
+        cache_salt: as in `Prompt`.
+    """
+
+    name: str
+    text: str | None
+    token_ids: Any
+    cache_salt: str | None
+
+
+def split_prompts(prompts: Any) -> list[PromptParts]:
+    """Take the prompts of a call apart.
+
+    Raises:
+        TypeError, ValueError: as `PromptReader.read`, but for what token ids and lengths break.
+    """
+    given = _as_list(prompts)
+    if given.is_single:
+        return [_split("prompt", given.items[0])]
+    return [_split(f"prompts[{i}]", item) for i, item in enumerate(given.items)]
+
+
+def _as_list(prompts: Any) -> _Given:
+    if isinstance(prompts, (str, Mapping)) or getattr(prompts, "ndim", None) == 1:
+        return _Given([prompts], is_single=True)
+    if isinstance(prompts, Iterable) and not isinstance(prompts, (bytes, set, frozenset)):
+        items = list(prompts)
+        return (
+            _Given([items], is_single=True)
+            if items and _is_number(items[0])
+            else _Given(items, is_single=False)
+        )
+    raise TypeError(
+        "prompts must be a string, a list of token ids, a dict, or a list of these; "
+        f"got {type(prompts).__name__}"
+    )
+
+
+def _split(name: str, item: Any) -> PromptParts:
+    if isinstance(item, str):
+        return PromptParts(name, item, None, None)
+    if isinstance(item, Mapping):
+        return _split_mapping(name, item)
+    if isinstance(item, (bytes, set, frozenset)) or not isinstance(item, Iterable):
+        raise TypeError(
+            f"{name} must be a string, a list of token ids or a dict, got {type(item).__name__}"
+        )
+    return PromptParts(name, None, item, None)
+
+
+def _split_mapping(name: str, item: Mapping[str, Any]) -> PromptParts:
+    for key in item:
+        if key not in _PROMPT_KEYS:
+            near = difflib.get_close_matches(str(key), _PROMPT_KEYS, n=1)
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else f"; keys are {', '.join(_PROMPT_KEYS)}"
+            )
+            raise ValueError(f"{name} has an unknown key {key!r}{hint}")
+    text, token_ids, salt = (item.get(key) for key in _PROMPT_KEYS)
+    if text is None and token_ids is None:
+        raise ValueError(f'{name} needs "prompt" or "prompt_token_ids"')
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f'{name}: "prompt" must be a string, got {type(text).__name__}')
+    if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= _MAX_SALT_CHARS):
+        raise ValueError(
+            f"{name}: cache_salt must be a string of 1 to {_MAX_SALT_CHARS} characters"
+        )
+    return PromptParts(name, text, token_ids, salt)
+
+
+def _integers(name: str, values: Any) -> tuple[list[int], bytes | None]:
+    """Token ids as Python integers, and packed, unless one is too large for that."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list of token ids, got {type(values).__name__}")
+    # NumPy and JAX arrays: one transfer instead of one an element.
+    to_list = getattr(values, "tolist", None)
+    ids = to_list() if to_list is not None else list(values)
+    if not set(map(type, ids)) <= {int}:
+        ids = [_integer(name, i, token_id) for i, token_id in enumerate(ids)]
+    try:
+        return ids, pack_ids(ids)
+    except OverflowError:
+        return ids, None
+
+
+def _all_below(limit: int, packed: bytes) -> bool:
+    """Whether packed ids are all in `[0, limit)`; there is at least one."""
+    ids = np.frombuffer(packed, np.int32)
+    return bool(ids.min() >= 0 and ids.max() < limit)
+
+
+def _integer(name: str, index: int, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: token id {value!r} at position {index} is no integer") from None
+
+
+def _is_number(value: Any) -> bool:
+    # Wrong numbers (True, 0.5) too, so that the message speaks of token ids and their position.
+    return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0

@@ -1,0 +1,141 @@
+"""A caller's request: n completions of one prompt, and the outputs assembled from them."""
+
+import dataclasses
+
+from jaxinfer.logprobs import LogprobsAtPosition
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import RequestMetrics, RequestOutput
+from jaxinfer.serving.requests.completion import Completion
+from jaxinfer.serving.requests.completion_logprobs import logprobs_at
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request import Request, pack_ids
+from jaxinfer.serving.requests.result import TokenScores
+
+_SEED_RANGE = 1 << 64
+
+
+class RequestGroup:
+    """One `RequestOutput` to be: its completions share the prompt through the prefix cache.
+
+    Args:
+        new: what the caller asks for.
+        seed: used if its parameters have none.
+        arrival_time: on the engine's clock.
+        tokenizer: None for no text.
+    """
+
+    def __init__(
+        self,
+        new: NewRequest,
+        *,
+        seed: int,
+        arrival_time: float = 0.0,
+        tokenizer: Tokenizer | None = None,
+    ):
+        self.new = new
+        self.request_id = new.key
+        self.error: str | None = None
+        """What went wrong with the last completion that ended in an error."""
+        self._tokenizer = tokenizer
+        prompt, params = new.prompt, new.params
+        self._num_prompt_logprobs = params.prompt_logprobs
+        scored: list[LogprobsAtPosition | None] = [None] * len(prompt.token_ids)
+        self._prompt_logprobs = None if params.prompt_logprobs is None else scored
+        self._metrics = RequestMetrics(arrival_time)
+        seed = params.seed if params.seed is not None else seed
+        packed = prompt.packed or pack_ids(prompt.token_ids)
+        # The prompt is scored once.
+        unscored = params
+        if params.prompt_logprobs is not None:
+            unscored = params.clone(prompt_logprobs=None)
+        self.completions = [
+            Completion(
+                i,
+                Request(
+                    request_id=f"{new.key}/{i}",
+                    prompt_token_ids=prompt.token_ids,
+                    params=params if i == 0 else unscored,
+                    cache_salt=prompt.cache_salt,
+                    arrival_time=arrival_time,
+                    seed=_signed(seed + i),
+                    prefill_only=new.prefill_only,
+                    packed_prompt=packed,
+                    priority=new.priority,
+                ),
+                tokenizer,
+            )
+            for i in range(params.n)
+        ]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every completion has ended."""
+        return all(completion.finish_reason is not None for completion in self.completions)
+
+    def note_tokens(self, count: int, now: float) -> None:
+        """Count tokens that were read at `now`."""
+        if count:
+            self._metrics.num_generated_tokens += count
+            self._metrics.last_token_time = now
+            if self._metrics.first_token_time is None:
+                self._metrics.first_token_time = now
+
+    def score_prompt(self, scores: TokenScores, offset: int, start: int, count: int) -> bool:
+        """Take in the log-probabilities of a chunk of the prompt.
+
+        Args:
+            scores: `[T]`, of a step's packed tokens as predictors of their successors.
+            offset: index in it of the chunk's first token.
+            start: position of that token in the prompt.
+            count: tokens in the chunk.
+
+        Returns:
+            False if the logits of a token in the chunk were not finite.
+        """
+        if self._prompt_logprobs is None or self._num_prompt_logprobs is None:
+            return True
+        count = min(count, len(self._prompt_logprobs) - 1 - start)
+        if not scores.ok[offset : offset + max(count, 0)].all():
+            return False
+        for i in range(count):
+            self._prompt_logprobs[start + i + 1] = logprobs_at(
+                scores, (offset + i,), self._num_prompt_logprobs, self._tokenizer
+            )
+        return True
+
+    def error_output(self, reason: str, now: float) -> RequestOutput | None:
+        """End what is unfinished for a fault outside of it; the last output, if it can be made."""
+        self.error = self.error or reason
+        for completion in self.completions:
+            if completion.finish_reason is None:
+                completion.finish("error")
+            completion.break_off()
+        return self.output(now)
+
+    def output(self, now: float) -> RequestOutput | None:
+        """What the caller gets to see at `now`; None if there is nothing (new)."""
+        finished = self.is_finished
+        if not finished and self.new.kind == "final":
+            return None
+        if finished and self._metrics.finished_time is None:
+            self._metrics.finished_time = now
+        requests = [completion.request for completion in self.completions]
+        self._metrics.num_preemptions = sum(request.num_preemptions for request in requests)
+        delta = self.new.kind == "delta"
+        outputs = [completion.output(delta=delta) for completion in self.completions]
+        return RequestOutput(
+            request_id=self.new.label,
+            prompt=self.new.prompt.text,
+            prompt_token_ids=self.new.prompt.token_ids,
+            outputs=outputs,
+            prompt_logprobs=self._prompt_logprobs,
+            finished=finished,
+            num_cached_tokens=requests[0].num_prefix_cached_tokens,
+            metrics=dataclasses.replace(self._metrics),
+            error=self.error,
+        )
+
+
+def _signed(seed: int) -> int:
+    """`seed` wrapped to a signed 64-bit integer."""
+    return (seed + _SEED_RANGE // 2) % _SEED_RANGE - _SEED_RANGE // 2

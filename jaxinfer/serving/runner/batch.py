@@ -1,0 +1,249 @@
+"""A schedule becomes packed int32 arrays: everything that a step uploads, made with NumPy alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
+from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request
+from jaxinfer.serving.sampling.layout import MODES, Column, SamplingArrays
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.slots.row_sampling import RowSampling
+from jaxinfer.serving.slots.slot_mirror import SlotMirror
+from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, SlotUpdates
+
+# What reading shared keys once costs a layer, in keys that could be read meanwhile, measured with
+# the 0.6B shape on an H200: a kernel's launch, and the products of each row of padding.
+_KEYS_FOR_SHARING = 8192
+_KEYS_FOR_PADDING = 256
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step, ready to be uploaded.
+
+    Attributes:
+        shape: the bucket that the arrays fill.
+        packed: int32 ``[shape.size]``, laid out by `shape`.
+        mode: what the sampler must be able to do.
+        sampling: how each of the bucket's rows is sampled; what slots hold is on the device.
+        edits: what slots must be told before.
+        counts: likewise.
+        targets: int32 ``[T]``, the token after each packed one, or None if no row wants prompt
+            log-probabilities.
+    """
+
+    shape: PrefillShape | DecodeShape
+    packed: np.ndarray
+    mode: SamplingMode
+    sampling: SamplingArrays
+    edits: Sequence[EditsUpdate] = ()
+    counts: Sequence[CountsUpdate] = ()
+    targets: np.ndarray | None = None
+
+
+class BatchBuilder:
+    """Builds a `Batch` from each `Schedule`, with one NumPy row per slot kept between steps.
+
+    Args:
+        buckets: the shapes there are.
+        max_num_seqs: slots; the slot of that number is nobody's and takes padding rows.
+        block_size: S.
+        vocab_size: V.
+        prepare: turns a request into what its sampling takes at each step (`prepare_row`).
+    """
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        *,
+        max_num_seqs: int,
+        block_size: int,
+        vocab_size: int,
+        prepare: Callable[[Request], RowSampling],
+    ) -> None:
+        self._buckets = buckets
+        self._block_size = block_size
+        self._nobody = max_num_seqs
+        self._updates = SlotUpdates(max_num_seqs + 1, vocab_size)
+        self._banned: dict[int, frozenset[int]] = {}
+        self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
+
+    def clear(self) -> None:
+        """Forget all sequences, after the cache was rebuilt."""
+        self._mirror.clear()
+        self._banned.clear()
+
+    def build(self, schedule: Schedule) -> Batch:
+        """Pack a step.
+
+        Args:
+            schedule: from the scheduler, nothing scheduled since.
+
+        Raises:
+            ValueError: the step fits no bucket.
+        """
+        rows = schedule.rows
+        ends = [row.start + row.num_scheduled_tokens for row in rows]
+        update = self._mirror.update
+        slots = np.array(
+            [update(row.request, end) for row, end in zip(rows, ends, strict=True)], np.int32
+        )
+        context = np.array(ends, np.int32)
+        # Rows that do not sample are sampled like padding: greedily, for nobody.
+        samples = schedule.is_decode or np.array([row.samples for row in rows])
+        sample_slots = np.where(samples, slots, np.int32(self._nobody))
+        mode = MODES[int(self._mirror.levels[sample_slots].max())]
+        if schedule.is_decode:
+            shape, packed = self._pack_decode(schedule, slots, context, mode)
+            targets = None
+            if schedule.num_steps > 1:
+                least = self._buckets.multi_step_modes(shape)[0]
+                mode = MODES[max(MODES.index(mode), MODES.index(least))]
+        else:
+            scores = any(_wants_prompt_scores(row) for row in rows)
+            shape, packed = self._pack_prefill(rows, slots, sample_slots, context, scores=scores)
+            targets = _targets(rows, shape.tokens) if scores else None
+        arrays = self._pack_scalars(sample_slots, context, shape.rows)
+        return Batch(shape, packed, mode, arrays, *self._updates_of_new_holders(), targets)
+
+    def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
+        """What slots must be told once all earlier tokens are read: bans that depend on them.
+
+        Args:
+            schedule: of the last `build`.
+        """
+        changed = []
+        for row in schedule.rows:
+            request = row.request
+            if not row.samples or request.slot is None:  # or what was read has ended it
+                continue
+            edits = self._mirror.sampling[request.slot].edits
+            if edits is None or not edits.phrases:
+                continue
+            banned = edits.banned_after(request.output_token_ids)
+            if banned != self._banned.get(request.slot):
+                self._banned[request.slot] = banned
+                changed.append((request.slot, edits, banned))
+        return list(self._updates.edits(changed))
+
+    def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
+        edits, penalised = [], []
+        for slot, request in self._mirror.take_new_holders().items():
+            sampling = self._mirror.sampling[slot]
+            if sampling.edits is not None:
+                self._banned[slot] = sampling.edits.banned_after(request.output_token_ids)
+                edits.append((slot, sampling.edits, self._banned[slot]))
+            if sampling.params.has_penalties:
+                penalised.append((slot, request))
+        return list(self._updates.edits(edits)), list(self._updates.counts(penalised))
+
+    def _pack_decode(
+        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplingMode
+    ) -> tuple[DecodeShape, np.ndarray]:
+        count, num_steps = len(slots), schedule.num_steps
+        last = int(context.max()) + num_steps - 1
+        width = -(-last // self._block_size)
+        tables = self._mirror.tables[slots, :width]
+        shape, groups = self._decode_shape(tables, context, mode, num_steps)
+        packed = np.zeros(shape.size, np.int32)
+        fields = shape.split(packed)
+        fields.context_lens[:count] = context
+        fields.slots[:count] = slots
+        fields.slots[count:] = self._nobody
+        fields.num_tokens[:count] = [row.num_new_tokens for row in schedule.rows]
+        fields.block_tables[:count, :width] = tables
+        if fields.shared is not None:
+            write_items(fields.shared, groups)
+        return shape, packed
+
+    def _decode_shape(
+        self, tables: np.ndarray, context: np.ndarray, mode: SamplingMode, num_steps: int
+    ) -> tuple[DecodeShape, list[Group]]:
+        """The bucket, and what rows share if it is worth one in which that is read once."""
+        count, width = tables.shape
+        shape = self._buckets.decode_shape(count, width, mode=mode, num_steps=num_steps)
+        sharing = self._buckets.sharing_shape(count, mode=mode, num_steps=num_steps)
+        if sharing is None:
+            return shape, []
+        groups = find_groups(
+            tables,
+            context,
+            block_size=self._block_size,
+            batch_rows=sharing.rows,
+            rows_in_item=self._buckets.rows_in_item,
+        )
+        cost = _KEYS_FOR_SHARING + _KEYS_FOR_PADDING * (sharing.rows - shape.rows)
+        if sum(group.saved_keys for group in groups) < cost:
+            return shape, []
+        return sharing, groups
+
+    def _pack_prefill(
+        self,
+        rows: Sequence[ScheduledRow],
+        slots: np.ndarray,
+        sample_slots: np.ndarray,
+        context: np.ndarray,
+        *,
+        scores: bool,
+    ) -> tuple[PrefillShape, np.ndarray]:
+        S, count = self._block_size, len(rows)
+        lengths = np.array([row.num_scheduled_tokens for row in rows], np.int32)
+        ends = np.cumsum(lengths, dtype=np.int32)
+        total = int(ends[-1])
+        shape = self._buckets.prefill_shape(total, count, all_tokens=scores)
+        packed = np.zeros(shape.size, np.int32)
+        fields = shape.split(packed)
+        slot_of_token = np.repeat(slots, lengths)
+        token_ids = np.frombuffer(b"".join(map(_fed_tokens, rows)), np.int32)
+        in_flight = np.flatnonzero(token_ids == IN_FLIGHT_TOKEN)
+        fields.token_ids[:total] = token_ids
+        fields.token_ids[in_flight] = -1 - slot_of_token[in_flight]
+        positions = np.arange(total, dtype=np.int32) + np.repeat(context - ends, lengths)
+        ordinals = positions // S
+        blocks = self._mirror.blocks(slot_of_token, ordinals)
+        fields.positions[:total] = positions
+        fields.slot_mapping[:total] = positions + (blocks - ordinals) * S
+        fields.cu_seqlens[1 : count + 1] = ends
+        fields.cu_seqlens[count + 1 :] = total
+        fields.context_lens[:count] = context
+        fields.sample_slots[:count] = sample_slots
+        fields.sample_slots[count:] = self._nobody
+        fields.block_tables[:count] = self._mirror.tables[slots, : shape.width]
+        return shape, packed
+
+    def _pack_scalars(
+        self, sample_slots: np.ndarray, context: np.ndarray, num_rows: int
+    ) -> SamplingArrays:
+        padded = np.full(num_rows, self._nobody, np.int32)
+        padded[: len(sample_slots)] = sample_slots
+        scalars = self._mirror.scalars[padded]
+        scalars[: len(context), Column.POSITION] = context
+        return SamplingArrays(scalars)
+
+
+def _fed_tokens(row: ScheduledRow) -> bytes:
+    """The row's packed token ids."""
+    return row.request.packed_tokens(row.start, row.start + row.num_scheduled_tokens)
+
+
+def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:
+    """The prompt token that follows each packed one, in rows that want them scored."""
+    targets = np.zeros(num_tokens, np.int32)
+    first = 0
+    for row in rows:
+        if _wants_prompt_scores(row):
+            stop = row.start + row.num_scheduled_tokens
+            following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
+            targets[first : first + len(following)] = following
+        first += row.num_scheduled_tokens
+    return targets
+
+
+def _wants_prompt_scores(row: ScheduledRow) -> bool:
+    request = row.request
+    return request.params.prompt_logprobs is not None and row.start < request.num_prompt_tokens - 1

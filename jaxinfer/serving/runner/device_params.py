@@ -1,0 +1,104 @@
+"""Checks a parameter tree leaf by leaf, and puts on the devices only what is not there yet."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.serving.programs.upload import upload
+
+
+def describe_params(
+    params: Mapping[str, Any], config: ModelConfig, mesh: Mesh, rules: ShardingRules
+) -> dict[str, Any]:
+    """What the tree must be: ``jax.ShapeDtypeStruct`` with shardings, in the dtype it comes in.
+
+    Raises:
+        ValueError: there is no embedding to take the dtype from, or it is not floating-point.
+    """
+    return abstract_params(config, _dtype(params), mesh, rules)
+
+
+def place_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tree on the mesh; arrays that are placed as the steps need them are used as they are.
+
+    Args:
+        params: JAX or NumPy arrays.
+        wanted: from `describe_params`.
+
+    Raises:
+        ValueError: names the first leaf that is missing, unknown, or of another shape or dtype.
+        TypeError: a leaf is no array.
+    """
+    check_like(params, wanted)
+
+    def place(leaf: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+        if _is_placed(leaf, like):
+            return leaf
+        if like.sharding.is_fully_addressable:
+            return jax.device_put(leaf, like.sharding)
+        # device_put would compare the values over all processes.
+        return upload(np.asarray(leaf), like.sharding)
+
+    return jax.tree.map(place, params, wanted)
+
+
+def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
+    """Raise unless `params` has the structure, shapes and dtypes of `wanted`.
+
+    Args:
+        params: a tree of arrays.
+        wanted: from `describe_params`.
+        placed: the shardings must be the same too.
+
+    Raises:
+        ValueError: names the first leaf, in the order of `wanted`, that differs, and how.
+        TypeError: a leaf is no array.
+    """
+    given = _by_path(params)
+    expected = _by_path(wanted)
+    for path, like in expected.items():
+        if path not in given:
+            raise ValueError(f"params lack {path}")
+        leaf = given[path]
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise TypeError(f"params[{path}] must be an array, got {type(leaf).__name__}")
+        if tuple(leaf.shape) != tuple(like.shape):
+            raise ValueError(
+                f"params[{path}] must have shape {tuple(like.shape)}, got {tuple(leaf.shape)}"
+            )
+        if leaf.dtype != like.dtype:
+            raise ValueError(f"params[{path}] must be {like.dtype}, got {leaf.dtype}")
+        if placed and not _is_placed(leaf, like):
+            where = getattr(leaf, "sharding", "host memory")
+            raise ValueError(f"params[{path}] must be sharded as {like.sharding}, got {where}")
+    for path in given:
+        if path not in expected:
+            raise ValueError(f"params have {path}, which this model does not")
+
+
+def _is_placed(leaf: Any, like: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(
+        like.sharding, len(like.shape)
+    )
+
+
+def _dtype(params: Mapping[str, Any]) -> jnp.dtype:
+    leaf = _by_path(params).get("model.embed_tokens")
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        raise ValueError("params lack model.embed_tokens")
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"params[model.embed_tokens] must be floating-point, got {dtype}")
+    return jnp.dtype(dtype)
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {".".join(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in leaves}

@@ -1,0 +1,46 @@
+"""Steps that were launched: with their tokens on the way to the host, or yet to be drawn."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxinfer.serving.runner.batch import Batch
+from jaxinfer.serving.scheduler.schedule import Schedule
+
+
+class UnsampledStep(NamedTuple):
+    """A step whose forward pass was launched and whose tokens `Runner.sample` draws.
+
+    Attributes:
+        schedule: what was launched.
+        batch: what was uploaded for it.
+        hidden: final hidden states ``[B, E]`` on the device.
+        rows: int32 ``[2, B]``: each row's slot and the token it was fed last.
+        residual: the residual stream ``[T, E]`` of a step whose prompt tokens are scored, or none.
+        sampling: `Batch.sampling` on the device.
+    """
+
+    schedule: Schedule
+    batch: Batch
+    hidden: jax.Array
+    rows: jax.Array
+    residual: Sequence[jax.Array]
+    sampling: Any
+
+
+class InFlightStep(NamedTuple):
+    """A step that was launched and not yet read.
+
+    Attributes:
+        sampled: int32 ``[B, columns]``, or ``[steps, B, columns]`` of a multi-step decode, on the
+            device.
+        prompt: int32 ``[T, columns]`` on the device, or None.
+        num_rows: rows of the schedule.
+        num_tokens: packed tokens of the schedule.
+    """
+
+    sampled: jax.Array
+    prompt: jax.Array | None
+    num_rows: int
+    num_tokens: int

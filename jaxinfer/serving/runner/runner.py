@@ -1,0 +1,362 @@
+"""Owns the device: its programs, pages and parameters; launches steps and reads them late."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.compile.warm_up import warm_up
+from jaxinfer.serving.programs import peer_buffers as peer_buffers
+from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
+from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
+from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
+from jaxinfer.serving.programs.kinds.swap import SwapKey
+from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.program_set import all_programs
+from jaxinfer.serving.programs.sample_steps import head_params
+from jaxinfer.serving.programs.upload import upload
+from jaxinfer.serving.requests.result import StepResult, unpack_scores
+from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.runner.batch import Batch, BatchBuilder
+from jaxinfer.serving.runner.device_params import check_like
+from jaxinfer.serving.runner.engine_plan import EnginePlan
+from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
+from jaxinfer.serving.runner.swap import HostBlocks
+from jaxinfer.serving.runner.watchdog import Watchdog
+from jaxinfer.serving.sampling.layout import SlotState
+from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.slots.request_sampling import request_sampling
+from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate
+from jaxinfer.startup_report import StartUpTimes
+
+
+class Runner:
+    """One model on its devices.
+
+    Steps run in the order of `launch`; a later launch does not wait for an earlier one. Not
+    thread-safe.
+
+    Args:
+        params: the parameter tree, placed as `plan.programs` wants it; used without a copy.
+        plan: how the engine runs; closed with the runner, or if it can't be made.
+        config: sizes, compilation, swapping.
+        eos_token_ids: tokens that min_tokens bans.
+        tokenizer: needed for bad words only.
+
+    Attributes:
+        report: what to tell the user at start-up.
+        wanted_params: what parameters must be: `jax.ShapeDtypeStruct` with shardings.
+        num_kv_blocks: P, block 0 included.
+        num_host_blocks: blocks of host memory for swapping.
+        max_model_len: most tokens of a sequence.
+        max_num_batched_tokens: most tokens of a step.
+        compiles_ahead: whether `compile_all` is wanted before the first request.
+
+    Raises:
+        CapacityError: there is too little host memory for the swap space.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        plan: EnginePlan,
+        config: EngineConfig,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self._config, self._plan = config, plan
+        self._programs, self._buckets = plan.programs, plan.buckets
+        self._compiled, self._lowering = plan.compiled, plan.lowering
+        context = plan.programs.context
+        self._mesh = context.mesh
+        self._whole = NamedSharding(self._mesh, PartitionSpec())
+        self.wanted_params = plan.programs.params
+        self._params: Any = params
+        self._head: Any = head_params(params)
+        self._compile_s = self._allocate_s = 0.0
+        self.report = plan.report
+        self.num_kv_blocks = plan.report.num_kv_blocks
+        self.max_model_len = plan.report.max_model_len
+        self.max_num_batched_tokens = config.token_budget(plan.platform)
+        swap_space = config.swap_space if config.preemption_mode == "swap" else 0.0
+        with contextlib.ExitStack() as undo:
+            undo.callback(plan.close)
+            self._host_blocks = HostBlocks(plan.programs, swap_space)
+            undo.pop_all()
+        self.num_host_blocks = self._host_blocks.num_blocks
+        self._builder = BatchBuilder(
+            plan.buckets,
+            max_num_seqs=config.max_num_seqs,
+            block_size=config.block_size,
+            vocab_size=context.config.vocab_size,
+            prepare=functools.partial(
+                request_sampling,
+                vocab_size=context.config.vocab_size,
+                eos_token_ids=eos_token_ids,
+                tokenizer=tokenizer,
+                free_logprobs=config.free_logprobs(
+                    has_custom_functions=context.has_custom_functions
+                ),
+            ),
+        )
+        # Collectives that wait for each other on few cores can deadlock, so emulated devices get
+        # one program at a time.
+        self._is_cpu = plan.platform == "cpu"
+        device = self._mesh.local_devices[0]
+        self._watchdog = Watchdog(
+            config.step_time_limit(plan.platform), f"{device} ({device.device_kind})"
+        )
+        self._await_each = self._is_cpu and self._mesh.devices.size > 1
+        self._kv: Any = None
+        self._last_tokens: Any = None
+        self._slots: Any = None
+        self._peer_buffers: list[peer_buffers.PeerBuffers] = []
+        self.compiles_ahead = config.compiles_ahead(plan.platform)
+        if not self.compiles_ahead:
+            self.reset_cache()
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs that XLA has built in this process since its planning began.
+
+        Raises:
+            RuntimeError: as `CompilationCounter.count`.
+        """
+        return self._plan.counter.count
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time that went into them, summed over threads."""
+        return self._plan.counter.seconds
+
+    @property
+    def seconds_waited_for_programs(self) -> float:
+        """How long steps have waited for programs that were compiled at their first use."""
+        return self._compiled.seconds_waited
+
+    def multi_step_steps(self, rows: int) -> int:
+        """Decode steps of one launch for this number of rows; 1 without multi-step decodes."""
+        return self._buckets.multi_step_steps(rows)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pages on each device."""
+        return self.report.kv_bytes
+
+    def compile_all(self) -> None:
+        """Compile every program there is, so that nothing compiles while requests run.
+
+        Then allocate the pages: XLA tries kernels out while it compiles, which takes memory. On one
+        accelerator, then run every program, so that requests meet them warm.
+        """
+        keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
+        start = time.perf_counter()
+        try:
+            self._compiled.compile(
+                keys,
+                show_progress=self._config.show_progress,
+                in_order=functools.partial(self._lowering.as_ready, self._programs),
+            )
+        finally:
+            self._lowering.close()
+        self._compile_s = time.perf_counter() - start
+        if self._kv is None:
+            self.reset_cache()
+        # XLA keeps scratch memory for every all-reduce of every program that has run, 0.4 GB a
+        # program of 36 layers: on several devices only what requests need runs.
+        if not self._is_cpu and self._mesh.devices.size == 1:
+            self._warm_up(keys)
+
+    def start_up_times(self, load_s: float) -> StartUpTimes:
+        """Where the time went until now, which is the end of the start.
+
+        Args:
+            load_s: what passed before this runner was made.
+        """
+        return StartUpTimes(
+            load_s=load_s,
+            plan_s=self._plan.seconds,
+            compile_s=self._compile_s,
+            allocate_s=self._allocate_s,
+            lower_s=self._lowering.seconds,
+            xla_s=self._plan.counter.seconds,
+            num_traced=self._lowering.num_traced,
+            num_read=self._lowering.num_read,
+        )
+
+    def launch(self, schedule: Schedule) -> InFlightStep | UnsampledStep:
+        """Start a step and return at once; its tokens stay on the device for the next one.
+
+        Args:
+            schedule: from the scheduler; blocks are swapped first, out and then in. If it samples
+                late, the result is for `sample`, before anything else is launched.
+
+        Raises:
+            Exception: whatever the device raises. The pages may then be gone: call `reset_cache`.
+        """
+        if self._kv is None:
+            self.reset_cache()
+        self._swap(schedule)
+        batch = self._builder.build(schedule)
+        self._update_slots(batch.edits, batch.counts)
+        packed, sampling = upload((batch.packed, batch.sampling), self._whole)
+        if schedule.num_steps > 1:
+            return self._launch_multi_step(schedule, batch, packed, sampling)
+        forward, _ = self._compiled.both(batch.shape, SamplerKey(batch.shape.rows, batch.mode))
+        self._kv, hidden, rows, *residual = forward(
+            self._params, self._kv, packed, self._last_tokens, *self._peers
+        )
+        self._await_if_emulated(hidden)
+        step = UnsampledStep(schedule, batch, hidden, rows, residual, sampling)
+        return step if schedule.samples_late else self._sample(step)
+
+    def sample(self, step: UnsampledStep) -> InFlightStep:
+        """Draw the tokens of a step that samples late, now that all earlier ones are read.
+
+        Raises:
+            Exception: as `launch`.
+        """
+        self._update_slots(self._builder.late_edits(step.schedule), ())
+        return self._sample(step)
+
+    def fetch(self, step: InFlightStep) -> StepResult:
+        """Wait for a launched step and read it.
+
+        Raises:
+            Exception: whatever the device raised in the step. The pages may then be gone.
+        """
+        with self._watchdog.watching("a step"):
+            sampled = np.asarray(step.sampled)
+        by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
+        scores = unpack_scores(by_row[: step.num_rows])
+        if step.prompt is None:
+            return StepResult(scores)
+        return StepResult(scores, unpack_scores(np.asarray(step.prompt)[: step.num_tokens]))
+
+    def reset_cache(self) -> None:
+        """Allocate the pages anew, after a step that raised has destroyed the donated ones.
+
+        Raises:
+            RuntimeError: the mesh spans processes, which may not all have failed in that step.
+        """
+        if self._kv is not None and not self._whole.is_fully_addressable:
+            raise RuntimeError("several processes can't go back to the same step")
+        start = time.perf_counter()
+        # First, because that waits until no GPU runs a step that would write to the old ones.
+        fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
+        kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
+        self._kv, self._last_tokens, self._slots = kv_cache.allocate(self._programs)
+        self._peer_buffers = fresh
+        with self._watchdog.watching("to allocate its KV cache"):
+            jax.block_until_ready(self._kv)
+        self._allocate_s = time.perf_counter() - start
+        self._builder.clear()
+
+    def update_params(self, params: Mapping[str, Any]) -> None:
+        """Take other weights from the next launch on; they are used without a copy.
+
+        Raises:
+            ValueError: names the first leaf whose path, shape, dtype or sharding differs.
+            TypeError: a leaf is no array.
+        """
+        check_like(params, self.wanted_params, placed=True)
+        self._params = params
+        self._head = head_params(params)
+
+    def close(self) -> None:
+        """Free the pages and forget the parameters; may be called again."""
+        kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
+        self._params = self._head = self._kv = self._last_tokens = self._slots = None
+        self._plan.close()
+        self._watchdog.close()
+
+    @property
+    def _peers(self) -> list[jax.Array]:
+        return [each.peers for each in self._peer_buffers]
+
+    def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
+        warm = warm_up(
+            self._programs,
+            keys,
+            lambda key, *arguments: self._compiled[key](*arguments),
+            DeviceArrays(self._params, self._head, self._kv, self._last_tokens, self._slots),
+        )
+        self._kv, self._last_tokens, self._slots = warm.kv, warm.last_tokens, warm.slots
+
+    def _sample(self, step: UnsampledStep) -> InFlightStep:
+        batch = step.batch
+        sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode)]
+        inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
+        if batch.mode == "full":
+            self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
+        else:
+            self._last_tokens, sampled = sample(*inputs)
+        prompt = None
+        if batch.targets is not None:
+            self._await_if_emulated(sampled)
+            score = self._compiled[PromptLogprobsKey(len(batch.targets))]
+            prompt = score(self._head, *step.residual, upload(batch.targets, self._whole))
+        return self._in_flight(step.schedule, sampled, prompt)
+
+    def _update_slots(self, edits: Iterable[EditsUpdate], counts: Iterable[CountsUpdate]) -> None:
+        state: SlotState = self._slots
+        for update in edits:
+            arguments = upload(update, self._whole)
+            key = SetEditsKey(len(update.slots))
+            state = state._replace(edits=self._compiled[key](state.edits, *arguments))
+            self._await_if_emulated(state.edits.ids)
+        for update in counts:
+            arguments = upload(update, self._whole)
+            key = CountTokensKey(len(update.cleared), update.tokens.shape[1])
+            counted = self._compiled[key](state.token_counts, *arguments)
+            state = state._replace(token_counts=counted)
+            self._await_if_emulated(counted)
+        self._slots = state
+
+    def _launch_multi_step(
+        self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any
+    ) -> InFlightStep:
+        if not isinstance(batch.shape, DecodeShape):
+            raise ValueError("a multi-step decode holds decoding rows only")
+        multi_step = self._compiled[MultiStepDecodeKey(batch.shape, batch.mode, schedule.num_steps)]
+        inputs = (self._params, self._kv, packed, sampling, self._last_tokens)
+        if batch.mode == "full":
+            self._kv, self._last_tokens, self._slots, sampled = multi_step(
+                *inputs, self._slots, *self._peers
+            )
+        else:
+            self._kv, self._last_tokens, sampled = multi_step(*inputs, *self._peers)
+        return self._in_flight(schedule, sampled, None)
+
+    def _in_flight(
+        self, schedule: Schedule, sampled: jax.Array, prompt: jax.Array | None
+    ) -> InFlightStep:
+        for array in (sampled, prompt):
+            if array is not None:
+                self._await_if_emulated(array)
+                array.copy_to_host_async()
+        return InFlightStep(sampled, prompt, len(schedule.rows), schedule.num_tokens)
+
+    def _await_if_emulated(self, array: jax.Array) -> None:
+        if self._await_each:
+            array.block_until_ready()
+
+    def _swap(self, schedule: Schedule) -> None:
+        count = self._host_blocks.copy_size
+        if schedule.swap_out:
+            gather = self._compiled[SwapKey(count, to_host=True)]
+            self._host_blocks.copy_out(self._kv, schedule.swap_out, gather)
+        if schedule.swap_in:
+            scatter = self._compiled[SwapKey(count, to_host=False)]
+            self._kv = self._host_blocks.copy_in(self._kv, schedule.swap_in, scatter)

@@ -1,0 +1,204 @@
+"""From logits to tokens on the device: one function, four static modes, every row for itself."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.sampling_params import SamplingMode
+from jaxinfer.serving.sampling.custom import (
+    CustomSampler,
+    LogitsProcessor,
+    SamplerState,
+    check_logits_processor,
+    check_sampler,
+    sampler_state,
+)
+from jaxinfer.serving.sampling.draw import draw_tokens
+from jaxinfer.serving.sampling.edits import edit_logits
+from jaxinfer.serving.sampling.layout import Column, SamplingArrays
+from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, report_unscaled, top_tokens
+from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
+from jaxinfer.serving.sampling.truncation import truncate
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.sampling.weights import (
+    RowDistribution,
+    log_weights,
+    weights,
+    with_temperature,
+)
+
+__all__ = [
+    "CustomSampler",
+    "LogitsProcessor",
+    "SamplerState",
+    "StepOutput",
+    "advance",
+    "check_logits_processor",
+    "check_sampler",
+    "sample",
+]
+
+
+class StepOutput(NamedTuple):
+    """What a step gives for its B rows.
+
+    Attributes:
+        tokens: int32 `[B]`, always in [0, V).
+        ok: bool `[B]`; False where the logits hold NaN or plus infinity, where no token is
+            allowed, or where a custom sampler left the vocabulary. Such a row's other values mean
+            nothing.
+        logprobs: float32 `[B]`, the chosen token's log-probability in the distribution that was
+            sampled, for greedy rows at temperature 1; raw ones, where mode "full" reports these,
+            in the model's own. None in mode "greedy".
+        top_ids: int32 `[B, k]`, the likeliest tokens of the same distribution in descending order;
+            only in mode "full".
+        top_logprobs: float32 `[B, k]`, their log-probabilities. Truncated and banned tokens have
+            minus infinity; raw ones of a row that is ok are finite, unless the model's logits are
+            minus infinity themselves. Only in mode "full".
+        ranks: int32 `[B]`, 1 for the likeliest token; only in mode "full".
+        left_vocab: bool `[B]`, whether a row is not ok because the custom sampler left the
+            vocabulary; None without one.
+    """
+
+    tokens: jax.Array
+    ok: jax.Array
+    logprobs: jax.Array | None = None
+    top_ids: jax.Array | None = None
+    top_logprobs: jax.Array | None = None
+    ranks: jax.Array | None = None
+    left_vocab: jax.Array | None = None
+
+
+def sample(
+    logits: Float[Array, "B V"],
+    arrays: SamplingArrays,
+    *,
+    mode: SamplingMode,
+    axis: str | None = None,
+    max_logprobs: int = MAX_LOGPROBS,
+    raw_logprobs: bool = False,
+    last_token_ids: jax.Array | None = None,
+    logits_processor: LogitsProcessor | None = None,
+    sampler: CustomSampler | None = None,
+) -> StepOutput:
+    """Choose one token a row.
+
+    The way of the logits is vLLM's: masks, biases, penalties, then the `logits_processor`, then
+    temperature, `min_p`, `top_k`, `top_p`, and a draw. A row's token depends on its own logits,
+    parameters, seed and position; not on its batch mates, nor on the mode, as long as the mode can
+    serve it, nor, but for rounding, on the mesh.
+
+    Args:
+        logits: float32 logits; inside a `shard_map` this device's shard of the vocabulary.
+        arrays: How each row is sampled, packed for this mode or a dearer one.
+        mode: What the batch needs at most; static.
+        axis: Name of the mesh axis that splits the vocabulary, or None.
+        max_logprobs: How many likeliest tokens mode "full" reports; static.
+        raw_logprobs: Whether mode "full" reports log-probabilities of `logits` as they come,
+            whatever changes them before the draw; static.
+        last_token_ids: int32 `[B]` for custom callables; zeros if None.
+        logits_processor: Replaces the logits after all edits, in every mode. With a split
+            vocabulary it gets gathered, full logits.
+        sampler: Replaces temperature, truncation and draw, in every mode, likewise. The
+            log-probabilities are then those before truncation, at the row's temperature.
+    """
+    vocab_axis = VocabAxis(axis)
+    rows = unpack_rows(arrays.scalars)
+    raw, raw_largest, sane = logits, None, None
+    edits = arrays.edits if mode == "full" else None
+    if edits is not None:
+        # A mask may hide a NaN from the checks that come later.
+        _, raw_largest, sane = largest_logit(logits, vocab_axis)
+        logits = edit_logits(logits, edits, arrays.token_counts, rows, vocab_axis)
+
+    if last_token_ids is None:
+        last_token_ids = jnp.zeros_like(rows.position)
+    state: Any = None  # only for callables that a user supplies
+    if logits_processor is not None or sampler is not None:
+        state = sampler_state(rows, arrays, last_token_ids, vocab_axis)
+    if logits_processor is not None:
+        whole = logits_processor(vocab_axis.whole(logits), state)
+        logits = vocab_axis.local(whole, logits.shape[1])
+
+    best, largest, ok = largest_logit(logits, vocab_axis)
+    ok = ok if sane is None else ok & sane
+    if mode == "greedy" and sampler is None:
+        return StepOutput(best, ok)
+
+    distribution = with_temperature(largest, rows)
+    left_vocab = None
+    if sampler is not None:
+        tokens = sampler(vocab_axis.whole(logits), state, row_keys(rows))
+        vocab_size = vocab_axis.sum(jnp.full_like(tokens, logits.shape[1]))
+        in_vocab = (tokens >= 0) & (tokens < vocab_size)
+        left_vocab, ok = ok & ~in_vocab, ok & in_vocab
+        tokens = jnp.where(ok, tokens, best)
+        total = vocab_axis.sum(_weigh(logits, distribution, vocab_axis).sum(1))
+    else:
+        if mode != "temperature":
+            distribution = truncate(logits, rows, distribution, vocab_axis)
+        tokens, total = _draw(logits, rows, best, distribution, vocab_axis)
+    if raw_largest is not None and raw_logprobs:
+        total = vocab_axis.sum(jnp.exp(raw - raw_largest[:, None]).sum(1))
+        report = report_unscaled(raw, tokens, raw_largest, total, max_logprobs, vocab_axis)
+        output = StepOutput(tokens, ok, *report)
+    else:
+        output = _report(logits, tokens, total, ok, distribution, mode, max_logprobs, vocab_axis)
+    return output._replace(left_vocab=left_vocab)
+
+
+def advance(arrays: SamplingArrays, steps: jax.Array | int = 1) -> SamplingArrays:
+    """Move every row on by some tokens, for several steps in one jitted call.
+
+    The counts of tokens stay as they are: rows whose history is needed are sampled singly.
+    """
+    scalars = arrays.scalars.at[:, Column.POSITION].add(steps)
+    return arrays._replace(scalars=scalars)
+
+
+def _weigh(logits: jax.Array, distribution: RowDistribution, axis: VocabAxis) -> jax.Array:
+    return weights(logits, axis.ids(logits.shape[1])[None], distribution)
+
+
+def _draw(
+    logits: jax.Array,
+    rows: RowParameters,
+    best: jax.Array,
+    distribution: RowDistribution,
+    axis: VocabAxis,
+) -> tuple[jax.Array, jax.Array]:
+    """Draw from the distributions, `best` for greedy rows; also return the total weights."""
+
+    def weigh(columns: jax.Array, ids: jax.Array) -> jax.Array:
+        return weights(columns, ids, distribution)
+
+    drawn, total = draw_tokens(logits, weigh, row_keys(rows), axis)
+    chosen = weigh(axis.take(logits, drawn[:, None]), drawn[:, None])[:, 0]
+    # The second condition is for rows without any weight (NaN), whose draw means nothing.
+    return jnp.where(rows.greedy | ~(chosen > 0), best, drawn), total
+
+
+def _report(
+    logits: jax.Array,
+    tokens: jax.Array,
+    total: jax.Array,
+    ok: jax.Array,
+    distribution: RowDistribution,
+    mode: SamplingMode,
+    max_logprobs: int,
+    axis: VocabAxis,
+) -> StepOutput:
+    if mode != "full":
+        chosen = axis.take(logits, tokens[:, None])
+        logprobs = log_weights(chosen, tokens[:, None], distribution) - jnp.log(total)[:, None]
+        return StepOutput(tokens, ok, logprobs[:, 0])
+    top_ids, _ = top_tokens(logits, max_logprobs, axis)
+    # One expression for all, so that a token has the same value as chosen and as likeliest.
+    ids = jnp.concatenate([tokens[:, None], top_ids], axis=1)
+    values = axis.take(logits, ids)
+    logprobs = log_weights(values, ids, distribution) - jnp.log(total)[:, None]
+    rank = ranks(logits, values[:, 0], axis)
+    return StepOutput(tokens, ok, logprobs[:, 0], top_ids, logprobs[:, 1:], rank)

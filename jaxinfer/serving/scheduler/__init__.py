@@ -1,0 +1,1 @@
+"""Decides which requests run in the next step, and which KV blocks they hold."""

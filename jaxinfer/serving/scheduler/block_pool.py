@@ -1,0 +1,209 @@
+"""Who holds which KV-cache block: the free list, reference counts, and cached blocks to evict."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.scheduler.prefix_index import PrefixIndex
+
+MIN_BLOCK_SIZE = 8
+MAX_BLOCK_SIZE = 256
+
+
+class BlockPool:
+    """Hands out the device's KV-cache blocks and keeps freed ones for prefix hits.
+
+    A block is held (by one request or, through prefix hits, by several), cached (nobody holds it,
+    its content is indexed), or free. Cached blocks are given away when no free one is left, the
+    least recently used first; a sequence gives its blocks back tail first, so that a prefix
+    outlives what follows it.
+
+    Args:
+        num_blocks: pages P of the device arrays, 2 or more. Block 0 is never handed out: the
+            device writes padding there, so `num_blocks - 1` blocks can be used.
+        block_size: tokens in a block, a power of two from 8 to 256.
+        enable_prefix_caching: whether freed blocks may be found again.
+        index: the prefix index; replaced in tests.
+
+    Raises:
+        ValueError: for a size out of range.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        index: PrefixIndex | None = None,
+    ) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks must be at least 2 (block 0 is reserved): {num_blocks}")
+        if block_size & (block_size - 1) or not MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE:
+            raise ValueError(
+                f"block_size must be a power of two from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}: "
+                f"{block_size}"
+            )
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_frees = 0
+        """Calls of `free` so far; as long as it stays, no more blocks can have become available."""
+        self._index = index or PrefixIndex(block_size)
+        self._num_holders = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that can be handed out at all: free + cached + held."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that `allocate` can hand out now, cached ones included."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody holds and a prefix hit can revive."""
+        return len(self._cached)
+
+    @property
+    def weight_version(self) -> int:
+        """How often the cached content was invalidated."""
+        return self._index.weight_version
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks for one holder; their content is undefined.
+
+        Raises:
+            RuntimeError: if fewer are available; nothing is taken then.
+        """
+        if count > self.num_free_blocks:
+            raise RuntimeError(f"{count} blocks asked for, {self.num_free_blocks} available")
+        num_kept = max(len(self._free) - count, 0)
+        blocks = self._free[num_kept:]
+        del self._free[num_kept:]
+        blocks.reverse()
+        while len(blocks) < count:
+            block, _ = self._cached.popitem(last=False)
+            self._index.remove(block)
+            blocks.append(block)
+        for block in blocks:
+            self._num_holders[block] = 1
+        return blocks
+
+    def free(self, blocks: list[int]) -> None:
+        """Give back a sequence's blocks, listed in order of position.
+
+        Raises:
+            RuntimeError: if a block is held by nobody.
+        """
+        self.num_frees += 1
+        self._index.settle()
+        num_holders, indexed = self._num_holders, self._index.content_of_block
+        for block in reversed(blocks):
+            left = num_holders[block] - 1
+            if left < 0:
+                raise RuntimeError(f"block {block} is freed but nobody holds it")
+            num_holders[block] = left
+            if left == 0:
+                if block in indexed:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def find_prefix(self, request: Request) -> list[int]:
+        """Cached blocks with the request's leading tokens; always leaves a token to compute.
+
+        They are not held yet: see `share`. A request that wants its prompt's log-probabilities
+        finds nothing, because every position of its prompt must be computed.
+        """
+        self._index.settle_for(request)
+        return self._look_up(request)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens in the blocks that `find_prefix` would return, but for those not settled yet.
+
+        Changes nothing here, so that any thread may ask.
+        """
+        return len(self._look_up(request)) * self.block_size
+
+    def settle(self) -> None:
+        """Index all blocks that were registered, which `find_prefix` would do when it must."""
+        self._index.settle()
+
+    def num_available_beside(self, prefix: list[int]) -> int:
+        """Blocks that `allocate` could hand out after `share(prefix)`."""
+        return self.num_free_blocks - sum(self._num_holders[block] == 0 for block in prefix)
+
+    def share(self, blocks: list[int]) -> None:
+        """Add a holder to each of `blocks`, which `find_prefix` has just returned."""
+        for block in blocks:
+            if self._num_holders[block] == 0:
+                del self._cached[block]
+            self._num_holders[block] += 1
+
+    def register(self, request: Request) -> None:
+        """Offer the request's full blocks of known, scheduled tokens to all who come later.
+
+        May be called as soon as the step that fills a block is scheduled: the device runs steps
+        in order and within a step each layer writes before it attends, so whoever reads the
+        block, in the same step or later, reads it filled.
+        """
+        num_blocks = min(request.num_known_tokens, request.num_cached_tokens) // self.block_size
+        if self.enable_prefix_caching and num_blocks > request.num_registered_blocks:
+            self._index.register(request, num_blocks)
+
+    def distrust(self, request: Request) -> None:
+        """Let nobody find the blocks of the request's tokens again: they may hold NaN.
+
+        That goes for a prefix that it found, too: whoever filled it may not have been read yet, or
+        have ended before it was, and one bad block would fail all that ever find it. Who holds such
+        blocks keeps them, and fails by itself if they are bad. The price is that they are computed
+        once more.
+
+        To be called before the request's own blocks are freed.
+        """
+        for block in self._index.remove_chain(request):
+            if self._num_holders[block] == 0:
+                del self._cached[block]
+                self._free.append(block)
+
+    def invalidate(self) -> None:
+        """Forget all cached content: the weights have changed or the device cache is gone.
+
+        Held blocks stay held, and their requests go on with what is in them, but no other request
+        will find them, nor any block that these requests fill later.
+        """
+        self._index.invalidate()
+        self._free.extend(reversed(self._cached))
+        self._cached.clear()
+
+    def check_invariants(self, holders: Iterable[list[int]]) -> None:
+        """Raise RuntimeError unless every block is accounted for exactly once.
+
+        Args:
+            holders: the block tables of all who hold blocks.
+        """
+        counts = Counter(block for table in holders for block in table)
+        held = [block for block in range(self.num_blocks) if self._num_holders[block]]
+        if counts != Counter({block: self._num_holders[block] for block in held}):
+            raise RuntimeError("block pool: reference counts differ from the number of holders")
+        accounted = sorted([*self._free, *self._cached, *held])
+        if accounted != list(range(1, self.num_blocks)):
+            raise RuntimeError("block pool: free + cached + held blocks differ from the total")
+        if any(block in self._index for block in self._free):
+            raise RuntimeError("block pool: a free block is indexed")
+        if any(block not in self._index for block in self._cached):
+            raise RuntimeError("block pool: a cached block is not indexed")
+        self._index.check_invariants()
+
+    def _look_up(self, request: Request) -> list[int]:
+        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
+            return self._index.find(request, 0)
+        return self._index.find(request, (request.num_known_tokens - 1) // self.block_size)

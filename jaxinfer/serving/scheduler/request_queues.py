@@ -1,0 +1,193 @@
+"""Where each request stands and what it holds: queue position, slot, blocks, host blocks."""
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from jaxinfer.serving.requests.request import Rank, Request, RequestStatus
+from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.ranked_queue import RankedQueue
+from jaxinfer.serving.scheduler.swap_space import SwapSpace
+
+
+class RequestQueues:
+    """The waiting and the running requests, each by rank: by priority, then by arrival.
+
+    Among requests of the same priority all running ones are older than all that wait.
+
+    Every change of status goes through here, so that a status always comes with exactly the
+    holdings that belong to it.
+
+    Args:
+        pool: the device's blocks.
+        swap_space: host blocks for preempted requests; an empty one means recomputation.
+        max_num_seqs: number of slots.
+    """
+
+    def __init__(self, pool: BlockPool, swap_space: SwapSpace, max_num_seqs: int) -> None:
+        self.pool = pool
+        self.swap_space = swap_space
+        self.max_num_seqs = max_num_seqs
+        self.waiting: RankedQueue[Request] = RankedQueue()
+        self.running: OrderedDict[str, Request] = OrderedDict()
+        self.parked: dict[str, Request] = {}
+        """Requests that wait and are not to be admitted; in no order."""
+        self.free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._num_added = 0
+        self._parks_others = False
+
+    def get(self, request_id: str) -> Request | None:
+        """The unfinished request of that id."""
+        holders = (self.running, self.waiting, self.parked)
+        found = (held.get(request_id) for held in holders)
+        return next((request for request in found if request is not None), None)
+
+    def unfinished(self) -> list[Request]:
+        """All requests, by rank."""
+        found = [*self.running.values(), *self.waiting, *self.parked.values()]
+        return sorted(found, key=_rank)
+
+    def add(self, request: Request) -> None:
+        """Enqueue a new request behind all others of its priority."""
+        request.sequence_number = self._num_added
+        self._num_added += 1
+        if self._parks_others:
+            self.parked[request.request_id] = request
+        else:
+            self._wait(request)
+
+    def park_all_but(self, kept: Collection[str] | None) -> None:
+        """Let only these of the waiting requests be admitted, and none that comes; None lets all.
+
+        Those that run go on: preempt them first if they are to wait too.
+        """
+        everyone = [*self.waiting, *self.parked.values()]
+        self._parks_others = kept is not None
+        self.waiting, self.parked = RankedQueue(), {}
+        for request in everyone:
+            if kept is None or request.request_id in kept:
+                self._wait(request)
+            else:
+                self.parked[request.request_id] = request
+
+    def admit(self, request: Request) -> None:
+        """Give the first waiting request, which has its blocks already, a free slot."""
+        self.waiting.remove(request.request_id)
+        overtakes = bool(self.running) and next(reversed(self.running.values())).rank > request.rank
+        self.running[request.request_id] = request
+        if overtakes:
+            by_rank = sorted(self.running.values(), key=_rank)
+            self.running = OrderedDict((each.request_id, each) for each in by_rank)
+        request.status = RequestStatus.RUNNING
+        request.slot = self.free_slots.pop()
+        request.num_admissions += 1
+
+    def preempt(self, request: Request) -> None:
+        """Take all blocks from a running request, which waits at the place that its rank gives it.
+
+        Its blocks go to the swap space if there is room for all of them; otherwise they are
+        computed again when it resumes.
+        """
+        request.num_preemptions += 1
+        num_cached_tokens = request.num_cached_tokens
+        # What only waits for its last tokens to be read needs its blocks no more.
+        swapped = request.num_pending_tokens > 0 and self.swap_space.take(
+            request, self.pool.blocks_for(num_cached_tokens)
+        )
+        self.requeue(request)
+        if swapped:
+            request.status = RequestStatus.SWAPPED
+            request.num_cached_tokens = num_cached_tokens
+
+    def requeue(self, request: Request) -> None:
+        """Have a running request wait again, at the place of its rank, with nothing cached."""
+        self._take_off(request)
+        request.status = RequestStatus.WAITING
+        self._wait(request)
+
+    def drop_host_blocks(self, request: Request) -> None:
+        """Make a swapped request an ordinary waiting one that is computed again."""
+        self.swap_space.discard(request)
+        request.status = RequestStatus.WAITING
+        request.num_cached_tokens = 0
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, whatever its status, and free all that it holds."""
+        if request.status is RequestStatus.RUNNING:
+            self._take_off(request)
+        else:
+            if request.request_id in self.waiting:
+                self.waiting.remove(request.request_id)
+            else:
+                del self.parked[request.request_id]
+            self.swap_space.discard(request)
+        request.status = RequestStatus.FINISHED
+
+    def check_invariants(self) -> None:
+        """Raise RuntimeError unless every block, slot and queue position is accounted for."""
+        running, waiting = list(self.running.values()), list(self.waiting)
+        parked = list(self.parked.values())
+        self.pool.check_invariants([request.block_table for request in running])
+        self.swap_space.check_invariants([r.host_blocks for r in waiting + parked])
+        slots = [-1 if request.slot is None else request.slot for request in running]
+        if sorted([*slots, *self.free_slots]) != list(range(self.max_num_seqs)):
+            raise RuntimeError("free + held slots differ from max_num_seqs")
+        if running != sorted(running, key=_rank):
+            raise RuntimeError("the running requests are not in order of rank")
+        if waiting and waiting[0] is not self.waiting.first():
+            raise RuntimeError("the first of the waiting requests is not of the lowest rank")
+        _check_overtaking(running, waiting)
+        _check_counts(running + waiting + parked)
+        _check_holdings(running + waiting + parked)
+
+    def _wait(self, request: Request) -> None:
+        self.waiting.add(request.request_id, request.rank, request)
+
+    def _take_off(self, request: Request) -> None:
+        del self.running[request.request_id]
+        self.pool.free(request.block_table)
+        request.block_table = []
+        request.num_registered_blocks = 0
+        request.num_cached_tokens = 0
+        request.last_token_on_device = False
+        if request.slot is not None:
+            self.free_slots.append(request.slot)
+            request.slot = None
+
+
+def _rank(request: Request) -> Rank:
+    return request.rank
+
+
+def _check_overtaking(running: list[Request], waiting: list[Request]) -> None:
+    """What waits has nothing of a higher rank before it but what ran when it came."""
+    for late in running:
+        for request in waiting:
+            if request.rank < late.rank and request.sequence_number < late.sequence_number:
+                raise RuntimeError("a request was overtaken")
+
+
+def _check_counts(requests: list[Request]) -> None:
+    for request in requests:
+        name = f"request {request.request_id!r}"
+        num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if request.num_tokens != num_known + request.num_in_flight_tokens:
+            raise RuntimeError(f"{name}: token counts disagree")
+        if not 0 <= request.num_cached_tokens <= min(request.num_tokens, request.max_cached_tokens):
+            raise RuntimeError(f"{name}: more tokens cached than it has")
+        if request.num_tokens > request.max_num_tokens:
+            raise RuntimeError(f"{name}: longer than allowed")
+
+
+def _check_holdings(requests: list[Request]) -> None:
+    expected = {
+        RequestStatus.WAITING: (False, False, False),
+        RequestStatus.SWAPPED: (False, False, True),
+        RequestStatus.RUNNING: (True, True, False),
+    }
+    for request in requests:
+        holds = (request.slot is not None, bool(request.block_table), bool(request.host_blocks))
+        if holds != expected.get(request.status):
+            raise RuntimeError(
+                f"request {request.request_id!r} is {request.status} "
+                f"and holds (slot, blocks, host blocks) {holds}"
+            )

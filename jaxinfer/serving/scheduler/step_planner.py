@@ -1,0 +1,193 @@
+"""Fills one step: which requests run, with how many tokens, and who makes room for whom."""
+
+from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.scheduler.request_queues import RequestQueues
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+
+
+class StepPlanner:
+    """Plans steps over the queues, by rank: by priority, then first come first served.
+
+    At most one running request is partly prefilled, because a prompt that does not finish takes
+    what the decodes leave of the token budget, and then nothing is admitted. So each running
+    request always gets at least one token. Where all have the same priority, the partial prompt
+    is the newest.
+
+    Args:
+        queues: the requests, their slots and blocks.
+        max_num_batched_tokens: tokens in a step at most, at least the number of slots.
+        max_model_len: no sequence is longer; a multi-step decode never writes beyond the last block
+            of it.
+    """
+
+    def __init__(
+        self, queues: RequestQueues, max_num_batched_tokens: int, max_model_len: int
+    ) -> None:
+        self.queues = queues
+        self.pool = queues.pool
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._table_capacity = self.pool.blocks_for(max_model_len) * self.pool.block_size
+        self._held_up: tuple[Request, int] | None = None
+
+    def plan_step(self) -> Schedule | None:
+        """Plan one token for each decode and as many prompt tokens as fit; None if nothing can."""
+        schedule = Schedule(rows=[], is_decode=True)
+        all_placed = self._place_running(schedule)
+        if all_placed and self.queues.waiting:
+            self._admit_waiting(schedule)
+        if not schedule.rows:
+            return None
+        schedule.swap_out = self.queues.swap_space.pop_copies_out()
+        return schedule
+
+    def plan_multi_step(self, num_steps: int) -> Schedule | None:
+        """Plan `num_steps` decode steps at once for all running requests.
+
+        Returns:
+            None if somebody waits, a row is no decode or samples late, blocks are not all
+            free, the block table could not hold a row's last token, or no row could keep that many
+            tokens.
+        """
+        if self.queues.waiting:
+            return None
+        schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
+        missing: list[int] = []
+        longest = 0
+        for request in self.queues.running.values():
+            pending = request.num_pending_tokens
+            if pending == 0:
+                continue
+            start = request.num_cached_tokens
+            end = start + num_steps
+            if pending > 1 or not request.last_token_on_device or end > self._table_capacity:
+                return None
+            if request.samples_late:
+                return None
+            num_new = min(num_steps, request.max_num_tokens - request.num_tokens)
+            longest = max(longest, num_new)
+            schedule.rows.append(ScheduledRow(request, start, 1, True, num_new))
+            missing.append(self._num_missing_blocks(request, end))
+        if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
+            return None
+        for row, count in zip(schedule.rows, missing, strict=True):
+            if count:
+                row.request.block_table += self.pool.allocate(count)
+            self._advance(row.request, row.num_new_tokens, row.num_new_tokens)
+        schedule.num_tokens = len(schedule.rows)
+        return schedule
+
+    def _place_running(self, schedule: Schedule) -> bool:
+        """Give running requests their tokens; whether all of them got some."""
+        rows = schedule.rows
+        block_size = self.pool.block_size
+        for request in list(self.queues.running.values()):
+            start = request.num_cached_tokens
+            end = start + 1
+            if (
+                end == request.num_tokens <= request.max_cached_tokens
+                and request.last_token_on_device
+                and start % block_size
+                and (end % block_size or request.num_in_flight_tokens)
+            ):
+                # A decode within a block, which is nearly all there is: no block to take, and none
+                # to offer, for the host does not know the token that fills it if one is in flight.
+                request.num_cached_tokens = end
+                request.num_tokens = end + 1
+                request.num_in_flight_tokens += 1
+                rows.append(ScheduledRow(request, start, 1, True, 1))
+                schedule.num_tokens += 1
+            elif not self._place_or_make_room(request, schedule):
+                return False
+        return True
+
+    def _place_or_make_room(self, request: Request, schedule: Schedule) -> bool:
+        """Place a running request, preempting ones of higher rank for its blocks if it must."""
+        if request.status is not RequestStatus.RUNNING:
+            return False
+        pending = request.num_pending_tokens
+        if pending == 0:
+            return True
+        count = pending
+        if pending > 1:
+            count = min(pending, self._budget_left_by_others(request, schedule))
+        missing = self._num_missing_blocks(request, request.num_cached_tokens + count)
+        while missing > self.pool.num_free_blocks:
+            last = next(reversed(self.queues.running.values()))
+            if last is request:
+                return False
+            self.queues.preempt(last)
+            schedule.preempted.append(last)
+        self._place(request, count, schedule)
+        return True
+
+    def _budget_left_by_others(self, request: Request, schedule: Schedule) -> int:
+        """Tokens for a partial prompt: what is left but for one for each decode behind it."""
+        num_behind = 0
+        for other in reversed(self.queues.running.values()):
+            if other is request:
+                break
+            num_behind += other.num_pending_tokens > 0
+        return self.max_num_batched_tokens - schedule.num_tokens - num_behind
+
+    def _place(self, request: Request, count: int, schedule: Schedule) -> None:
+        """Add a row of `count` tokens; the blocks it misses are available."""
+        start = request.num_cached_tokens
+        self._extend_table(request, start + count)
+        samples = start + count == request.num_tokens and not request.prefill_only
+        if not (samples and count == 1 and request.last_token_on_device):
+            schedule.is_decode = False
+        self._advance(request, count, int(samples))
+        if samples:
+            request.last_token_on_device = True
+        schedule.rows.append(ScheduledRow(request, start, count, samples, int(samples)))
+        schedule.num_tokens += count
+
+    def _admit_waiting(self, schedule: Schedule) -> None:
+        """Admit waiting requests, lowest rank first, while slots, budget and blocks last."""
+        while self.queues.waiting and self.queues.free_slots:
+            budget = self.max_num_batched_tokens - schedule.num_tokens
+            request = self.queues.waiting.first()
+            # Tokens in flight of a preempted request must be known before it can be fed again.
+            if budget == 0 or request.num_in_flight_tokens or not self._claim(request, schedule):
+                return
+            self.queues.admit(request)
+            self._place(request, min(request.num_pending_tokens, budget), schedule)
+
+    def _claim(self, request: Request, schedule: Schedule) -> bool:
+        """Give a waiting request the blocks of its cached tokens if all of it would fit now."""
+        # Until somebody frees blocks, trying again is a waste of lookups.
+        if self._held_up == (request, self.pool.num_frees):
+            return False
+        num_blocks = self.pool.blocks_for(min(request.num_tokens, request.max_cached_tokens))
+        swapped = request.status is RequestStatus.SWAPPED
+        prefix = [] if swapped else self.pool.find_prefix(request)
+        if num_blocks - len(prefix) > self.pool.num_available_beside(prefix):
+            self._held_up = (request, self.pool.num_frees)
+            return False
+        if swapped:
+            request.block_table = self.pool.allocate(len(request.host_blocks))
+            schedule.swap_in += zip(request.block_table, request.host_blocks, strict=True)
+            self.queues.swap_space.release(request)
+            return True
+        self.pool.share(prefix)
+        request.block_table = prefix
+        request.num_registered_blocks = len(prefix)
+        request.num_cached_tokens = len(prefix) * self.pool.block_size
+        if request.num_admissions == 0:
+            request.num_prefix_cached_tokens = request.num_cached_tokens
+        return True
+
+    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
+        """Blocks that the request lacks to hold `num_tokens` tokens."""
+        return max(0, self.pool.blocks_for(num_tokens) - len(request.block_table))
+
+    def _extend_table(self, request: Request, num_tokens: int) -> None:
+        request.block_table += self.pool.allocate(self._num_missing_blocks(request, num_tokens))
+
+    def _advance(self, request: Request, num_fed: int, num_new: int) -> None:
+        """Count tokens as cached and sampled from here on, and offer the blocks they fill."""
+        request.num_cached_tokens += num_fed
+        request.num_tokens += num_new
+        request.num_in_flight_tokens += num_new
+        if request.num_cached_tokens // self.pool.block_size > request.num_registered_blocks:
+            self.pool.register(request)

@@ -1,0 +1,1 @@
+"""What the host keeps for the slot of each running sequence."""

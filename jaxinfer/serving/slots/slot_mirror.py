@@ -1,0 +1,105 @@
+"""A host copy of each running sequence's block table and sampling row, extended, never rebuilt.
+
+A decode step of many long sequences would spend its time turning Python lists into arrays. Tables
+only grow while a request keeps running, so a row of NumPy memory per slot is brought up to date by
+the blocks that are new, and a batch is one fancy index.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.sampling.layout import MODES
+from jaxinfer.serving.slots.row_sampling import RowSampling, prepare_row
+
+
+class SlotMirror:
+    """One row per slot; row `num_slots` stands for padding and for rows that do not sample.
+
+    Args:
+        num_slots: max_num_seqs.
+        width: blocks of the longest table.
+        prepare: turns a request into what its sampling takes at each step (`prepare_row`).
+
+    Attributes:
+        tables: int32 ``[num_slots + 1, width]``; entries past a table's length are stale or 0,
+            and always valid block ids.
+        scalars: int32 ``[num_slots + 1, columns]`` as `SamplingArrays.scalars`, position unset.
+        levels: ``[num_slots + 1]`` index in `MODES` of the mode that the slot's row needs.
+        sampling: of each slot's holder; the last entry is what nobody's row is sampled by.
+    """
+
+    def __init__(
+        self, num_slots: int, width: int, prepare: Callable[[Request], RowSampling]
+    ) -> None:
+        self.num_slots = num_slots
+        self._prepare = prepare
+        self.tables = np.zeros((num_slots + 1, width), np.int32)
+        nobody = prepare_row(
+            SamplingParams(temperature=0.0), seed=0, vocab_size=1, prompt_token_ids=[]
+        )
+        self.sampling = [nobody] * (num_slots + 1)
+        self.scalars = np.repeat(nobody.scalars[None], num_slots + 1, axis=0)
+        self.levels = np.zeros(num_slots + 1, np.int8)
+        self._holders: list[Request | None] = [None] * num_slots
+        self._admissions = [0] * num_slots
+        self._lengths = [0] * num_slots
+        # Requests whose mode gets cheaper once min_tokens are out.
+        self._changing = [False] * num_slots
+        self._new_holders: dict[int, Request] = {}
+
+    def clear(self) -> None:
+        """Forget every slot, after the cache was rebuilt."""
+        self.tables[:] = 0
+        self._holders = [None] * self.num_slots
+        self._new_holders.clear()
+
+    def take_new_holders(self) -> dict[int, Request]:
+        """Requests by slot that have come to hold it since the last call."""
+        taken, self._new_holders = self._new_holders, {}
+        return taken
+
+    def update(self, request: Request, position: int) -> int:
+        """Bring a running request's row up to date and return its slot.
+
+        Args:
+            request: holds a slot.
+            position: of the token that it samples next, if it does.
+
+        Raises:
+            ValueError: it is not running, or its sampling parameters can't be prepared.
+        """
+        slot = request.slot
+        if slot is None:
+            raise ValueError(f"request {request.request_id!r} holds no slot: it is not running")
+        if self._holders[slot] is not request or self._admissions[slot] != request.num_admissions:
+            self._load(slot, request)
+        table = request.block_table
+        known = self._lengths[slot]
+        if len(table) != known:
+            self.tables[slot, known : len(table)] = table[known:]
+            self._lengths[slot] = len(table)
+        if self._changing[slot]:
+            self._set_level(slot, position - request.num_prompt_tokens)
+        return slot
+
+    def blocks(self, slots: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
+        """`tables[slots, ordinals]`, int32 ``[N]`` like the arguments."""
+        # One index instead of two: three times as fast for the tokens of a large prefill.
+        return self.tables.ravel().take(slots * self.tables.shape[1] + ordinals)
+
+    def _load(self, slot: int, request: Request) -> None:
+        self._holders[slot] = None  # what follows may raise half-way
+        self.sampling[slot] = self._prepare(request)
+        self.scalars[slot] = self.sampling[slot].scalars
+        self._admissions[slot] = request.num_admissions
+        self._lengths[slot] = 0
+        self._changing[slot] = request.params.min_tokens > 0
+        self._set_level(slot, 0)
+        self._holders[slot] = request
+        self._new_holders[slot] = request
+
+    def _set_level(self, slot: int, num_output_tokens: int) -> None:
+        self.levels[slot] = MODES.index(self.sampling[slot].mode(num_output_tokens))

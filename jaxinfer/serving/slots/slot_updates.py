@@ -1,0 +1,86 @@
+"""What the device must be told of slots before their rows are sampled: edits, tokens so far."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.sampling.layout import EDIT_WIDTH, LogitEdits
+from jaxinfer.serving.slots.row_edits import RowEdits
+
+SLOTS_AN_UPDATE = 8
+"""Slots that one update names at most."""
+
+TOKENS_AN_UPDATE = 2048
+"""Tokens that one update counts at most."""
+
+
+class EditsUpdate(NamedTuple):
+    """Arguments of `slot_state.set_edits`: int32 slots ``[N]`` and the edits they get."""
+
+    slots: np.ndarray
+    edits: LogitEdits
+
+
+class CountsUpdate(NamedTuple):
+    """Arguments of `slot_state.count_tokens`: int32 ``[N]`` and ``[3, T]``."""
+
+    cleared: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class SlotUpdates:
+    """Makes updates of fixed sizes, filled up with a slot that does not exist.
+
+    Args:
+        num_slots: of the device's state.
+        vocab_size: V.
+    """
+
+    num_slots: int
+    vocab_size: int
+
+    def edits(self, rows: Iterable[tuple[int, RowEdits, frozenset[int]]]) -> Iterator[EditsUpdate]:
+        """Updates that give slots these edits, with the tokens that are banned for now."""
+        for batch in itertools.batched(rows, SLOTS_AN_UPDATE):
+            slots = self._nowhere(SLOTS_AN_UPDATE)
+            edits = LogitEdits(
+                np.full((SLOTS_AN_UPDATE, EDIT_WIDTH), -1, np.int32),
+                np.zeros((SLOTS_AN_UPDATE, EDIT_WIDTH), np.float32),
+                np.zeros((SLOTS_AN_UPDATE, EDIT_WIDTH), np.int32),
+                np.full((SLOTS_AN_UPDATE, -(-self.vocab_size // 32)), -1, np.int32),
+            )
+            for i, (slot, row, banned) in enumerate(batch):
+                slots[i] = slot
+                row.write(LogitEdits(*(array[i] for array in edits)), banned)
+            yield EditsUpdate(slots, edits)
+
+    def counts(self, holders: Iterable[tuple[int, Request]]) -> Iterator[CountsUpdate]:
+        """Updates that count all known tokens of new holders, and no others, in their slots."""
+        for batch in itertools.batched(holders, SLOTS_AN_UPDATE):
+            cleared = self._nowhere(SLOTS_AN_UPDATE)
+            cleared[: len(batch)] = [slot for slot, _ in batch]
+            tokens = np.concatenate([_known_tokens(*each) for each in batch], axis=1)
+            for start in range(0, tokens.shape[1], TOKENS_AN_UPDATE):
+                part = np.zeros((3, TOKENS_AN_UPDATE), np.int32)
+                part[0] = self.num_slots
+                some = tokens[:, start : start + TOKENS_AN_UPDATE]
+                part[:, : some.shape[1]] = some
+                yield CountsUpdate(cleared, part)
+                cleared = self._nowhere(SLOTS_AN_UPDATE)
+
+    def _nowhere(self, count: int) -> np.ndarray:
+        return np.full(count, self.num_slots, np.int32)
+
+
+def _known_tokens(slot: int, request: Request) -> np.ndarray:
+    """int32 ``[3, n]``: the slot, prompt and read output, and whether a token was generated."""
+    prompt = np.frombuffer(request.packed_prompt, np.int32)
+    output: Sequence[int] = request.output_token_ids
+    tokens = np.concatenate([prompt, np.asarray(output, np.int32)])
+    generated = np.arange(len(tokens)) >= len(prompt)
+    return np.stack([np.full_like(tokens, slot), tokens, generated.astype(np.int32)])

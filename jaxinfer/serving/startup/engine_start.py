@@ -1,0 +1,142 @@
+"""Builds one engine on its devices: runner, scheduler and loop, not compiled yet."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.compile.lowering import Lowering
+from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.runner.device_params import describe_params, place_params
+from jaxinfer.serving.runner.runner import Runner
+from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.startup.plan import plan_engine
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What every engine of a model is built from, whatever its devices.
+
+    Attributes:
+        model_config: the model's shape.
+        config: sizes and wishes.
+        rules: how an engine's devices share the model.
+        eos_token_ids: tokens that end an answer.
+        tokenizer: None for token ids only.
+        logits_processor: see `check_logits_processor`.
+        sampler: see `check_sampler`.
+        fewest: from this process's number of KV blocks to that of all processes.
+    """
+
+    model_config: ModelConfig
+    config: EngineConfig
+    rules: ShardingRules
+    eos_token_ids: Sequence[int] = ()
+    tokenizer: Tokenizer | None = None
+    logits_processor: LogitsProcessor | None = None
+    sampler: CustomSampler | None = None
+    fewest: Callable[[int], int] = int
+
+
+def start_engine(
+    setup: EngineSetup,
+    params: Mapping[str, Any],
+    mesh: Mesh,
+    *,
+    lowering: Lowering | None = None,
+    devices: Sequence[Any] | None = None,
+) -> StartedEngine:
+    """Build an engine on a mesh.
+
+    Args:
+        setup: the model and the wishes.
+        params: the parameter tree; arrays that are placed already are used without a copy.
+        mesh: the engine's devices.
+        lowering: what it shares with other replicas of the model.
+        devices: those of all replicas, which bound the KV blocks.
+
+    Raises:
+        CapacityError: the KV cache can't hold one full-length request.
+        ValueError: arguments contradict each other, or the devices can't do what is asked.
+    """
+    config = setup.config
+    runner = start_runner(setup, params, mesh, lowering=lowering, devices=devices)
+    scheduler = Scheduler(
+        BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        eos_token_ids=setup.eos_token_ids,
+        preemption_mode=config.preemption_mode,
+        num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
+    )
+    engine = Engine(
+        runner,
+        scheduler,
+        setup.tokenizer,
+        seed=config.seed,
+        multi_step_steps=runner.multi_step_steps,
+    )
+    return StartedEngine(engine, runner, scheduler)
+
+
+def start_runner(
+    setup: EngineSetup,
+    params: Mapping[str, Any],
+    mesh: Mesh,
+    *,
+    lowering: Lowering | None = None,
+    devices: Sequence[Any] | None = None,
+) -> Runner:
+    """Place the parameters, plan the engine around them, and take the devices.
+
+    Arguments and errors as of `start_engine`.
+    """
+    wanted = describe_params(params, setup.model_config, mesh, setup.rules)
+    placed = place_params(params, wanted)
+    plan = plan_engine(
+        wanted,
+        setup.model_config,
+        setup.config,
+        mesh,
+        setup.rules,
+        logits_processor=setup.logits_processor,
+        sampler=setup.sampler,
+        fewest=setup.fewest,
+        lowering=lowering,
+        devices=devices,
+    )
+    return Runner(
+        placed,
+        plan,
+        setup.config,
+        eos_token_ids=setup.eos_token_ids,
+        tokenizer=setup.tokenizer,
+    )
+
+
+def compile_ahead(started: Sequence[StartedEngine]) -> None:
+    """Compile what is wanted before the first request."""
+    for each in started:
+        if each.runner.compiles_ahead:
+            each.runner.compile_all()
+
+
+@contextlib.contextmanager
+def closing_on_failure(started: Sequence[StartedEngine]) -> Iterator[None]:
+    """Free the device memory if the block raises."""
+    try:
+        yield
+    except BaseException:
+        for each in started:
+            each.runner.close()
+        raise

@@ -1,0 +1,429 @@
+"""Start-up: from engine arguments to a model on its devices, ready for the first request."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import CapacityError, ModelLoadError
+from jaxinfer.model.checkpoint.hub import resolve_model
+from jaxinfer.model.checkpoint.weights import load_params
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.generation_config import GenerationConfig
+from jaxinfer.model.sharding import (
+    ShardingRules,
+    check_divisible,
+    make_mesh,
+    spans_processes,
+    tensor_parallel_size,
+)
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.progress import ProgressBar
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.compile.compile_cache import persistent_cache
+from jaxinfer.serving.engine.request_engine import RequestEngine
+from jaxinfer.serving.processes.description import (
+    describe_engine,
+    describe_environment,
+    describe_model,
+)
+from jaxinfer.serving.processes.engines import FollowingEngine, LeadingEngine
+from jaxinfer.serving.processes.group import ProcessGroup
+from jaxinfer.serving.processes.meeting import meet
+from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
+from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.requests.prompts import PromptReader
+from jaxinfer.serving.sampling.sampler import (
+    CustomSampler,
+    LogitsProcessor,
+    check_logits_processor,
+    check_sampler,
+)
+from jaxinfer.serving.startup.engine_start import (
+    EngineSetup,
+    closing_on_failure,
+    compile_ahead,
+    start_engine,
+)
+from jaxinfer.serving.startup.model_files import (
+    read_generation_config,
+    read_model_config,
+    read_tokenizer,
+    usable_eos_token_ids,
+)
+from jaxinfer.serving.startup.plan import choose_attention
+from jaxinfer.serving.startup.replica_start import group_replicas, start_replicas
+from jaxinfer.startup_report import StartupReport, StartUpTimes
+
+_UNUSED_SWAP_SPACE = (
+    'swap_space does nothing: preempted requests are computed again; write preemption_mode="swap" '
+    "to have their KV blocks kept in host memory instead"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """What the caller brought along instead of, or beside, a model directory.
+
+    Attributes:
+        params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
+        model_config: goes with `params`.
+        tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
+        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
+        rules: how the devices share the model.
+        logits_processor: see `check_logits_processor`.
+        sampler: see `check_sampler`.
+    """
+
+    params: Mapping[str, Any] | None = None
+    model_config: ModelConfig | None = None
+    tokenizer: Tokenizer | None = None
+    mesh: Mesh | None = None
+    rules: ShardingRules = dataclasses.field(default_factory=ShardingRules)
+    logits_processor: LogitsProcessor | None = None
+    sampler: CustomSampler | None = None
+
+
+def check_given(model: Any, params: Any, config: Any, mesh: Any, rules: Any) -> None:
+    """Check an engine's arguments that are more than text and numbers.
+
+    Raises:
+        TypeError: one has the wrong type; names it.
+        ValueError: two contradict each other.
+    """
+    for name, value, kind, hint in (
+        ("params", params, Mapping, "; a directory is given as model"),
+        ("config", config, ModelConfig, "; ModelConfig.from_directory(...) reads one"),
+        ("mesh", mesh, Mesh, "; jaxinfer.make_mesh(...) makes one"),
+        ("rules", rules, ShardingRules, ""),
+    ):
+        if value is not None and not isinstance(value, kind):
+            wanted, given = kind.__name__, type(value).__name__
+            raise TypeError(f"{name} must be a {wanted}, got {given}{hint}")
+    if params is not None and model is not None:
+        raise ValueError("give either model or params, not both")
+    if (params is None) != (config is None):
+        raise ValueError("params and config go together: give both or neither")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedEngine:
+    """A running engine and what its callers need beside it.
+
+    Attributes:
+        engine: one engine, or a group of replicas.
+        follower: what does as process 0 says, in processes that take no requests; else None.
+        replicas: its parts, one or several.
+        report: what to tell of all of them.
+        reader: checks prompts for it.
+        model_config: the model's shape.
+        tokenizer: None for token ids only.
+        generation: what the model's authors recommend for sampling.
+        default_params: for calls that give none.
+        start_up: where the time of the start went.
+    """
+
+    engine: RequestEngine
+    follower: FollowingEngine | None
+    replicas: tuple[StartedEngine, ...]
+    report: StartupReport
+    reader: PromptReader
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    generation: GenerationConfig
+    default_params: SamplingParams
+    start_up: StartUpTimes
+
+
+def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
+    """Load a model, allocate its cache, compile its steps; on several processes in step.
+
+    Raises:
+        ModelLoadError: the model can't be read; one line that names the file.
+        CapacityError: the KV cache can't hold one full-length request.
+        ValueError: arguments contradict each other, or the devices can't do what is asked.
+        DistributedError: the processes differ, or another one failed.
+    """
+    mesh = source.mesh or _mesh_of(source.params)
+    group = meet() if mesh is None or spans_processes(mesh) else None
+    if group is None:
+        return _load(config, source, None)
+    try:
+        with group.reporting_failures():
+            group.require_same(describe_environment())
+            return _load(config, source, group)
+    except BaseException:
+        group.close()
+        raise
+
+
+def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None) -> LoadedEngine:
+    start = time.perf_counter()
+    directory = None
+    if source.params is None:
+        directory = resolve_model(config.model, config.revision)
+    model_config = read_model_config(directory, source.model_config, config)
+    if config.swap_space and config.preemption_mode != "swap":
+        say(config, _UNUSED_SWAP_SPACE)
+    if source.logits_processor is not None:
+        check_logits_processor(source.logits_processor, vocab_size=model_config.vocab_size)
+    if source.sampler is not None:
+        check_sampler(source.sampler, vocab_size=model_config.vocab_size)
+    tokenizer = source.tokenizer or read_tokenizer(directory, config)
+    generation = read_generation_config(directory, tokenizer)
+    eos_token_ids = usable_eos_token_ids(
+        model_config, generation.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
+    )
+    if config.generation_config == "vllm":
+        generation = GenerationConfig()
+    default_params = default_sampling_params(generation)
+    mesh = choose_mesh(config, source)
+    meshes = split_mesh(mesh, source.rules)
+    config = dataclasses.replace(config, data_parallel_size=len(meshes))
+    if group is not None and len(meshes) > 1:
+        raise ValueError(
+            f"data_parallel_size is {len(meshes)}, but replicas run in one process and here are "
+            f"{group.num_processes}; raise tensor_parallel_size, or start an engine for each host"
+        )
+    check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
+    say(config, _announce_devices(mesh, group))
+    if group is not None:
+        hooks = {"logits_processor": source.logits_processor, "sampler": source.sampler}
+        group.require_same(describe_engine(config, model_config, mesh, source.rules))
+        group.require_same(
+            describe_model(directory, source.params, tokenizer, eos_token_ids, hooks)
+        )
+        config = _on_this_process(config, group, mesh)
+    if source.params is not None and config.dtype != "auto":
+        _check_dtype(source.params, config.dtype)
+    setup = EngineSetup(
+        model_config,
+        config,
+        source.rules,
+        eos_token_ids,
+        tokenizer,
+        source.logits_processor,
+        source.sampler,
+        fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
+    )
+    # One block for all that compiles: what checks the weights does, too, and some programs go on
+    # doing so from one step to the next.
+    with persistent_cache(config.compilation_cache_dir):
+        with _memory_errors_explained():
+            params = source.params or {}
+            if directory is not None:
+                params = _load_weights(directory, model_config, config, mesh, source.rules)
+            load_s = time.perf_counter() - start
+            if len(meshes) == 1:
+                started = [start_engine(setup, params, mesh)]
+            else:
+                started = start_replicas(setup, params, meshes)
+        runner = started[0].runner
+        report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
+        say(config, str(report))
+        with closing_on_failure(started):  # also Ctrl-C while compiling
+            compile_ahead(started)
+            if group is not None:
+                group.agree("ready", True)
+    engine, follower = _engine_of_processes(started, config, group)
+    return LoadedEngine(
+        engine,
+        follower,
+        tuple(started),
+        report,
+        PromptReader(
+            tokenizer,
+            model_config.vocab_size,
+            runner.max_model_len,
+            config.count_logprobs(model_config.vocab_size),
+        ),
+        model_config,
+        tokenizer,
+        generation,
+        default_params,
+        runner.start_up_times(load_s),
+    )
+
+
+def default_sampling_params(generation: GenerationConfig) -> SamplingParams:
+    """`SamplingParams()` with what `generation_config.json` says in place of the defaults.
+
+    Raises:
+        ModelLoadError: the file holds a value that can't be sampled with; names file and field.
+    """
+    try:
+        return SamplingParams.from_generation_config(generation.values)
+    except (TypeError, ValueError) as error:
+        raise ModelLoadError(f"{generation.origin}: {error}") from None
+
+
+def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
+    """The caller's mesh, the one its parameters live on, or a new one; over all replicas.
+
+    Raises:
+        ValueError: it contradicts `tensor_parallel_size` or `data_parallel_size`, or there are too
+            few devices.
+    """
+    mesh = source.mesh or _mesh_of(source.params)
+    replicas, devices_each = config.data_parallel_size, config.tensor_parallel_size
+    if mesh is None:
+        devices = _devices_of(source.params)
+        if replicas == 1:
+            return make_mesh(devices_each, devices)
+        return make_replica_mesh(replicas, devices_each, devices)
+    _check_processes(mesh)
+    size = tensor_parallel_size(mesh, source.rules)
+    if devices_each not in (1, size):
+        raise ValueError(
+            f"tensor_parallel_size is {devices_each}, but the mesh has {size} "
+            "devices to split the model over; leave tensor_parallel_size out"
+        )
+    count = num_replicas(mesh, source.rules)
+    if count == 1:  # replicas take what they need from wherever it lies
+        _check_devices(source.params, mesh)
+    if replicas not in (1, count):
+        raise ValueError(
+            f"data_parallel_size is {replicas}, but the mesh has {count} along the axis "
+            f"{source.rules.data!r}, on which the sharding rules put replicas; leave "
+            "data_parallel_size out, or give a mesh with such an axis"
+        )
+    return mesh
+
+
+def _check_processes(mesh: Mesh) -> None:
+    """Raise unless a mesh of several processes has devices of all of them."""
+    missing = set(range(jax.process_count())) - {d.process_index for d in mesh.devices.flat}
+    if spans_processes(mesh) and missing:
+        names = ", ".join(map(str, sorted(missing)))
+        raise ValueError(
+            f"the mesh has devices of several processes, but none of process {names}; take some "
+            "of each, or of one process alone"
+        )
+
+
+def _check_devices(params: Any, mesh: Mesh) -> None:
+    """Raise if parameters are split over a mesh of other devices than the engine's."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
+            continue
+        if sharding.device_set != set(mesh.devices.flat):
+            name = ".".join(str(getattr(key, "key", key)) for key in path)
+            raise ValueError(
+                f"params[{name}] lies on {sharding.num_devices} devices, which are not the "
+                f"{mesh.devices.size} of mesh; leave mesh out, or move params to it "
+                "(jax.device_put)"
+            )
+
+
+def say(config: EngineConfig, text: str) -> None:
+    """Tell the user something about start-up, on stderr, unless they want silence."""
+    if config.show_progress:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _mesh_of(params: Any) -> Mesh | None:
+    """The mesh that a sharded tree lives on."""
+    for leaf in jax.tree.leaves(params):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return None
+
+
+def _devices_of(params: Any) -> list[Any] | None:
+    """The single device of an unsharded tree first, then its siblings."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            (first, *_) = leaf.devices()
+            others = [device for device in jax.devices(first.platform) if device != first]
+            return [first, *others]
+    return None
+
+
+def _engine_of_processes(
+    started: Sequence[StartedEngine], config: EngineConfig, group: ProcessGroup | None
+) -> tuple[RequestEngine, FollowingEngine | None]:
+    """What takes requests in this process, and what follows process 0 if that takes them."""
+    engine = started[0].engine
+    if len(started) > 1:
+        return group_replicas(started, config), None
+    if group is None:
+        return engine, None
+    if group.leads:
+        return LeadingEngine(engine, group, config.seed), None
+    return engine, FollowingEngine(engine, group)
+
+
+def _on_this_process(config: EngineConfig, group: ProcessGroup, mesh: Mesh) -> EngineConfig:
+    """The same, but for what only process 0 shows and what must not be found on one alone."""
+    platform = mesh.devices.flat[0].platform
+    return dataclasses.replace(
+        config,
+        show_progress=config.show_progress and group.leads,
+        # On a GPU, processes tune their kernels together: all of them must compile a program.
+        compilation_cache_dir=config.compilation_cache_dir if platform == "cpu" else "",
+    )
+
+
+def _announce_devices(mesh: Mesh, group: ProcessGroup | None) -> str:
+    devices = list(mesh.devices.flat)
+    platform, kind = devices[0].platform, devices[0].device_kind
+    text = f"Devices: {len(devices)} x {platform.upper()}" + (
+        f" ({kind})" if kind != platform else ""
+    )
+    if group is not None:
+        text += f" of {group.num_processes} processes, {len(mesh.local_devices)} of this one"
+        if not group.leads:
+            return f"Process {group.process_id} follows process 0. {text}"
+    if devices[0].platform == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
+        return f"{text}. No GPU found: running on the CPU (for one, install jaxinfer[cuda13])"
+    return text
+
+
+def _load_weights(
+    directory: pathlib.Path,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    mesh: Mesh,
+    rules: ShardingRules,
+) -> dict[str, Any]:
+    dtype = config.resolve_dtype(model_config.dtype, mesh.devices.flat[0].platform)
+    choose_attention(model_config, config, mesh, dtype)  # an impossible one must not wait for them
+    shown = config.show_progress
+    with ProgressBar(None, "Loading weights", enabled=shown, unit="B", unit_scale=True) as bar:
+        return load_params(directory, model_config, dtype, mesh, rules, bar.advance_to)
+
+
+@contextlib.contextmanager
+def _memory_errors_explained() -> Iterator[None]:
+    """XLA's out-of-memory errors as one line that says what helps."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        first = str(error).splitlines()[0]
+        settings = "num_kv_blocks or max_model_len"
+        if jax.default_backend() != "cpu":
+            settings = "gpu_memory_utilization or num_kv_blocks"
+        raise CapacityError(
+            "the device has too little memory for the weights and the KV cache; lower "
+            f"{settings}, raise tensor_parallel_size, or end other programs that use it ({first})"
+        ) from None
+
+
+def _check_dtype(params: Any, dtype: str) -> None:
+    for leaf in jax.tree.leaves(params):
+        if str(getattr(leaf, "dtype", dtype)) != dtype:
+            raise ValueError(
+                f"dtype is {dtype}, but params are {leaf.dtype}; cast them or leave dtype out"
+            )

@@ -1,0 +1,67 @@
+"""What a model's directory says beside its weights: shape, tokenizer, how to sample and to end."""
+
+from pathlib import Path
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.checkpoint.hub import resolve_model
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.generation_config import GenerationConfig
+from jaxinfer.model.hf_config import read_config_file
+from jaxinfer.model.hf_overrides import apply_overrides
+from jaxinfer.model.text.tokenizer import Tokenizer
+
+
+def read_model_config(
+    directory: Path | None, given: ModelConfig | None, config: EngineConfig
+) -> ModelConfig:
+    """The model's shape, from its config.json and `hf_overrides`, or as it was given.
+
+    Raises:
+        ModelLoadError: the file can't be read, or describes no model that can be run.
+        ValueError: arguments contradict it or each other.
+    """
+    if directory is None:
+        if config.hf_overrides is not None:
+            raise ValueError(
+                "hf_overrides changes a config.json, and params come without one; leave it out and "
+                "give config=ModelConfig(...) with the changed fields"
+            )
+        if given is None:
+            raise ValueError("params need config=ModelConfig(...) beside them")
+        model_config = given
+    elif config.hf_overrides is None:
+        model_config = ModelConfig.from_directory(directory)
+    else:
+        file = directory / "config.json"
+        merged = apply_overrides(read_config_file(file), config.hf_overrides)
+        model_config = ModelConfig.from_hf(merged, f"{file} with hf_overrides")
+    longest = model_config.max_context_length
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ValueError(
+            f"max_model_len {config.max_model_len} is more than the model's "
+            f"longest context, {longest}; lower it, or extend the model by YaRN "
+            "(rope_scaling in its config.json, or in hf_overrides)"
+        )
+    return model_config
+
+
+def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | None:
+    """The tokenizer of `config`, or else of the model; None if only token ids go in and out."""
+    if config.skip_tokenizer_init:
+        return None
+    if config.tokenizer is not None:
+        return Tokenizer.from_directory(resolve_model(config.tokenizer, config.revision))
+    return None if directory is None else Tokenizer.from_directory(directory)
+
+
+def read_generation_config(directory: Path | None, tokenizer: Tokenizer | None) -> GenerationConfig:
+    """What the model's authors recommend for sampling."""
+    if tokenizer is not None:
+        return tokenizer.generation
+    return GenerationConfig() if directory is None else GenerationConfig.from_directory(directory)
+
+
+def usable_eos_token_ids(model_config: ModelConfig, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids that end an answer, as far as the model can produce them."""
+    known = dict.fromkeys([*(ids or model_config.eos_token_ids)])
+    return tuple(token_id for token_id in known if token_id < model_config.vocab_size)

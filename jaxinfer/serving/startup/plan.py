@@ -1,0 +1,297 @@
+"""Decides, before anything is allocated, how an engine runs: its kernels, shapes and KV blocks."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.kernels.attention.shared_prefix import rows_in_item
+from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules, num_page_heads, tensor_parallel_size
+from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
+from jaxinfer.serving.compile.lowering import Lowering, start_lowering
+from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
+from jaxinfer.serving.programs.program_set import (
+    all_programs,
+    largest_programs,
+    options_of,
+    uses_pages,
+)
+from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.runner.engine_plan import EnginePlan
+from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
+from jaxinfer.serving.startup import memory
+from jaxinfer.startup_report import StartupReport
+
+# A layer's temporaries are free before the next layer takes its own: of a model's steps of 2 and of
+# 28 layers on an H200, those differ by 3 to 8 KB a layer.
+_PROBED_LAYERS = 2
+
+# Trying out products takes time and changes no more than the size of their scratch memory, of which
+# XLA otherwise allows for the most.
+_UNTUNED = MappingProxyType({"xla_gpu_autotune_level": 0})
+
+
+def plan_engine(
+    params: Mapping[str, Any],
+    model_config: ModelConfig,
+    engine_config: EngineConfig,
+    mesh: Mesh,
+    rules: ShardingRules,
+    *,
+    logits_processor: LogitsProcessor | None = None,
+    sampler: CustomSampler | None = None,
+    fewest: Callable[[int], int] = int,
+    lowering: Lowering | None = None,
+    devices: Sequence[Any] | None = None,
+) -> EnginePlan:
+    """Choose kernels and shapes and count the KV blocks; on a GPU something compiles for that.
+
+    Args:
+        params: what they are, from `describe_params`; they must be on the devices already, because
+            what they take there is measured.
+        model_config: the model's shape.
+        engine_config: sizes and wishes.
+        mesh: the devices.
+        rules: how they share the model.
+        logits_processor: compiled into the sampler.
+        sampler: likewise.
+        fewest: from this process's number of blocks to that of all processes.
+        lowering: what this engine shares with other replicas; its own if None.
+        devices: those of all replicas, which bound the blocks; the mesh's if None.
+
+    Raises:
+        CapacityError: the cache can't hold one full-length request, or has more blocks than kernels
+            address; names what fits.
+        ValueError: the attention backend asked for is impossible here.
+    """
+    device = mesh.local_devices[0]
+    start = time.perf_counter()
+    dtype = params["model"]["embed_tokens"].dtype.name
+    backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
+    context = StepContext(
+        model_config,
+        mesh,
+        rules,
+        backend,
+        engine_config.block_size,
+        have_peer_buffers(mesh, tensor_parallel_size(mesh, rules), backend)
+        and reach_each_other(mesh),
+        logits_processor,
+        sampler,
+        engine_config.count_logprobs(model_config.vocab_size),
+        engine_config.logprobs_mode == "raw_logprobs",
+    )
+    # As few blocks as possible until their number is known: temporaries don't depend on it.
+    programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
+    devices = mesh.local_devices if devices is None else devices
+    max_model_len = _max_model_len(programs, engine_config, devices, fewest)
+    weight_bytes = memory.bytes_per_device(params)
+    shapes = functools.partial(
+        choose_buckets,
+        max_num_seqs=engine_config.max_num_seqs,
+        max_num_batched_tokens=engine_config.token_budget(device.platform),
+        block_size=engine_config.block_size,
+        multi_step_length=engine_config.multi_step_length(device.platform, weight_bytes),
+        platform=device.platform,
+        rows_in_item=_rows_in_item(model_config, mesh, rules, backend),
+    )
+    buckets = shapes(max_model_len=max_model_len)
+    if lowering is None:
+        lowering = start_lowering(engine_config.compilation_cache_dir)
+    compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
+    first, counter = compiler(programs), CompilationCounter()
+    try:
+        blocks, probes = _count_blocks(programs, buckets, engine_config, devices, first, lowering)
+        blocks = fewest(blocks)
+        usable = (blocks - 1) * engine_config.block_size
+        if engine_config.max_model_len is None and usable < max_model_len:
+            # Shorter sequences make no step larger, so that these blocks fit beside them.
+            max_model_len = usable
+            buckets = shapes(max_model_len=max_model_len)
+        memory.check_capacity(
+            num_blocks=blocks,
+            block_size=engine_config.block_size,
+            max_model_len=max_model_len,
+            remedy=_remedy(engine_config, device.platform, max_model_len),
+        )
+    except BaseException:
+        first.close()
+        lowering.close()
+        counter.close()
+        raise
+    programs = replace(programs, num_blocks=blocks)
+    report = StartupReport(
+        num_kv_blocks=blocks,
+        num_kv_tokens=usable,
+        kv_bytes=kv_cache.block_bytes(programs) * blocks,
+        max_model_len=max_model_len,
+        max_context_length=model_config.max_context_length,
+        is_cut=engine_config.max_model_len is None
+        and max_model_len < model_config.max_context_length,
+        full_length_concurrency=usable / max_model_len,
+        attention_backend=backend,
+        attention_reason=reason,
+        platform=device.platform,
+        num_devices=mesh.devices.size,
+        weight_bytes=weight_bytes,
+        step_bytes=memory.step_bytes(probes) if probes else None,
+    )
+    compiled = compiler(programs)
+    compiled.adopt(first, _without_pages(buckets))
+    seconds = time.perf_counter() - start
+    return EnginePlan(
+        device.platform, buckets, programs, compiled, lowering, counter, report, seconds
+    )
+
+
+def choose_attention(
+    model_config: ModelConfig, engine_config: EngineConfig, mesh: Mesh, dtype: str
+) -> tuple[Backend, str]:
+    """The attention implementation for a model in `dtype` on these devices, and the reason.
+
+    Raises:
+        ValueError: the one asked for is impossible here; says why and lists what can run.
+    """
+    device = mesh.local_devices[0]
+    return choose_backend(
+        engine_config.attention_backend,
+        head_dim=model_config.head_dim,
+        dtype=dtype,
+        block_size=engine_config.block_size,
+        group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
+        platform=device.platform,
+        compute_capability=compute_capability_of(device),
+    )
+
+
+def _rows_in_item(config: ModelConfig, mesh: Mesh, rules: ShardingRules, backend: Backend) -> int:
+    if backend != "mosaic":
+        return 0
+    heads = num_page_heads(config, tensor_parallel_size(mesh, rules))
+    return rows_in_item(config.num_attention_heads // heads)
+
+
+def _max_model_len(
+    programs: Programs,
+    config: EngineConfig,
+    devices: Sequence[Any],
+    fewest: Callable[[int], int],
+) -> int:
+    """Most tokens of a sequence: as asked for, or the model's limit, or the longest that fits."""
+    if config.max_model_len is not None:
+        return config.max_model_len
+    longest = programs.context.config.max_context_length
+    if config.num_kv_blocks is not None:
+        return min(longest, (config.num_kv_blocks - 1) * config.block_size)
+    if devices[0].platform != "cpu":
+        return longest
+    block_bytes = kv_cache.block_bytes(programs) * len(devices)
+    fits = memory.longest_on_cpu(block_bytes=block_bytes, block_size=config.block_size)
+    return min(longest, max(fewest(fits), config.block_size))
+
+
+def _remedy(config: EngineConfig, platform: str, max_model_len: int) -> str:
+    """What lets a longer sequence fit, where a shorter one is not wanted."""
+    blocks = -(-max_model_len // config.block_size) + 1
+    if config.num_kv_blocks is not None:
+        return f"raise num_kv_blocks to {blocks}"
+    if platform == "cpu":
+        return (
+            "free memory (the KV cache takes up to a quarter of what is available), or set "
+            f"num_kv_blocks={blocks} to take what that needs"
+        )
+    return "raise gpu_memory_utilization"
+
+
+def _count_blocks(
+    programs: Programs,
+    buckets: Buckets,
+    config: EngineConfig,
+    devices: Sequence[Any],
+    compiled: CompiledPrograms[ProgramKey],
+    lowering: Lowering,
+) -> tuple[int, list[jax.stages.Compiled]]:
+    """The number of blocks, and the programs that were compiled to find it.
+
+    Where all programs are wanted, those that don't depend on that number are traced meanwhile. They
+    are not compiled yet: all others have to wait for these few.
+    """
+    most = kv_cache.most_blocks(programs)
+    if config.num_kv_blocks is not None:
+        memory.check_addressable(config.num_kv_blocks, most)
+        return config.num_kv_blocks, []
+    block_bytes = kv_cache.block_bytes(programs)
+    if devices[0].platform == "cpu":
+        blocks = memory.blocks_on_cpu(
+            block_bytes=block_bytes * len(devices),
+            blocks_per_seq=buckets.widths[-1],
+            max_num_seqs=config.max_num_seqs,
+        )
+        return min(blocks, most), []
+    utilization = config.gpu_memory_utilization
+    free_bytes = memory.free_bytes(devices, utilization=utilization)
+    free_bytes -= memory.bytes_per_device(programs.slot_state)
+    largest = largest_programs(buckets, programs.context.backend)
+    steps = [key for key in largest if uses_pages(key)]
+    others = [key for key in largest if not uses_pages(key)]
+    shallow = programs.with_layers(_PROBED_LAYERS)
+    probes = _compiler(shallow, lowering=lowering, config=config, options=_UNTUNED)
+    with contextlib.closing(probes):
+        if config.compiles_ahead(devices[0].platform):
+            lowering.prepare(shallow, steps[0])
+            lowering.trace(programs, [k for k in _without_pages(buckets) if k not in others])
+        probes.begin(steps)
+        compiled.begin(others)
+        probes.compile(steps, show_progress=False)
+        compiled.compile(others, show_progress=False)
+        found = [probes[key] for key in steps] + [compiled[key] for key in others]
+    blocks = memory.blocks_on_devices(
+        free_bytes,
+        block_bytes=block_bytes,
+        step_bytes=memory.step_bytes(found),
+        utilization=utilization,
+    )
+    return min(blocks, most), found
+
+
+def _without_pages(buckets: Buckets) -> list[ProgramKey]:
+    """Programs whose shapes do not depend on the number of KV blocks."""
+    return [key for key in all_programs(buckets, swaps=False) if not uses_pages(key)]
+
+
+def _compiler(
+    programs: Programs,
+    *,
+    lowering: Lowering,
+    config: EngineConfig,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> CompiledPrograms[ProgramKey]:
+    context = programs.context
+    platform = context.mesh.devices.flat[0].platform
+
+    def options_for(key: ProgramKey) -> dict[str, Any]:
+        own = options_of(
+            key,
+            platform=platform,
+            num_devices=context.num_devices,
+            peer_buffers=context.peer_buffers,
+        )
+        return own | dict(options)
+
+    lower = functools.partial(lowering.lower, programs)
+    return CompiledPrograms(
+        lower, options_for, config.compilation_cache_dir, says_so=config.show_progress
+    )

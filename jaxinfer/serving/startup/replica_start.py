@@ -1,0 +1,71 @@
+"""Starts replicas: the first as any engine, the others after its example."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.serving.compile.lowering import start_lowering
+from jaxinfer.serving.replicas.group import EngineGroup
+from jaxinfer.serving.replicas.placement import replica_params
+from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.runner.device_params import describe_params
+from jaxinfer.serving.startup.engine_start import EngineSetup, start_engine
+from jaxinfer.startup_report import StartupReport
+
+
+def start_replicas(
+    setup: EngineSetup, params: Mapping[str, Any], meshes: Sequence[Mesh]
+) -> list[StartedEngine]:
+    """Build an engine on each mesh; they have equally many KV blocks and share what is traced.
+
+    Args:
+        setup: the model and the wishes, for each replica.
+        params: the parameter tree, on the devices of all replicas, some of them, or the host.
+        meshes: the replicas' devices, equal in shape.
+
+    Raises:
+        CapacityError: the KV cache of a replica can't hold one full-length request.
+        ValueError: arguments contradict each other, or the devices can't do what is asked.
+    """
+    model, rules = setup.model_config, setup.rules
+    trees = [replica_params(params, describe_params(params, model, mesh, rules)) for mesh in meshes]
+    lowering = start_lowering(setup.config.compilation_cache_dir)
+    devices = [device for mesh in meshes for device in mesh.devices.flat]
+    started: list[StartedEngine] = []
+    with contextlib.ExitStack() as undo:
+        for tree, mesh in zip(trees, meshes, strict=True):
+            each = start_engine(setup, tree, mesh, lowering=lowering, devices=devices)
+            undo.callback(each.runner.close)
+            started.append(each)
+            first = started[0].runner
+            config = dataclasses.replace(
+                setup.config, num_kv_blocks=first.num_kv_blocks, max_model_len=first.max_model_len
+            )
+            setup = dataclasses.replace(setup, config=config)
+        undo.pop_all()
+    return started
+
+
+def group_replicas(started: Sequence[StartedEngine], config: EngineConfig) -> EngineGroup:
+    """The engine that is made of these."""
+    runner = started[0].runner
+    return EngineGroup(
+        started,
+        token_budget=runner.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        seed=config.seed,
+        threads=_run_in_threads(runner.report),
+    )
+
+
+def _run_in_threads(report: StartupReport) -> bool:
+    """Whether each replica is run by a thread of its own, or all in turn by the caller's.
+
+    In turn where a replica is several emulated CPU devices: their reductions could wait for each
+    other forever.
+    """
+    return report.platform != "cpu" or report.num_devices == 1

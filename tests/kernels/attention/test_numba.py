@@ -1,0 +1,137 @@
+"""Decode attention compiled by numba: exact, and the same to the bit whatever surrounds a row."""
+
+import ctypes
+import functools
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention.numba import call_frame, decode
+from tests.kernels.attention import attention_cases
+from tests.kernels.attention.attention_cases import Case
+
+# Compiled as a whole, as in serving: one operation at a time takes many times as long to compile.
+_OP = jax.jit(
+    functools.partial(attention.paged_attention, backend="numba"),
+    static_argnames=("scale", "window", "max_query_len"),
+)
+_CASES = attention_cases.decode_cases()
+
+
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
+def test_attention_matches_fp64(case):
+    attention_cases.check(_OP, case, jnp.float32)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_problems_match_fp64(seed):
+    case = attention_cases.random_case(np.random.default_rng(seed), decode=True)
+    attention_cases.check(_OP, case, jnp.float32, seed=seed)
+
+
+def test_prefills_are_xlas():
+    case = attention_cases.prefill_cases()[0]
+    attention_cases.check(_OP, case, jnp.float32)
+
+
+def _run(problem, rows=slice(None), **changes):
+    arrays = {
+        "q": problem.q[rows],
+        "k_pages": problem.k_pages,
+        "v_pages": problem.v_pages,
+        "context_lens": problem.context_lens[rows],
+        "block_tables": problem.block_tables[rows],
+        **changes,
+    }
+    run = jax.jit(functools.partial(decode.paged_decode_attention, scale=problem.scale))
+    return np.asarray(run(**jax.tree.map(jnp.asarray, arrays)))
+
+
+def _problem(**changes):
+    contexts = tuple(range(7, 250, 13))
+    case = Case("ragged", (1,) * len(contexts), contexts, decode=True, **changes)
+    return attention_cases.build(case, jnp.float32, 0)
+
+
+def test_a_row_is_the_same_to_the_bit_beside_any_others():
+    problem = _problem()
+    together = _run(problem)
+    for rows in (slice(3, 4), slice(5, 12)):
+        np.testing.assert_array_equal(_run(problem, rows), together[rows])
+
+
+def test_the_size_of_pages_makes_no_difference():
+    problem = _problem()
+    keys = np.random.default_rng(1).standard_normal((2, 96, 2, 128)).astype(np.float32)
+    outs = []
+    for size in (8, 32):
+        # Three rows that share the same keys, of which each sees more.
+        table = np.arange(96 // size, dtype=np.int32)[None].repeat(3, 0)
+        k_pages, v_pages = keys.reshape(2, -1, size, 2, 128)
+        contexts = np.array([31, 64, 77], np.int32)
+        pages = {"k_pages": k_pages, "v_pages": v_pages, "block_tables": table}
+        outs.append(_run(problem, slice(3), context_lens=contexts, **pages))
+    np.testing.assert_array_equal(*outs)
+
+
+@pytest.mark.parametrize(("cores", "calls"), [(1, 1), (2, 16), (64, 38)])
+def test_calls_share_the_pairs_of_rows_and_heads(cores, calls, monkeypatch):
+    problem = _problem()
+    expected = _run(problem)
+    monkeypatch.setattr(decode, "usable_cores", lambda: cores)
+    assert decode._num_calls(problem.q.shape[0] * 2) == calls
+    assert decode._num_calls(8) == 1
+    np.testing.assert_array_equal(_run(problem), expected)
+
+
+@pytest.mark.parametrize("name", ["k_pages", "v_pages", "q"])
+def test_a_value_that_is_not_a_number_spoils_its_own_row_alone(name):
+    problem = _problem()
+    expected = _run(problem)
+    spoilt = getattr(problem, name).copy()
+    spoilt[2 if name == "q" else problem.block_tables[2, 0], 0] = np.nan
+    got = _run(problem, **{name: spoilt})
+    spoilt_row = np.isnan(got[2]).any()
+    assert spoilt_row
+    np.testing.assert_array_equal(np.delete(got, 2, 0), np.delete(expected, 2, 0))
+
+
+def test_weights_far_below_the_largest_vanish():
+    problem = _problem()
+    got = _run(problem, q=problem.q * 1e4)
+    assert np.isfinite(got).all()
+
+
+def test_programs_that_were_kept_run_in_a_new_process(tmp_path):
+    # XLA finds the compiled function by its name there, too.
+    command = [sys.executable, "-m", "jaxinfer.generate", "-p", "Once", "--max-tokens", "4"]
+    command += ["--attention-backend", "numba", "--compilation-cache-dir", str(tmp_path)]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        for _ in range(2)
+    )
+    assert "Attention: numba" in second.stderr
+    assert first.stdout == second.stdout
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_each_time(monkeypatch):
+    def refuse(signature, *, cache=False):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda handler: _Compiled
+
+    class _Compiled:
+        ctypes = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(lambda frame: 0)
+
+    monkeypatch.setattr(call_frame, "cfunc", refuse)
+    registered = []
+    monkeypatch.setattr(
+        jax.ffi, "register_ffi_target", lambda name, *_, platform: registered.append(name)
+    )
+    call_frame.register("somewhere_read_only", lambda frame: 0)
+    assert registered == ["somewhere_read_only"]

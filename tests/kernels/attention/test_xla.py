@@ -1,0 +1,90 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.kernels.attention.op import paged_attention
+from tests.kernels.attention import attention_cases as cases
+
+
+@functools.cache
+def _op(window, max_query_len, scale):
+    op = functools.partial(
+        paged_attention, scale=scale, window=window, max_query_len=max_query_len, backend="xla"
+    )
+    return jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)
+
+
+def _attention(*arrays, scale, window, max_query_len):
+    return _op(window, max_query_len, scale)(*arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [*cases.decode_cases(), *cases.shared_cases()], ids=lambda case: case.name
+)
+def test_decode_equals_fp64(case):
+    cases.check(_attention, case, jnp.float32)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("decode", [True, False], ids=["decode", "prefill"])
+def test_half_precision_equals_fp64_of_the_rounded_inputs(dtype, decode):
+    lens = (1, 1, 1) if decode else (50, 1, 90)
+    case = cases.Case("half", lens, (200, 1, 333), decode=decode)
+    cases.check(_attention, case, dtype)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_cases_equal_fp64(seed):
+    rng = np.random.default_rng(seed)
+    cases.check(_attention, cases.random_case(rng, decode=bool(seed % 2)), jnp.float32, seed=seed)
+
+
+def test_tiles_of_many_rows_equal_fp64(monkeypatch):
+    # What a GPU runs: many rows and query blocks a tile, some of them beyond the last.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+    def attention(*arrays, **options):
+        return paged_attention(*arrays, **options, backend="xla")
+
+    cases.check(attention, cases.Case("d", (1,) * 5, (3, 0, 200, 1, 90), decode=True), jnp.float32)
+    prefill = cases.Case("p", (70, 1, 0, 130), (100, 7, 0, 130), pad_tokens=4)
+    cases.check(attention, prefill, jnp.float32)
+
+
+def test_without_causal_mask_every_query_sees_the_whole_context():
+    problem = cases.build(cases.Case("full", (6,), (40,)), jnp.float32, 0)
+    args = [
+        jnp.asarray(a)
+        for a in (
+            problem.q,
+            problem.k_pages,
+            problem.v_pages,
+            problem.cu_seqlens_q,
+            problem.context_lens,
+            problem.block_tables,
+        )
+    ]
+    out = paged_attention(*args, scale=problem.scale, causal=False)
+    q_last = args[0].at[-1].set(args[0][0])
+    last = paged_attention(q_last, *args[1:], scale=problem.scale)
+    # The last query of a causal row sees everything, so query 0 moved there must agree.
+    np.testing.assert_allclose(out[0], last[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_prefill_temporaries_follow_the_tokens_not_batch_times_longest():
+    # 16 rows, 64 queries in all, tables that reach 64k keys: dense scores would take 2 GiB.
+    shapes = (
+        jax.ShapeDtypeStruct((64, 8, 64), jnp.float32),
+        jax.ShapeDtypeStruct((4097, 16, 2, 64), jnp.float32),
+        jax.ShapeDtypeStruct((4097, 16, 2, 64), jnp.float32),
+        jax.ShapeDtypeStruct((17,), jnp.int32),
+        jax.ShapeDtypeStruct((16,), jnp.int32),
+        jax.ShapeDtypeStruct((16, 4096), jnp.int32),
+    )
+    op = functools.partial(paged_attention, scale=1.0, backend="xla")
+    memory = jax.jit(op).lower(*shapes).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 8 << 20

@@ -1,0 +1,235 @@
+"""The projection ops: what they compute in plain XLA, and when kernels take over."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.matmul import op as projections
+from jaxinfer.kernels.matmul.mosaic import medium, small
+from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
+from jaxinfer.kernels.matmul.op import ResidualStream
+from jaxinfer.kernels.matmul.xla import linear
+from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
+from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.kernels.rounding import rounded_add
+
+E, F = 128, 192
+
+
+def _draw(*shape, dtype=jnp.bfloat16, seed=0):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.standard_normal(shape) / shape[-1] ** 0.5, dtype)
+
+
+def _refuse(*_, **__):
+    raise AssertionError("a kernel was chosen")
+
+
+@pytest.fixture
+def _no_kernels(monkeypatch):
+    for name in ("norm_project", "norm_gated", "project_add"):
+        monkeypatch.setattr(small, name, _refuse)
+
+
+@pytest.mark.usefixtures("_no_kernels")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "backend"),
+    [
+        ((2, E), "bfloat16", "xla"),
+        ((2, E), "bfloat16", "triton"),
+        ((2, E), "float16", "mosaic"),
+        ((3, E), "bfloat16", "mosaic"),
+        ((2, 4, E), "bfloat16", "mosaic"),
+    ],
+)
+def test_without_kernels_every_operation_rounds(shape, dtype, backend):
+    """Other backends, dtypes and row counts take the plain operations, one by one."""
+    x, norm = _draw(*shape, dtype=dtype) * 8, _draw(E, dtype=dtype) + 1
+    gate, up = _draw(F, E, dtype=dtype), _draw(F, E, dtype=dtype, seed=1)
+    down = _draw(E, F, dtype=dtype, seed=2)
+
+    @jax.jit
+    def ops(x):
+        residual = ResidualStream(x[::-1], x)
+        residual, projected = projections.norm_project(
+            residual, norm, (gate, up), eps=1e-6, backend=backend
+        )
+        same, gated = projections.norm_gated(residual, norm, gate, up, eps=1e-6, backend=backend)
+        added = projections.project_add(gated, down, same, backend=backend)
+        return jnp.concatenate(projected, axis=-1), gated, added.summed()
+
+    given, x = x, x[::-1] + x
+    hidden = rms_norm(x, norm, 1e-6)
+    opened, value = linear(hidden, gate), linear(hidden, up)
+    gated = jax.nn.silu(opened.astype(jnp.float32)).astype(dtype) * value
+    added = x + linear(gated, down)
+    projected = jnp.concatenate([opened, value], axis=-1)
+    for got, expected in zip(ops(given), (projected, gated, added), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_the_kernels_take_few_rows_on_mosaic(monkeypatch):
+    x, norm, gate, down = _draw(2, E), _draw(E), _draw(F, E), _draw(E, F)
+    inner = jnp.ones((2, F), x.dtype)
+    monkeypatch.setattr(small, "norm_project", lambda *_, eps: (inner,))
+    monkeypatch.setattr(small, "norm_gated", lambda *_, eps: inner + 1)
+    monkeypatch.setattr(small, "project_add", lambda *_: x)
+    residual = ResidualStream(x)
+    residual, (projected,) = projections.norm_project(
+        residual, norm, (gate,), eps=1e-6, backend="mosaic"
+    )
+    residual, gated = projections.norm_gated(residual, norm, gate, gate, eps=1e-6, backend="mosaic")
+    added = projections.project_add(_draw(2, F), down, ResidualStream(x), backend="mosaic")
+    assert projected is inner
+    assert (gated == inner + 1).all()
+    assert added.x is x
+    assert added.delta is None
+
+
+@pytest.mark.parametrize(("rows", "backend"), [(255, "mosaic"), (1024, "xla"), (1024, "triton")])
+def test_additions_are_performed_at_once_unless_many_rows_have_a_kernel(rows, backend):
+    x = _draw(rows, 256)
+    residual = projections.begin(x, backend=backend)
+    assert residual.delta is None
+    residual = projections.add(residual, x, backend=backend)
+    assert residual.delta is None
+    np.testing.assert_array_equal(residual.x, x + x)
+
+
+def test_with_many_rows_the_norms_kernel_performs_the_addition(monkeypatch):
+    def added(x, delta, weight, other, *, eps):
+        assert other is None
+        return x + delta, x * 2
+
+    monkeypatch.setattr(add_norm, "add_norm", added)
+    x, weight = _draw(256, 256), _draw(256, 256)
+    residual = projections.begin(x, backend="mosaic")
+    assert jax.tree.structure(residual) == jax.tree.structure(ResidualStream(x, x))
+    settled, (product,) = projections.norm_project(
+        residual, x[0], (weight,), eps=1e-6, backend="mosaic"
+    )
+    np.testing.assert_array_equal(settled.x, x)
+    np.testing.assert_array_equal(product, linear(x * 2, weight))
+    left = projections.project_add(product, weight, settled, backend="mosaic")
+    assert left.x is settled.x
+    np.testing.assert_array_equal(left.delta, linear(product, weight))
+    settled, _ = projections.norm_gated(left, x[0], weight, weight, eps=1e-6, backend="mosaic")
+    np.testing.assert_array_equal(settled.x, x + left.delta)
+    np.testing.assert_array_equal(left.summed(), settled.x)
+
+
+def test_the_norms_kernel_adds_the_other_devices_share(monkeypatch):
+    monkeypatch.setattr(TensorAxis, "swap", lambda self, x: x * 2)
+    axis = TensorAxis("tensor", swaps=True)
+    x, share, weight = _draw(256, 256), _draw(256, 256, seed=1), _draw(64, 256)
+    residual = projections.add_sum(ResidualStream(x), share, axis, backend="mosaic")
+    assert residual.delta is share
+    np.testing.assert_array_equal(residual.other, share * 2)
+    np.testing.assert_array_equal(residual.summed(), rounded_add(x, rounded_add(share, share * 2)))
+    begun = projections.begin_sum(share, axis, backend="mosaic")
+    assert jax.tree.structure(begun) == jax.tree.structure(residual)
+    np.testing.assert_array_equal(begun.summed(), rounded_add(share, share * 2))
+    monkeypatch.setattr(
+        add_norm, "add_norm", lambda x, delta, weight, other, *, eps: (x, delta - other)
+    )
+    _, (product,) = projections.norm_project(residual, x[0], (weight,), eps=1e-6, backend="mosaic")
+    np.testing.assert_array_equal(product, linear(share - share * 2, weight))
+
+
+def test_in_long_prefills_a_kernel_multiplies_gate_and_up(monkeypatch):
+    monkeypatch.setattr(add_norm, "supports", lambda *_: False)
+    monkeypatch.setattr(silu_mul, "silu_mul", lambda gate, up: gate - up)
+    x, gate, up = _draw(1024, 256), _draw(512, 256), _draw(512, 256, seed=1)
+    _, inner = projections.norm_gated(ResidualStream(x), x[0], gate, up, eps=1e-6, backend="mosaic")
+    hidden = rms_norm(x, x[0], 1e-6)
+    np.testing.assert_array_equal(inner, linear(hidden, gate) - linear(hidden, up))
+
+
+def test_some_rows_take_the_kernels_that_read_several_weights(monkeypatch):
+    def repeated(x, weight):
+        return jnp.tile(x, (1, len(weight) // x.shape[1]))
+
+    monkeypatch.setattr(
+        medium, "project", lambda x, weights: tuple(repeated(x, w) for w in weights)
+    )
+    monkeypatch.setattr(medium, "gated", lambda x, gate, up: repeated(x, gate))
+    x, norm = _draw(40, 1024), _draw(1024) + 1
+    k, q, up = (jnp.zeros((n, 1024), x.dtype) for n in (1024, 2048, 3072))
+    hidden = rms_norm(x, norm, 1e-6)
+    ops = {"eps": 1e-6, "backend": "mosaic"}
+    _, projected = projections.norm_project(ResidualStream(x), norm, (q, k, k), **ops)
+    _, inner = projections.norm_gated(ResidualStream(x), norm, up, up, **ops)
+    assert len(projected) == 3
+    for got in (*projected, inner):
+        np.testing.assert_array_equal(got[:, -1024:], hidden)
+    # Few features by themselves, and fewer or more rows, are XLA's: zeros here.
+    _, (other,) = projections.norm_project(ResidualStream(x), norm, (k,), **ops)
+    _, few = projections.norm_gated(ResidualStream(x[:24]), norm, up, up, **ops)
+    assert not other.any()
+    assert not few.any()
+
+
+def test_a_product_by_itself_takes_the_kernel_for_its_rows(monkeypatch):
+    monkeypatch.setattr(medium, "project", lambda x, weights: tuple(-linear(x, w) for w in weights))
+    monkeypatch.setattr(small, "project", lambda x, weight: 2 * linear(x, weight))
+    weight = _draw(4096, 2048)
+    for rows, factor in ((2, 2), (24, 1), (64, -1), (256, 1)):
+        x = _draw(rows, 2048)
+        got = projections.project(x, weight, backend="mosaic")
+        np.testing.assert_array_equal(got, factor * linear(x, weight))
+        np.testing.assert_array_equal(projections.project(x, weight), linear(x, weight))
+
+
+def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
+    monkeypatch.setattr(small, "supports_sum", lambda B, *_: B <= MOST_ROWS)
+    monkeypatch.setattr(
+        small, "project_sum_add", lambda x, weight, residual, peers: residual + linear(x, weight)
+    )
+    monkeypatch.setattr(TensorAxis, "size", 2)
+    monkeypatch.setattr(TensorAxis, "sum", lambda self, x, onto=None: x * 2)
+    axis = TensorAxis("tensor", jnp.zeros((2, 2), jnp.int32))
+    weight = _draw(1024, 256)
+    for rows in (2, MOST_ROWS, 24):
+        x, before = _draw(rows, 256), _draw(rows, 1024)
+        begun = projections.begin_sum(before, axis, backend="mosaic")
+        got = projections.project_sum_add(x, weight, ResidualStream(before), axis, backend="mosaic")
+        # A layer returns what it is given, so that all layers are traced as one.
+        assert jax.tree.structure(begun) == jax.tree.structure(got)
+        if rows <= MOST_ROWS:
+            np.testing.assert_array_equal(got.summed(), before + linear(x, weight))
+            np.testing.assert_array_equal(begun.summed(), before * 2)
+        else:
+            np.testing.assert_array_equal(got.delta, linear(x, weight))
+    plain = projections.project_sum_add(_draw(2, 256), weight, ResidualStream(before[:2]), axis)
+    np.testing.assert_array_equal(plain.x, linear(_draw(2, 256), weight) * 2)
+
+
+def _projected(shape, features, backend, dtype="bfloat16"):
+    x, norm = _draw(*shape, E, dtype=dtype), _draw(E, dtype=dtype) + 1
+    weights = [_draw(n, E, dtype=dtype, seed=n) for n in features]
+    _, got = projections.norm_project(ResidualStream(x), norm, weights, eps=1e-6, backend=backend)
+    return got, [linear(rms_norm(x, norm, 1e-6), weight) for weight in weights]
+
+
+def test_products_that_xla_would_merge_stay_one():
+    (merged,), separate = _projected((24,), (256, 64, 64), "mosaic")
+    np.testing.assert_array_equal(merged, jnp.concatenate(separate, axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "backend", "dtype"),
+    [
+        ((24,), (256, 64, 64), "xla", "bfloat16"),
+        ((24,), (256, 64, 64), "triton", "bfloat16"),
+        ((24,), (256, 64, 64), "mosaic", "float32"),
+        ((2, 12), (256, 64, 64), "mosaic", "bfloat16"),
+        ((24,), (192, 96, 96), "mosaic", "bfloat16"),  # Triton would need a copy of these weights.
+        ((128,), (256, 64, 64), "mosaic", "bfloat16"),  # cuBLAS would, of any.
+    ],
+)
+def test_other_products_are_separate(shape, features, backend, dtype):
+    got, expected = _projected(shape, features, backend, dtype)
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)

@@ -1,0 +1,80 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.kernels.attention.op import norm_rope_write
+from jaxinfer.model.qwen3 import qk_norm_rope
+from jaxinfer.model.rope import cos_sin
+from tests.model.tiny import CONFIG
+
+
+def test_norm_rope_write_stores_keys_and_values_in_their_slots():
+    rng = np.random.default_rng(0)
+    T, H, K, D, P, S = 5, 4, 2, 64, 4, 8
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    q, k, v = draw(T, H, D), draw(T, K, D), draw(T, K, D)
+    q_norm, k_norm, angles = draw(D), draw(D), draw(T, D // 2)
+    cos, sin = (jnp.tile(f(angles), (1, 2)) for f in (jnp.cos, jnp.sin))
+    pages = jnp.full((P, S, K, D), 7.0)
+    slots = jnp.array([17, 9, 31, 0, 0], jnp.int32)
+    out, k_pages, v_pages = norm_rope_write(
+        (q, k, v), q_norm, k_norm, cos, sin, pages, pages, slots, eps=1e-6
+    )
+
+    def expected(x, weight):
+        x = np.asarray(x, np.float64)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * np.asarray(weight, np.float64)
+        pairs = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * np.exp(1j * np.asarray(angles))[
+            :, None
+        ]
+        return np.concatenate([pairs.real, pairs.imag], -1)
+
+    np.testing.assert_allclose(out, expected(q, q_norm), rtol=1e-5, atol=1e-5)
+    flat_k, flat_v = (np.asarray(p).reshape(P * S, K, D) for p in (k_pages, v_pages))
+    np.testing.assert_allclose(flat_k[[17, 9, 31]], expected(k, k_norm)[:3], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(flat_v[[17, 9, 31]], v[:3])
+    untouched = np.setdiff1d(np.arange(P * S), [0, 9, 17, 31])
+    assert (flat_k[untouched] == 7).all()
+    assert (flat_v[untouched] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype):
+    rng = np.random.default_rng(1)
+    T, H, K, D = 9, 4, 2, 64
+
+    def draw(*shape):
+        return jnp.asarray(3 * rng.standard_normal(shape), dtype)
+
+    q, k, v = draw(T, H, D), draw(T, K, D), draw(T, K, D)
+    weights = {"q_norm": draw(D), "k_norm": draw(D)}
+    config = dataclasses.replace(CONFIG, head_dim=D)
+    cos, sin = cos_sin(jnp.arange(T) * 37, config, dtype)
+    pages = jnp.zeros((3, 8, K, D), dtype)
+    slots = jnp.arange(8, 8 + T, dtype=jnp.int32)
+    got_q, k_pages, _ = norm_rope_write(
+        (q, k, v), *weights.values(), cos, sin, pages, pages, slots, eps=1e-6
+    )
+    want_q, want_k = qk_norm_rope(weights, q, k, cos, sin, 1e-6)
+    np.testing.assert_array_equal(got_q, want_q)
+    np.testing.assert_array_equal(k_pages.reshape(-1, K, D)[8 : 8 + T], want_k)
+
+
+def test_heads_in_one_array_are_the_same_as_in_three():
+    rng = np.random.default_rng(2)
+    T, H, K, D, S = 4, 6, 2, 64, 8
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    heads, cos, sin, norm = draw(T, H + 2 * K, D), draw(T, D), draw(T, D), draw(D)
+    parts = heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
+    rest = (norm, norm + 1, cos, sin, *[jnp.zeros((2, S, K, D))] * 2, jnp.arange(T, dtype="int32"))
+    expected = norm_rope_write(parts, *rest, eps=1e-6)
+    for got, want in zip(norm_rope_write((heads,), *rest, eps=1e-6), expected, strict=True):
+        np.testing.assert_array_equal(got, want)

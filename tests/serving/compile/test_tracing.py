@@ -1,0 +1,131 @@
+"""Worker processes trace what this process would, and their absence costs nothing but time."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from jaxinfer.serving.compile import lowering, shared_forward, tracing
+from jaxinfer.serving.compile.lowering import Lowering
+from jaxinfer.serving.compile.program_store import ProgramStore
+from jaxinfer.serving.compile.shared_forward import SharedForward
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.steps import feed_last_tokens
+from tests.serving.compile.test_lowering import _programs
+
+_KEYS = [
+    DecodeShape(4, 8),
+    SamplerKey(4, "greedy"),
+    PrefillShape(16, 4, 8),
+    MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 2),
+]
+
+
+@pytest.fixture
+def workers_everywhere(monkeypatch):
+    """Hand steps over on a CPU too, however few, where only Mosaic kernels are worth it."""
+    monkeypatch.setattr(
+        lowering, "_is_for_workers", lambda programs, key: not isinstance(key, SamplerKey)
+    )
+    monkeypatch.setattr(tracing, "_FEWEST_PROGRAMS", 1)
+    monkeypatch.setattr(tracing, "usable_cores", lambda: 4)
+
+
+def _lower_all(lowering, programs, keys=_KEYS):
+    return {key: lowering.lower(programs, key) for key in lowering.as_ready(programs, keys)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+def test_workers_trace_what_this_process_would(tmp_path, workers_everywhere, devices):
+    programs, first = _programs(devices), Lowering(ProgramStore(tmp_path))
+    lowered = _lower_all(first, programs)
+    first.close()
+    assert next(iter(lowered)) == SamplerKey(4, "greedy")  # which is not for workers here
+    assert set(lowered) == set(_KEYS)
+    assert (first.num_traced, first.num_read) == (1, 3)
+    for key, each in lowered.items():
+        made, expected = each.compile(), programs.lower(key).compile()
+        made, expected = made.memory_analysis(), expected.memory_analysis()
+        assert made.alias_size_in_bytes == expected.alias_size_in_bytes
+        assert made.temp_size_in_bytes == expected.temp_size_in_bytes
+    second = Lowering(ProgramStore(tmp_path))
+    again = _lower_all(second, programs)
+    assert list(again) == _KEYS  # nothing is missing, so nobody is asked
+    assert all(again[key].as_text() == lowered[key].as_text() for key in _KEYS)
+    assert (second.num_traced, second.num_read) == (0, 4)
+
+
+@pytest.mark.slow
+def test_workers_start_before_it_is_known_what_they_trace_and_take_more_than_one_task(
+    tmp_path, workers_everywhere
+):
+    programs, first = _programs(), Lowering(ProgramStore(tmp_path))
+    first.prepare(programs, _KEYS[0])
+    prepared = list(first._workers._processes)
+    assert len(prepared) == 2
+    _lower_all(first, programs, _KEYS[:2])
+    _lower_all(first, programs)
+    assert first._workers._processes == prepared
+    assert (first.num_traced, first.num_read) == (1, 5)
+    first.close()
+    assert all(process.returncode is not None for process in prepared)
+    first.prepare(programs, _KEYS[0])
+    assert first._workers is None  # nothing is missing
+
+
+def test_workers_that_fail_leave_the_tracing_to_this_process(
+    tmp_path, workers_everywhere, monkeypatch
+):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    programs, mine = _programs(), Lowering(ProgramStore(tmp_path))
+    for keys in (_KEYS[:2], _KEYS):  # the second time their end is known
+        assert set(_lower_all(mine, programs, keys)) == set(keys)
+    mine.close()
+    assert (mine.num_traced, mine.num_read) == (4, 2)
+
+
+def test_nothing_is_handed_over_without_slow_kernels(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    for mine in (Lowering(ProgramStore(tmp_path)), Lowering(None)):
+        mine.prepare(_programs(), _KEYS[0])
+        assert list(mine.as_ready(_programs(), _KEYS)) == _KEYS
+
+
+def test_programs_with_the_same_kernels_go_to_the_same_worker():
+    small, large = DecodeShape(4, 8), DecodeShape(8, 8)
+    decodes = [
+        small,
+        large,
+        *(MultiStepDecodeKey(small, mode, 2) for mode in ("greedy", "truncate")),
+    ]
+    prefills = [PrefillShape(16 * i, 4, 8) for i in range(1, 7)]
+    shares = tracing._shares(tracing._groups(decodes + prefills), 4)
+    assert sorted(map(len, shares)) == [1, 2, 3, 4]
+    assert [key for key in decodes if key != large] in shares
+    assert {key for share in shares for key in share} == {*decodes, *prefills}
+
+
+def test_one_forward_pass_serves_all_programs_that_decode_alike(monkeypatch):
+    traced = []
+
+    def count(*args, **kwargs):
+        traced.append(args)
+        return feed_last_tokens(*args, **kwargs)
+
+    monkeypatch.setattr(shared_forward, "feed_last_tokens", count)
+    plain = _programs()
+    shared = dataclasses.replace(plain, forward=SharedForward("cpu"))
+    for key in (_KEYS[0], _KEYS[3], MultiStepDecodeKey(DecodeShape(4, 8), "temperature", 2)):
+        made, expected = shared.lower(key).compile(), plain.lower(key).compile()
+        made, expected = made.memory_analysis(), expected.memory_analysis()
+        assert made.temp_size_in_bytes == expected.temp_size_in_bytes
+        assert made.alias_size_in_bytes == expected.alias_size_in_bytes
+    assert len(traced) == 1
+    shared.lower(DecodeShape(8, 8))
+    assert len(traced) == 2

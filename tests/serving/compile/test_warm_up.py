@@ -1,0 +1,38 @@
+"""Before the first request, every program has run and no request notices."""
+
+import pytest
+
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import all_programs
+from tests.serving.runner.tiny_runner import (
+    FEW_PROGRAMS,
+    GREEDY,
+    Loop,
+    expected_greedy,
+    make_runner,
+)
+
+
+@pytest.mark.slow
+def test_every_step_and_sampler_runs_and_answers_stay_the_same():
+    runner = make_runner(**FEW_PROGRAMS)
+    ran = []
+    compiled = runner._compiled
+
+    class Recorder:
+        def __getitem__(self, key):
+            ran.append(key)
+            return compiled[key]
+
+    keys = all_programs(runner._buckets, swaps=True)
+    runner._compiled = Recorder()
+    runner._warm_up(keys)
+    runner._compiled = compiled
+    kinds = PrefillShape | DecodeShape | MultiStepDecodeKey | SamplerKey
+    assert set(ran) == {key for key in keys if isinstance(key, kinds)}
+    assert min(ran.count(key) for key in ran) == 3  # no step here is long
+    loop = Loop(runner)
+    loop.add([5, 6, 7])
+    assert loop.run(num_steps=4) == [expected_greedy([5, 6, 7], GREEDY["max_tokens"])]

@@ -1,0 +1,174 @@
+"""A device made of dictionaries: runs schedules as the real runner does, with a toy for a model.
+
+Tokens live in pages, rows read their context through their block tables, and the next token is a
+function of that whole context. So a wrong table, a block freed too early or a forgotten token
+changes what comes out.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN
+from jaxinfer.serving.requests.result import StepResult, TokenScores
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+
+NUM_TOP = 5
+
+
+def next_token(context: Sequence[int], vocab_size: int) -> int:
+    """The toy model's greedy choice: depends on every token of the context and their order."""
+    state = 7
+    for token_id in context:
+        state = (state * 31 + token_id + 1) % 1_000_003
+    return state % vocab_size
+
+
+def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """What the toy model writes after a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, vocab_size))
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    """The toy device.
+
+    Attributes:
+        fail_launches: numbers of launches that raise.
+        fail_fetches: numbers of launches whose fetch raises.
+        fail_samples: numbers of launches that sample late, and raise then.
+        late_samples: how many did.
+        poisoned: request ids whose rows come out with `ok` False.
+        launches: the schedules that ran, in order.
+        num_resets: how often the cache was rebuilt.
+    """
+
+    def __init__(self, *, vocab_size: int, block_size: int, token_map: Any = None):
+        self.vocab_size = vocab_size
+        self.block_size = block_size
+        self.fail_launches: set[int] = set()
+        self.fail_fetches: set[int] = set()
+        self.fail_samples: set[int] = set()
+        self.late_samples = 0
+        self.fail_reset = False
+        self.poisoned: set[str] = set()
+        self.launches: list[Schedule] = []
+        self.num_launches = 0
+        self.num_resets = 0
+        self.num_compilations = 0
+        self.params: Any = None
+        self.closed = False
+        self.unread = 0
+        self._pages: dict[int, int] = {}
+        self._host_pages: dict[int, int] = {}
+        self._last_tokens: dict[int, int] = {}
+        self._next = token_map or (lambda context: next_token(context, vocab_size))
+
+    def launch(self, schedule: Schedule) -> Any:
+        number = self.num_launches
+        self.num_launches += 1
+        if number in self.fail_launches:
+            self._pages.clear()
+            raise RuntimeError(f"launch {number} ran out of memory")
+        self._copy(self._pages, self._host_pages, schedule.swap_out)
+        for device, host in schedule.swap_in:
+            self._copy(self._host_pages, self._pages, [(host, device)])
+        tokens = np.zeros((len(schedule.rows), schedule.num_steps), np.int32)
+        targets: list[int] = []
+        for i, row in enumerate(schedule.rows):
+            tokens[i] = list(self._run_row(row, schedule.num_steps))
+            targets += self._targets(row)
+        self.launches.append(schedule)
+        self.unread += 1
+        ok = np.ones(tokens.shape, bool)
+        for i, row in enumerate(schedule.rows):
+            ok[i] = row.request.request_id not in self.poisoned
+        wants_scores = any(r.request.params.prompt_logprobs is not None for r in schedule.rows)
+        prompt = _scores(np.array(targets, np.int32)) if wants_scores else None
+        return number, StepResult(_scores(tokens, ok), prompt)
+
+    def sample(self, step: Any) -> Any:
+        number, _ = step
+        assert self.launches[-1].samples_late
+        assert self.unread == 1, "earlier tokens are not read yet"
+        self.late_samples += 1
+        if number in self.fail_samples:
+            self._pages.clear()
+            raise RuntimeError(f"sampling {number} ran out of memory")
+        return step
+
+    def fetch(self, step: Any) -> StepResult:
+        number, result = step
+        self.unread -= 1
+        if number in self.fail_fetches:
+            self._pages.clear()
+            raise RuntimeError(f"fetch {number} found a broken device")
+        return result
+
+    def reset_cache(self) -> None:
+        if self.fail_reset:
+            raise RuntimeError("no memory left at all")
+        self.num_resets += 1
+        self.unread = 0
+        self._pages.clear()
+        self._host_pages.clear()
+        self._last_tokens.clear()
+
+    def update_params(self, params: Any) -> None:
+        if not isinstance(params, dict):
+            raise ValueError("params must be a dict")
+        self.params = params
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _run_row(self, row: ScheduledRow, num_steps: int) -> Iterator[int]:
+        request = row.request
+        slot = request.slot
+        assert slot is not None
+        stop = row.start + row.num_scheduled_tokens
+        # The scheduler has moved past the row: what it will sample is not there to be fed.
+        fed = request.tokens(row.start, stop)
+        table = list(request.block_table)
+        for step in range(num_steps):
+            for position, token_id in enumerate(fed, start=row.start + step):
+                real = self._last_tokens[slot] if token_id == IN_FLIGHT_TOKEN else token_id
+                self._pages[self._place(table, position)] = real
+            context = [self._pages[self._place(table, p)] for p in range(stop + step)]
+            token_id = self._next(context)
+            if row.samples:
+                self._last_tokens[slot] = token_id
+            fed = [token_id]
+            yield token_id
+
+    def _place(self, table: list[int], position: int) -> int:
+        return table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _copy(self, source: dict[int, int], target: dict[int, int], pairs: Any) -> None:
+        for a, b in pairs:
+            for i in range(self.block_size):
+                if a * self.block_size + i in source:
+                    target[b * self.block_size + i] = source[a * self.block_size + i]
+
+    def _targets(self, row: ScheduledRow) -> list[int]:
+        stop = row.start + row.num_scheduled_tokens
+        if row.request.params.prompt_logprobs is None:
+            return [0] * row.num_scheduled_tokens
+        following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
+        return following + [0] * (row.num_scheduled_tokens - len(following))
+
+
+def _scores(tokens: np.ndarray, ok: np.ndarray | None = None) -> TokenScores:
+    """Scores that can be recognised: a token's log-probability is minus its id over 100."""
+    top_ids = np.broadcast_to(np.arange(NUM_TOP, dtype=np.int32), (*tokens.shape, NUM_TOP))
+    return TokenScores(
+        tokens=tokens,
+        ok=np.ones(tokens.shape, bool) if ok is None else ok,
+        logprobs=(-tokens / 100).astype(np.float32),
+        ranks=tokens + 1,
+        top_ids=top_ids,
+        top_logprobs=(-top_ids / 100).astype(np.float32),
+    )

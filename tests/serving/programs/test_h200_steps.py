@@ -1,0 +1,261 @@
+"""Whole steps, mostly Qwen3-0.6B's, compiled for H200s: in place, small, in few launches."""
+
+import collections
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.measure.model_shapes import shape_config
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.serving.compile.shared_forward import SharedForward
+from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
+from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.peer_buffers import have_peer_buffers
+from jaxinfer.serving.programs.program_set import options_of
+from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.shared_prefixes import most_items
+from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.programs.token_parts import part_sizes
+from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.startup.memory import bytes_per_device
+from tests import hlo
+from tests.kernels.h200_target import h200_mesh, needs_plugin
+
+pytestmark = [needs_plugin, pytest.mark.slow]
+
+_BLOCK_SIZE, _BLOCKS, _WIDTH, _SLOTS = 16, 32_768, 256, 257
+_CONFIG = shape_config("0.6b")
+_LAYERS = _CONFIG.num_hidden_layers
+
+
+class Step(NamedTuple):
+    """A program and the most that it may cost.
+
+    Attributes:
+        key: which program.
+        launches: most kernels a run launches; of a multi-step decode, most in one of its steps and
+            around.
+        temp_mb: most temporary memory on one device, in 10^6 bytes.
+        mosaic: how often each layer launches each Mosaic kernel.
+        devices: H200s that it runs on.
+        last: how often the last layer does, if it differs.
+    """
+
+    key: ProgramKey
+    launches: int
+    temp_mb: float
+    mosaic: dict[str, int]
+    devices: int = 1
+    last: dict[str, int] | None = None
+
+    @property
+    def parts(self) -> int:
+        """In how many parts the tokens go through the layers."""
+        if isinstance(self.key, PrefillShape):
+            return len(part_sizes(self.key.tokens, self.devices))
+        return 1
+
+
+_DECODE = {"norm_rope_write": 1, "paged_decode_attention": 1}
+_SMALL = {"small_plain": 1, "small_gated": 1, "small_residual": 2}
+_FEW_ROWS = {**_DECODE, "combine_splits": 1, **_SMALL}
+_FEW_ROWS_ON_2 = {**_DECODE, "small_plain": 1, "small_gated": 1}
+_SOME_ROWS = {**_DECODE, "medium_project": 1, "medium_gated": 1}
+_MANY_ROWS = {**_SOME_ROWS, "add_norm": 2}
+_SHARING = {**_MANY_ROWS, "attend_shared": 1}
+_PREFILL = {"norm_rope_write": 1, "paged_prefill_attention": 1, "add_norm": 2, "silu_mul": 1}
+# The last layer of a prefill goes on with one token of each row, as if it were decoding.
+_LAST = {"add_norm": 1, **_DECODE, "combine_splits": 1}
+
+_SUMS = ("all_reduce", "all_reduce_norm", "small_summed")
+_LAST_JOINED = {**_DECODE, "combine_splits": 1}  # its tokens are put together in its norm
+
+# The one place for these bounds. `scripts/h200_compile.py` prints what was measured beside them: a
+# change that lowers a number lowers its bound here to the new number and a small reserve.
+STEPS = {
+    "decode_2": Step(DecodeShape(2, _WIDTH), 207, 1.3, _FEW_ROWS),
+    "decode_64": Step(DecodeShape(64, _WIDTH), 265, 6, _SOME_ROWS),
+    "decode_256": Step(DecodeShape(256, _WIDTH), 240, 8.5, _MANY_ROWS),
+    "shared_256": Step(DecodeShape(256, _WIDTH, most_items(256)), 268, 17, _SHARING),
+    "multi_step_2": Step(
+        MultiStepDecodeKey(DecodeShape(2, _WIDTH), "greedy", 8), 222, 1.5, _FEW_ROWS
+    ),
+    "full_multi_step_64": Step(
+        MultiStepDecodeKey(DecodeShape(64, _WIDTH), "full", 8), 352, 82, _SOME_ROWS
+    ),
+    "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
+    "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),
+    "prefill_1024_on_2": Step(PrefillShape(1024, 8, _WIDTH), 360, 18, _PREFILL, 2, _LAST),
+    "prefill_8192_on_2": Step(PrefillShape(8192, 8, _WIDTH), 812, 112, _PREFILL, 2, _LAST_JOINED),
+    # A cluster combines the splits of contexts as short as these.
+    "decode_2_on_2": Step(DecodeShape(2, 64), 180, 0.1, _FEW_ROWS_ON_2, devices=2),
+    "decode_64_on_2": Step(DecodeShape(64, _WIDTH), 295, 4, _SOME_ROWS, devices=2),
+    "decode_64_on_4": Step(DecodeShape(64, _WIDTH), 411, 3.6, _DECODE, devices=4),
+}
+
+
+@functools.cache
+def _programs(devices, config=_CONFIG):
+    mesh, rules = h200_mesh(devices), ShardingRules()
+    peer_buffers = have_peer_buffers(mesh, devices, "mosaic")
+    context = StepContext(config, mesh, rules, "mosaic", _BLOCK_SIZE, peer_buffers)
+    params = abstract_params(config, jnp.bfloat16, mesh, rules)
+    return Programs(context, params, _BLOCKS, _SLOTS)
+
+
+@functools.cache
+def _compile(key, devices, config=_CONFIG):
+    programs = _programs(devices, config)
+    options = options_of(
+        key, platform="gpu", num_devices=devices, peer_buffers=programs.context.peer_buffers
+    )
+    compiled = programs.lower(key).compile(compiler_options=options or None)
+    return compiled.memory_analysis(), compiled.as_text()
+
+
+@pytest.fixture(params=STEPS)
+def step(request):
+    return STEPS[request.param]
+
+
+def test_the_cache_is_updated_in_place(step):
+    memory, text = _compile(step.key, step.devices)
+    kv_bytes = kv_cache.block_bytes(_programs(step.devices)) * _BLOCKS
+    others = 4 * _SLOTS if isinstance(step.key, MultiStepDecodeKey) else 0
+    if getattr(step.key, "mode", None) == "full":
+        others += bytes_per_device(_programs(step.devices).slot_state)
+    assert memory.alias_size_in_bytes == kv_bytes + others
+    pages = _programs(step.devices).pages
+    local = pages.sharding.shard_shape(pages.shape)
+    assert hlo.copies(text, functools.reduce(int.__mul__, local)) == []
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_edits_and_counts_of_slots_are_updated_in_place(devices):
+    programs = _programs(devices)
+    for key in (SamplerKey(64, "full"), SetEditsKey(8), CountTokensKey(8, 2048)):
+        memory, text = _compile(key, devices)
+        kept = programs.slot_state
+        kept = {SetEditsKey: kept.edits, CountTokensKey: kept.token_counts}.get(type(key), kept)
+        tokens = 4 * _SLOTS if isinstance(key, SamplerKey) else 0
+        assert memory.alias_size_in_bytes == bytes_per_device(kept) + tokens
+        counts = programs.slot_state.token_counts
+        assert hlo.copies(text, math.prod(counts.sharding.shard_shape(counts.shape))) == []
+
+
+def test_temporary_memory_and_launches_stay_within_their_bounds(step, record_property):
+    memory, text = _compile(step.key, step.devices)
+    launches, temp_mb = hlo.launches(text), memory.temp_size_in_bytes / 1e6
+    record_property("launches", f"{launches} of {step.launches}")
+    record_property("temporary MB", f"{temp_mb:.2f} of {step.temp_mb}")
+    assert launches <= step.launches
+    assert temp_mb <= step.temp_mb
+
+
+def test_every_layer_runs_the_kernels(step):
+    _, text = _compile(step.key, step.devices)
+    in_parts = {name: n * step.parts for name, n in step.mosaic.items()}
+    expected = collections.Counter({name: n * (_LAYERS - 1) for name, n in in_parts.items()})
+    expected.update(in_parts if step.last is None else step.last)
+    kernels = hlo.mosaic_kernels(text)
+    if step.devices > 1 and step.parts == 1:  # sums take the norm that follows with them
+        expected.pop("add_norm", None)
+    for name in _SUMS:  # counted below
+        kernels.pop(name, None)
+    assert kernels == expected
+
+
+def test_devices_sum_twice_a_layer_and_once_for_the_embedding(step):
+    _, text = _compile(step.key, step.devices)
+    # The last layer takes all parts at once, where it goes on with few tokens.
+    in_parts = _LAYERS if step.last is None else _LAYERS - 1
+    sums = (2 * in_parts + 1) * step.parts + 2 * (_LAYERS - in_parts)
+    ours = sum(hlo.mosaic_kernels(text)[name] for name in _SUMS)
+    # Sums of parts run side by side: two devices send each other what they have.
+    one_by_one = sums if step.parts == 1 else 2 * (_LAYERS - in_parts)
+    assert ours == (one_by_one if step.devices > 1 else 0)
+    swaps = sums - one_by_one if step.devices == 2 else 0
+    assert hlo.collectives(text) == ({"collective-permute": swaps} if swaps else {})
+
+
+def test_devices_swap_by_copies_from_memory_to_memory():
+    _, text = _compile(STEPS["prefill_8192_on_2"].key, 2)
+    swaps = [i for i in hlo.scheduled(text) if i.opcode.startswith("collective-permute-start")]
+    assert swaps
+    assert all('"collectives_mode":"COLLECTIVES_PEER_MEMORY"' in i.line for i in swaps)
+
+
+def test_sums_of_a_long_prefill_run_beside_the_products_of_the_other_half():
+    step = STEPS["prefill_8192_on_2"]
+    assert step.parts == 2
+    beside = hlo.beside_sums(_compile(step.key, step.devices)[1])
+    products = [sum(map(hlo.is_product, instructions)) for instructions in beside]
+    # Nothing is left to compute beside the embedding's first sum, nor beside the last three: the
+    # last layer takes both halves at once.
+    assert min(products[1:-3]) >= 1
+
+
+def test_sampling_on_devices_exchanges_two_numbers_a_row_once():
+    rows, devices = 64, 4
+    _, text = _compile(SamplerKey(rows, "greedy"), devices)
+    assert hlo.collectives(text) == {"all-gather": 1}
+    (gather,) = [i for i in hlo.scheduled(text) if i.opcode.startswith("all-gather")]
+    assert gather.num_elements == rows * devices * 2
+
+
+@pytest.mark.parametrize(("rows", "devices", "launches"), [(2, 1, 10), (64, 1, 13), (2, 2, 7)])
+def test_xlas_merged_projections_are_not_cut_apart_nor_their_weights_copied(
+    rows, devices, launches
+):
+    """A layer of Qwen3-8B, whose q, k and v are XLA's.
+
+    Here it can't time products, so it splits their contractions, with a kernel each for the sums.
+    """
+    shape, key = shape_config("8b"), DecodeShape(rows, _WIDTH)
+    one, two = (
+        _compile(key, devices, dataclasses.replace(shape, num_hidden_layers=layers))[1]
+        for layers in (1, 2)
+    )
+    assert hlo.launches(two) - hlo.launches(one) <= launches
+    heads = shape.num_attention_heads + 2 * shape.num_key_value_heads
+    weights = heads * shape.head_dim * shape.hidden_size // devices
+    made = [i for i in hlo.scheduled(two) if i.opcode in ("fusion", "concatenate", "copy")]
+    assert max(instruction.num_elements for instruction in made) < weights
+
+
+def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
+    key = STEPS["scored_2048"].key
+    many, _ = _compile(key, 1)
+    shallow = _programs(1).with_layers(2)
+    assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == 2
+    options = options_of(key, platform="gpu", num_devices=1, peer_buffers=False)
+    few = shallow.lower(key).compile(compiler_options=options).memory_analysis()
+    assert few.temp_size_in_bytes <= many.temp_size_in_bytes
+    assert many.temp_size_in_bytes - few.temp_size_in_bytes < 10_000 * _LAYERS
+
+
+def test_a_multi_step_that_shares_its_forward_pass_is_compiled_to_the_same():
+    key = STEPS["multi_step_2"].key
+    programs = dataclasses.replace(_programs(1), forward=SharedForward("cuda"))
+    options = options_of(key, platform="gpu", num_devices=1, peer_buffers=False)
+    shared = programs.lower(key).compile(compiler_options=options)
+    found = []
+    for memory, text in (_compile(key, 1), (shared.memory_analysis(), shared.as_text())):
+        found.append(
+            (
+                memory.temp_size_in_bytes,
+                memory.alias_size_in_bytes,
+                hlo.launches(text),
+                hlo.mosaic_kernels(text),
+            )
+        )
+    assert found[0] == found[1]

@@ -1,0 +1,144 @@
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.sharding import ShardingRules, make_mesh, num_page_heads
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.sampling.layout import Column, SamplingArrays
+from tests.serving.runner.tiny_runner import CONFIG, tiny_params
+
+_BLOCKS, _BLOCK_SIZE = 64, 8
+_FORWARDS = [DecodeShape(4, 8), PrefillShape(16, 4, 8)]
+
+
+@functools.cache
+def _compile(devices, key):
+    mesh, rules = make_mesh(devices), ShardingRules()
+    context = StepContext(CONFIG, mesh, rules, "xla", _BLOCK_SIZE)
+    params = abstract_params(CONFIG, jnp.float32, mesh, rules)
+    return Programs(context, params, _BLOCKS, 5).lower(key).compile()
+
+
+def _local_kv_bytes(devices):
+    heads = num_page_heads(CONFIG, devices) // devices
+    page = _BLOCK_SIZE * heads * CONFIG.head_dim * 4
+    return 2 * CONFIG.num_hidden_layers * _BLOCKS * page
+
+
+def _pool_copies(text, devices):
+    page = (_BLOCK_SIZE, num_page_heads(CONFIG, devices) // devices, CONFIG.head_dim)
+    pool = "f32[" + ",".join(map(str, (_BLOCKS, *page))) + "]"
+    return [
+        line for line in text.splitlines() if re.search(rf"= {re.escape(pool)}\S* copy\(", line)
+    ]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("key", _FORWARDS, ids=lambda key: type(key).__name__)
+def test_pages_are_updated_in_place_on_every_device(devices, key):
+    compiled = _compile(devices, key)
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == _local_kv_bytes(devices)
+    # A copy of one layer's pages would show among the temporaries or as an instruction.
+    assert not _pool_copies(compiled.as_text(), devices)
+
+
+def test_the_last_layer_of_a_prefill_goes_on_with_each_rows_last_token_only():
+    every, last = PrefillShape(16, 4, 8, all_tokens=True), PrefillShape(16, 4, 8)
+    packed = np.zeros(last.size, np.int32)
+    batch = last.split(packed)
+    batch.token_ids[:9] = np.arange(9)
+    batch.positions[:9] = [0, 1, 2, 3, 4, 0, 0, 1, 2]
+    batch.slot_mapping[:9] = [8, 9, 10, 11, 12, 16, 24, 25, 26]
+    batch.cu_seqlens[:] = [0, 5, 6, 9, 9]
+    batch.context_lens[:] = [5, 1, 3, 0]
+    batch.block_tables[:3, 0] = [1, 2, 3]
+    compiled = [_compile(1, key) for key in (every, last)]
+    params = tiny_params()
+    page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
+    results = []
+    for program in compiled:
+        kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
+        results.append(program(params, kv, packed, np.zeros(5, np.int32)))
+    (_, expected, _, stream), (_, hidden, _, nothing) = results
+    np.testing.assert_allclose(hidden[:3], expected[:3], rtol=1e-5, atol=1e-6)
+    assert (stream.shape, nothing) == ((16, CONFIG.hidden_size), None)
+    for before, after in zip(*(jax.tree.leaves(kv) for kv, *_ in results), strict=True):
+        np.testing.assert_allclose(after[1:4], before[1:4], rtol=1e-5, atol=1e-6)
+    flops = [program.cost_analysis()["flops"] for program in compiled]
+    assert flops[1] < flops[0]
+
+
+def test_a_multi_step_updates_the_pages_in_place():
+    compiled = _compile(1, MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 3))
+    slots = 5 * 4
+    assert compiled.memory_analysis().alias_size_in_bytes == _local_kv_bytes(1) + slots
+    assert compiled.memory_analysis().temp_size_in_bytes < _local_kv_bytes(1)
+
+
+def test_a_row_writes_only_the_tokens_it_keeps_of_a_multi_step():
+    shape = DecodeShape(4, 8)
+    compiled = _compile(1, MultiStepDecodeKey(shape, "greedy", 3))
+    packed = np.zeros(shape.size, np.int32)
+    batch = shape.split(packed)
+    batch.context_lens[:] = [1, 2, 1, 0]
+    batch.num_tokens[:] = [3, 1, 2, 0]
+    batch.slots[:] = [0, 1, 2, 4]
+    batch.block_tables[:3, 0] = [1, 2, 3]
+    page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
+    kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
+    arrays = SamplingArrays(np.zeros((4, len(Column)), np.int32))
+    kv, *_ = compiled(tiny_params(), kv, packed, arrays, np.zeros(5, np.int32))
+    for pages in jax.tree.leaves(kv):
+        written = np.asarray(pages).any(axis=(2, 3))
+        positions = [np.flatnonzero(written[block]).tolist() for block in (1, 2, 3)]
+        assert positions == [[0, 1, 2], [1], [0, 1]]
+
+
+@pytest.mark.parametrize("key", _FORWARDS, ids=lambda key: type(key).__name__)
+def test_a_forward_reduces_twice_a_layer_and_once_for_the_embedding(key):
+    text = _compile(2, key).as_text()
+    reductions = re.findall(r"= \S+ all-reduce(?:-start)?\(", text)
+    assert len(reductions) == 2 * CONFIG.num_hidden_layers + 1
+    assert "all-gather" not in text
+
+
+@pytest.fixture
+def halved_prefill(monkeypatch):
+    monkeypatch.setattr(
+        "jaxinfer.serving.programs.steps.part_sizes", lambda tokens, _: (tokens // 2,) * 2
+    )
+    return _compile.__wrapped__(2, PrefillShape(16, 4, 8))
+
+
+def test_halves_of_a_prefill_reduce_in_turn_and_update_the_pages_in_place(halved_prefill):
+    text = halved_prefill.as_text()
+    reductions = re.findall(r"= \S+ all-reduce(?:-start)?\(", text)
+    # A CPU sums both halves of the embedding at once, as a tuple; in layers each waits for another.
+    # The last layer takes all tokens at once.
+    assert len(reductions) == 2 * 2 * (CONFIG.num_hidden_layers - 1) + 2
+    assert halved_prefill.memory_analysis().alias_size_in_bytes == _local_kv_bytes(2)
+    assert not _pool_copies(text, 2)
+
+
+def test_one_device_runs_no_collective():
+    for key in [*_FORWARDS, SamplerKey(4, "greedy")]:
+        assert not re.search(r"all-(reduce|gather|to-all)", _compile(1, key).as_text())
+
+
+@pytest.mark.slow
+def test_the_sampler_never_gathers_logits():
+    text = _compile(2, SamplerKey(4, "truncate")).as_text()
+    gathered = re.findall(r"= (?:f32|s32)\[([\d,]*)\]\S* all-gather", text)
+    assert gathered
+    largest = max(int(size) for shape in gathered for size in shape.split(",") if size)
+    assert largest < CONFIG.vocab_size // 2

@@ -1,0 +1,192 @@
+"""A device in pure Python that notices every wrong page: the oracle of the scheduler's tests.
+
+Each page slot holds the hash of the whole history up to its token, computed through the pages, as
+keys and values are. The next token is a function of that hash, so a sequence that ever reads a
+foreign, stale or missing slot answers differently from its solo run, and `launch` also checks each
+slot that a row may read.
+"""
+
+from typing import NamedTuple
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request, RequestStatus
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+
+VOCAB_SIZE = 24
+EOS = 0
+START = 17
+
+
+class Slot(NamedTuple):
+    chain: int
+    position: int
+    weights: int
+    salt: str | None
+
+
+def extend_chain(chain: int, token: int) -> int:
+    return hash((chain, token, 0x9E3779B9)) & 0x7FFFFFFFFFFFFFFF
+
+
+def next_token(chain: int) -> int:
+    return (chain >> 7) % VOCAB_SIZE
+
+
+def solo_run(
+    request: Request, eos: frozenset[int], max_model_len: int
+) -> tuple[list[int], str, int | None]:
+    """Outputs, finish reason and stop reason of an undisturbed run, without the engine's code."""
+    chain = START
+    for token in request.prompt_token_ids:
+        chain = extend_chain(chain, token)
+    params: SamplingParams = request.params
+    outputs: list[int] = []
+    if request.prefill_only:
+        return outputs, "length", None
+    while True:
+        token = next_token(chain)
+        chain = extend_chain(chain, token)
+        outputs.append(token)
+        if len(outputs) >= params.min_tokens:
+            if token in eos and not params.ignore_eos:
+                return outputs, "stop", None
+            if token in (params.stop_token_ids or ()):
+                return outputs, "stop", token
+        total = len(request.prompt_token_ids) + len(outputs)
+        if len(outputs) == params.max_tokens or total == max_model_len:
+            return outputs, "length", None
+
+
+class FakeDevice:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.block_size = scheduler.pool.block_size
+        self.weights = 0
+        self.host: dict[int, list[Slot | None]] = {}
+        self.last_tokens: list[int | None] = [None] * scheduler.max_num_seqs
+        self.true_tokens: dict[Request, list[int]] = {}
+        self.oldest_weights: dict[Request, int] = {}
+        self.reset_cache()
+
+    def reset_cache(self) -> None:
+        """What the runner does after a step has destroyed the donated pages."""
+        self.pages: list[list[Slot | None]] = [
+            [None] * self.block_size for _ in range(self.scheduler.pool.num_blocks)
+        ]
+        for request in self.scheduler.unfinished():
+            known = self.true_tokens.get(request)
+            if known is not None:
+                del known[request.num_known_tokens :]
+
+    def note_waiting(self) -> None:
+        """Call after every operation: what waits must restart under the present weights."""
+        for request in self.scheduler.unfinished():
+            if request.status is RequestStatus.WAITING:
+                self.oldest_weights[request] = self.weights
+
+    def launch(self, schedule: Schedule) -> list[list[int]]:
+        """Run a step; tokens of `[row][inner step]`, arbitrary where a row does not sample."""
+        self.check_shape(schedule)
+        for block, host_block in schedule.swap_out:
+            self.host[host_block] = list(self.pages[block])
+        for block, host_block in schedule.swap_in:
+            self.pages[block] = list(self.host[host_block])
+        results: list[list[int]] = [[] for _ in schedule.rows]
+        for step in range(schedule.num_steps):
+            for row in schedule.rows:
+                self.write(row, step, schedule)
+            for row, result in zip(schedule.rows, results, strict=True):
+                result.append(self.attend(row, step))
+        return results
+
+    def check_shape(self, schedule: Schedule) -> None:
+        rows = schedule.rows
+        scheduler = self.scheduler
+        assert 1 <= len(rows) <= scheduler.max_num_seqs
+        assert len({row.request.slot for row in rows}) == len(rows)
+        assert len({row.request.request_id for row in rows}) == len(rows)
+        assert schedule.num_tokens == sum(row.num_scheduled_tokens for row in rows)
+        assert schedule.num_tokens <= scheduler.max_num_batched_tokens
+        host_blocks = [host_block for _, host_block in schedule.swap_out]
+        assert len(set(host_blocks)) == len(host_blocks)
+        max_table_len = scheduler.pool.blocks_for(scheduler.max_model_len)
+        for row in rows:
+            assert row.num_scheduled_tokens >= 1
+            assert len(row.request.block_table) <= max_table_len
+            assert 0 not in row.request.block_table
+            assert (row.num_new_tokens > 0) == row.samples
+            if schedule.num_steps > 1:
+                assert schedule.is_decode
+            else:
+                assert row.num_new_tokens <= 1
+            if schedule.is_decode:
+                assert row.samples
+                assert row.num_scheduled_tokens == 1
+
+    def write(self, row: ScheduledRow, step: int, schedule: Schedule) -> None:
+        request = row.request
+        start = row.start + step
+        if schedule.is_decode:
+            tokens = [self.last_tokens[request.slot]]
+        else:
+            tokens = request.tokens(start, start + row.num_scheduled_tokens)
+            if tokens[-1] == IN_FLIGHT_TOKEN:
+                tokens[-1] = self.last_tokens[request.slot]
+        true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
+        assert tokens == true_tokens[start : start + len(tokens)], "a row is fed wrong tokens"
+        for position, token in enumerate(tokens, start):
+            chain = START if position == 0 else self.slot(request, position - 1).chain
+            block = request.block_table[position // self.block_size]
+            self.pages[block][position % self.block_size] = Slot(
+                extend_chain(chain, token), position, self.weights, request.cache_salt
+            )
+
+    def attend(self, row: ScheduledRow, step: int) -> int:
+        """Check all that the row reads; its next token."""
+        request = row.request
+        true_tokens = self.true_tokens[request]
+        context_len = row.start + step + row.num_scheduled_tokens
+        chain = START
+        for position in range(context_len):
+            chain = extend_chain(chain, true_tokens[position])
+            slot = self.slot(request, position)
+            assert slot.chain == chain, f"position {position} holds another history"
+            assert slot.position == position
+            assert slot.salt == request.cache_salt, "a block crossed salts"
+            assert slot.weights >= self.oldest_weights.get(request, 0), "stale weights"
+        token = next_token(chain)
+        if row.samples:
+            self.last_tokens[request.slot] = token
+            assert len(true_tokens) == context_len or true_tokens[context_len] == token
+            true_tokens[context_len : context_len + 1] = [token]
+        return token
+
+    def slot(self, request: Request, position: int) -> Slot:
+        block = request.block_table[position // self.block_size]
+        slot = self.pages[block][position % self.block_size]
+        assert slot is not None, f"position {position} was never written"
+        return slot
+
+
+def run_to_end(
+    scheduler: Scheduler, device: FakeDevice, *, depth: int = 1, num_steps: int = 1
+) -> list[Schedule]:
+    """Run everything, reading tokens `depth` steps late; all schedules in order."""
+    schedules: list[Schedule] = []
+    in_flight: list[tuple[Schedule, list[list[int]]]] = []
+    while scheduler.has_unfinished:
+        device.note_waiting()
+        schedule = scheduler.schedule(num_steps)
+        if schedule is not None:
+            schedules.append(schedule)
+            in_flight.append((schedule, device.launch(schedule)))
+        assert in_flight, "nothing runs and nothing is in flight"
+        if schedule is None or len(in_flight) > depth:
+            scheduler.update(*in_flight.pop(0))
+        scheduler.check_invariants()
+    for late in in_flight:
+        assert scheduler.update(*late) == []
+    scheduler.check_invariants()
+    assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
+    return schedules

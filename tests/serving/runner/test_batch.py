@@ -1,0 +1,328 @@
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import all_programs
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.sampling.layout import Column
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.slots.request_sampling import request_sampling
+from tests.call_count import calls_of
+
+S, NOBODY = 8, 4
+
+
+def test_every_array_of_a_batch_begins_where_gpu_kernels_can_read_it():
+    for shape in (DecodeShape(3, 5), DecodeShape(66, 5, 35), PrefillShape(100, 7, 3)):
+        packed = np.arange(shape.size, dtype=np.int32)
+        for field in jax.tree.leaves(shape.split(packed)):
+            assert int(field.flat[0]) * 4 % 256 == 0
+
+
+def _builder(
+    max_num_seqs=NOBODY,
+    max_model_len=64,
+    block_size=S,
+    num_decode_steps=1,
+    rows_in_item=0,
+    tokenizer=None,
+):
+    buckets = choose_buckets(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=64,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        multi_step_length=num_decode_steps,
+        platform="gpu" if rows_in_item else "cpu",
+        rows_in_item=rows_in_item,
+    )
+    prepare = functools.partial(
+        request_sampling, vocab_size=100, eos_token_ids=[2], tokenizer=tokenizer
+    )
+    return BatchBuilder(
+        buckets,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size,
+        vocab_size=100,
+        prepare=prepare,
+    )
+
+
+def _request(slot, num_prompt, blocks, outputs=(), in_flight=0, **params):
+    params = SamplingParams(**({"temperature": 0.0} | params))
+    request = Request(f"r{slot}", [(10 + i) % 100 for i in range(num_prompt)], params, seed=slot)
+    request.slot = slot
+    request.block_table = list(blocks)
+    request.output_token_ids = list(outputs)
+    request.num_in_flight_tokens = in_flight
+    request.num_tokens = num_prompt + len(outputs) + in_flight
+    return request
+
+
+def _schedule(*rows, is_decode=False, num_steps=1):
+    rows = [ScheduledRow(*row) for row in rows]
+    return Schedule(
+        rows, is_decode, num_steps, num_tokens=sum(r.num_scheduled_tokens for r in rows)
+    )
+
+
+def test_prefill_rows_are_packed_one_after_the_other():
+    first = _request(2, 11, [5, 9])
+    second = _request(0, 3, [7])
+    batch = _builder().build(_schedule((first, 0, 11, True, 1), (second, 0, 3, True, 1)))
+    fields = batch.shape.split(batch.packed)
+    assert fields.token_ids[:14].tolist() == [*range(10, 21), 10, 11, 12]
+    assert fields.positions[:14].tolist() == [*range(11), 0, 1, 2]
+    first_slots = [*range(40, 48), 72, 73, 74]
+    assert fields.slot_mapping[:14].tolist() == [*first_slots, 56, 57, 58]
+    assert fields.cu_seqlens[:3].tolist() == [0, 11, 14]
+    assert fields.context_lens[:2].tolist() == [11, 3]
+    assert fields.sample_slots[:2].tolist() == [2, 0]
+    assert fields.block_tables[0, :2].tolist() == [5, 9]
+    assert fields.block_tables[1, 0] == 7
+
+
+def test_padding_belongs_to_nobody():
+    batch = _builder().build(_schedule((_request(1, 3, [7]), 0, 3, True, 1)))
+    fields = batch.shape.split(batch.packed)
+    assert not fields.slot_mapping[3:].any()
+    assert (fields.cu_seqlens[1:] == 3).all()
+    assert not fields.context_lens[1:].any()
+    assert (fields.sample_slots[1:] == NOBODY).all()
+
+
+def test_a_chunk_that_does_not_sample_writes_to_nobodys_slot():
+    request = _request(1, 20, [7, 8, 9], temperature=1.0)
+    batch = _builder().build(_schedule((request, 8, 6, False, 0)))
+    fields = batch.shape.split(batch.packed)
+    assert fields.positions[:6].tolist() == [*range(8, 14)]
+    assert fields.context_lens[0] == 14
+    assert fields.sample_slots[0] == NOBODY
+    assert batch.mode == "greedy"
+
+
+def test_a_token_still_in_flight_names_its_slot():
+    request = _request(3, 4, [6], outputs=[50], in_flight=2)
+    batch = _builder().build(_schedule((request, 5, 1, True, 1)))
+    fields = batch.shape.split(batch.packed)
+    assert fields.token_ids[0] == -1 - 3
+
+
+def test_decode_uploads_lengths_slots_and_tables():
+    rows = [
+        (_request(3, 9, [6, 2], in_flight=1), 9, 1, True, 1),
+        (_request(1, 2, [4]), 2, 1, True, 1),
+    ]
+    batch = _builder().build(_schedule(*rows, is_decode=True))
+    fields = batch.shape.split(batch.packed)
+    assert fields.context_lens.tolist()[:2] == [10, 3]
+    assert fields.slots[:2].tolist() == [3, 1]
+    assert (fields.slots[2:] == NOBODY).all()
+    assert fields.block_tables[0, :2].tolist() == [6, 2]
+    assert batch.sampling.scalars[:2, Column.POSITION].tolist() == [10, 3]
+
+
+def test_a_multi_step_says_how_many_tokens_each_row_keeps():
+    rows = [
+        (_request(3, 9, [6, 2], in_flight=1), 9, 1, True, 4),
+        (_request(1, 2, [4]), 2, 1, True, 1),
+    ]
+    batch = _builder(num_decode_steps=4).build(_schedule(*rows, is_decode=True, num_steps=4))
+    num_tokens = batch.shape.split(batch.packed).num_tokens
+    assert num_tokens[:2].tolist() == [4, 1]
+    assert not num_tokens[2:].any()
+
+
+def test_tables_follow_growth_and_a_slots_next_holder():
+    builder = _builder()
+    request = _request(0, 8, [6], in_flight=1)
+    builder.build(_schedule((request, 8, 1, True, 1), is_decode=True))
+    request.block_table += [3, 5]
+    batch = builder.build(_schedule((request, 16, 1, True, 1), is_decode=True))
+    assert batch.shape.split(batch.packed).block_tables[0, :3].tolist() == [6, 3, 5]
+    other = _request(0, 8, [1], temperature=0.5)
+    batch = builder.build(_schedule((other, 7, 1, True, 1), is_decode=True))
+    assert batch.shape.split(batch.packed).block_tables[0, 0] == 1
+    assert batch.mode == "temperature"
+    request.block_table = [9]
+    request.num_admissions += 1
+    batch = builder.build(_schedule((request, 7, 1, True, 1), is_decode=True))
+    assert batch.shape.split(batch.packed).block_tables[0, 0] == 9
+
+
+def test_the_dearest_row_decides_the_mode():
+    greedy = (_request(0, 2, [1]), 0, 2, True, 1)
+    builder = _builder()
+    for params, mode in (
+        ({"temperature": 1.0}, "temperature"),
+        ({"temperature": 1.0, "top_k": 5}, "truncate"),
+        ({"logprobs": 2}, "full"),
+    ):
+        row = (_request(1, 2, [2], **params), 0, 2, True, 1)
+        assert builder.build(_schedule(greedy, row)).mode == mode
+        assert builder.build(_schedule(greedy)).mode == "greedy"
+
+
+def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
+    builder = _builder()
+    request = _request(0, 2, [1], outputs=[7], min_tokens=2)
+    assert builder.build(_schedule((request, 2, 1, True, 1), is_decode=True)).mode == "full"
+    # The second token is in flight, but counted.
+    assert builder.build(_schedule((request, 3, 1, True, 1), is_decode=True)).mode == "greedy"
+
+
+def test_a_slot_is_told_of_its_holder_once():
+    builder = _builder()
+    plain = (_request(0, 2, [1], logprobs=1), 0, 2, True, 1)
+    penal = _request(1, 2, [2], outputs=[30], repetition_penalty=2.0, logit_bias={5: 1.0})
+    row = (penal, 2, 1, True, 1)
+    batch = builder.build(_schedule(plain, row))
+    (edits,), (counts,) = batch.edits, batch.counts
+    assert edits.slots[:2].tolist() == [1, NOBODY + 1]
+    assert edits.edits.ids[0, :2].tolist() == [5, -1]
+    assert counts.cleared[:2].tolist() == [1, NOBODY + 1]
+    assert counts.tokens[:, :3].tolist() == [[1, 1, 1], [10, 11, 30], [0, 0, 1]]
+    assert (counts.tokens[0, 3:] == NOBODY + 1).all()
+    assert batch.sampling[1:] == (None, None)
+    again = builder.build(_schedule(plain, row))
+    assert not again.edits
+    assert not again.counts
+    penal.num_admissions += 1
+    assert builder.build(_schedule(plain, row)).counts
+
+
+def test_long_histories_of_many_rows_are_counted_in_parts():
+    builder = _builder(max_num_seqs=64, max_model_len=4096)
+    penalised = {"presence_penalty": 1.0}
+    rows = [
+        (_request(slot, 700 + slot, [slot + 1], **penalised), 699 + slot, 1, True, 1)
+        for slot in range(10)
+    ]
+    counts = builder.build(_schedule(*rows, is_decode=True)).counts
+    cleared = np.concatenate([update.cleared for update in counts])
+    assert sorted(cleared[cleared < 64]) == [*range(10)]
+    slots, ids, generated = np.concatenate([update.tokens for update in counts], axis=1)
+    assert np.bincount(slots[slots < 64]).tolist() == [700 + slot for slot in range(10)]
+    assert ids[slots == 3].tolist() == rows[3][0].prompt_token_ids
+    assert not generated.any()
+
+
+def test_a_step_tells_slots_late_what_depends_on_tokens_read_since():
+    class Tokenizer:
+        def encode(self, text, add_special_tokens):
+            return [30, 31]
+
+    builder = _builder(tokenizer=Tokenizer())
+    request = _request(2, 2, [1], outputs=[30], in_flight=1, bad_words=["x"])
+    schedule = _schedule((request, 3, 1, True, 1), is_decode=True)
+    (first,) = builder.build(schedule).edits
+    assert first.edits.ids[0, :2].tolist() == [31, -1]
+    assert builder.late_edits(schedule) == []
+    request.output_token_ids.append(7)
+    (late,) = builder.late_edits(schedule)
+    assert late.slots[:2].tolist() == [2, NOBODY + 1]
+    assert (late.edits.ids[0] == -1).all()
+    request.slot = None  # what was read has ended it
+    assert builder.late_edits(schedule) == []
+
+
+def test_targets_are_the_next_prompt_tokens_of_rows_that_want_scores():
+    scored = _request(0, 10, [1, 2], prompt_logprobs=1)
+    plain = _request(1, 2, [3])
+    batch = _builder().build(_schedule((plain, 0, 2, True, 1), (scored, 4, 6, True, 1)))
+    assert batch.targets[:8].tolist() == [0, 0, 15, 16, 17, 18, 19, 0]
+    assert _builder().build(_schedule((plain, 0, 2, True, 1))).targets is None
+
+
+def test_bad_words_need_a_tokenizer():
+    request = _request(0, 2, [1], bad_words=["x"])
+    with pytest.raises(ValueError, match="bad_words needs a tokenizer"):
+        _builder().build(_schedule((request, 0, 2, True, 1)))
+
+
+def test_a_request_without_a_slot_is_an_error():
+    request = _request(0, 2, [1])
+    request.slot = None
+    with pytest.raises(ValueError, match="not running"):
+        _builder().build(_schedule((request, 0, 2, True, 1)))
+
+
+def test_building_a_decode_step_does_the_same_work_for_long_contexts():
+    def calls(num_tokens):
+        builder = _builder(max_num_seqs=64, max_model_len=8192, block_size=16)
+        blocks = range(1, num_tokens // 16 + 2)
+        requests = [_request(slot, num_tokens, blocks, in_flight=1) for slot in range(64)]
+        rows = [(request, num_tokens, 1, True, 1) for request in requests]
+        schedule = _schedule(*rows, is_decode=True)
+        builder.build(schedule)
+        return calls_of(lambda: builder.build(schedule))
+
+    # Tables rebuilt from lists would call for each block.
+    assert calls(4096) == calls(16)
+
+
+def _decoding(rows, shared_blocks, num_steps=1, **params):
+    """A step in which so many rows begin with the same blocks and have 3 each of their own."""
+    common = list(range(1, 1 + shared_blocks))
+    requests = []
+    for slot in range(rows):
+        own = 1 + shared_blocks + 3 * slot
+        blocks = [*common, own, own + 1, own + 2]
+        requests.append(_request(slot, (shared_blocks + 2) * S + 3, blocks, in_flight=1, **params))
+    scheduled = [(r, r.num_prompt_tokens, 1, True, num_steps) for r in requests]
+    return _schedule(*scheduled, is_decode=True, num_steps=num_steps)
+
+
+def _sharing_builder(max_num_seqs=256, num_decode_steps=1):
+    return _builder(
+        max_num_seqs, max_model_len=1024, num_decode_steps=num_decode_steps, rows_in_item=32
+    )
+
+
+def test_keys_that_many_rows_share_are_read_once():
+    batch = _sharing_builder().build(_decoding(60, shared_blocks=33))
+    assert batch.shape.work_items
+    fields = batch.shape.split(batch.packed)
+    # Two windows of 32 rows, and whole tiles of 64 keys of the 264 that are shared.
+    assert fields.shared.rows[:60, 0].tolist() == [256] * 60
+    assert fields.shared.rows[:60, 3].tolist() == [*range(32), *range(28)]
+    assert not fields.shared.rows[60:].any()
+    assert fields.block_tables[59, :36].tolist() == [*range(1, 34), 211, 212, 213]
+
+
+@pytest.mark.parametrize(("rows", "shared_blocks"), [(60, 0), (60, 16), (4, 40)])
+def test_what_saves_little_takes_no_kernel_for_shared_keys(rows, shared_blocks):
+    batch = _sharing_builder().build(_decoding(rows, shared_blocks))
+    assert not batch.shape.work_items
+    assert batch.shape.split(batch.packed).shared is None
+
+
+def test_rows_that_share_too_little_for_a_larger_bucket_stay_in_theirs():
+    builder = _sharing_builder()
+    assert builder.build(_decoding(60, 24)).shape.work_items
+    assert not builder.build(_decoding(70, 24)).shape.work_items  # of 128 rows, not of 256
+    assert builder.build(_decoding(70, 90)).shape.rows == 256
+
+
+@pytest.mark.parametrize(("temperature", "mode"), [(0.0, "temperature"), (1.0, "temperature")])
+def test_multi_step_decodes_that_share_keys_are_sampled_in_a_mode_they_are_compiled_for(
+    temperature, mode
+):
+    builder = _sharing_builder(num_decode_steps=8)
+    batch = builder.build(_decoding(60, 33, num_steps=8, temperature=temperature))
+    assert batch.shape.work_items
+    assert batch.mode == mode
+    assert MultiStepDecodeKey(batch.shape, mode, 8) in all_programs(builder._buckets, swaps=False)
+
+
+def test_a_multi_step_finds_a_shared_bucket_of_its_own_length_only():
+    builder = _sharing_builder(num_decode_steps=8)
+    assert builder.build(_decoding(60, 33, num_steps=8)).shape.rows == 64
+    assert builder.build(_decoding(60, 100, num_steps=4)).shape.rows == 256

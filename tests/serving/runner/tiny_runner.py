@@ -1,0 +1,161 @@
+"""A small random Qwen3 on a real runner, driven by the real scheduler, and a plain loop beside."""
+
+import collections
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.modules import init_params
+from jaxinfer.model.qwen3 import forward
+from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.runner.runner import Runner
+from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.startup.engine_start import EngineSetup, start_runner
+
+CONFIG = ModelConfig(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=64,
+)
+# For what compiles everything: two batches, two prompts, multi-step decodes, all samplers.
+FEW_PROGRAMS = {
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "max_model_len": 48,
+    "num_decode_steps": 4,
+}
+GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+
+
+@functools.cache
+def tiny_params(config: ModelConfig = CONFIG, dtype: str = "float32", seed: int = 0) -> Any:
+    """Random weights whose logits differ by enough that greedy choices mean something."""
+    params = init_params(config, jax.random.key(seed), jnp.dtype(dtype))
+    return jax.tree.map(lambda x: x * 4 if x.ndim == 2 else x, params)
+
+
+def make_runner(
+    *,
+    params: Any = None,
+    config: ModelConfig = CONFIG,
+    devices: int = 1,
+    hooks: Any = None,
+    **engine: Any,
+) -> Runner:
+    """A runner that compiles lazily; all runners of a run of the tests share what they compile."""
+    defaults = {
+        "block_size": 8,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "compile_ahead": False,
+        "show_progress": False,
+    }
+    setup = EngineSetup(
+        config, EngineConfig(**(defaults | engine)), ShardingRules(), **(hooks or {})
+    )
+    given = tiny_params(config) if params is None else params
+    return start_runner(setup, given, make_mesh(devices))
+
+
+def poison(runner: Runner) -> None:
+    """Fill every page with NaN, page 0 included: what nobody has written must never be read."""
+    runner._kv = jax.tree.map(
+        lambda pages: jax.device_put(np.full(pages.shape, np.nan, pages.dtype), pages.sharding),
+        runner._kv,
+    )
+
+
+class Loop:
+    """Schedule, launch, and read one step late, as the engine does."""
+
+    def __init__(self, runner: Runner, *, late: bool = True, **scheduler: Any) -> None:
+        config = runner._config
+        self.runner, self.late = runner, late
+        self.pool = BlockPool(runner.num_kv_blocks, config.block_size, config.enable_prefix_caching)
+        options = {
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": runner.max_num_batched_tokens,
+            "max_model_len": runner.max_model_len,
+            "preemption_mode": config.preemption_mode,
+        }
+        options |= scheduler
+        if options["preemption_mode"] == "swap":
+            options["num_host_blocks"] = runner.num_host_blocks
+        self.scheduler = Scheduler(self.pool, **options)
+        self.in_flight: collections.deque = collections.deque()
+        self.requests: list[Request] = []
+        self.results: list[tuple[Any, Any]] = []
+
+    def add(self, prompt: list[int], **params: Any) -> Request:
+        request = Request(
+            f"r{len(self.requests)}",
+            list(prompt),
+            SamplingParams(**(GREEDY | params)),
+            seed=len(self.requests) if params.get("seed") is None else params["seed"],
+        )
+        self.requests.append(request)
+        self.scheduler.add(request)
+        return request
+
+    def step(self, num_steps: int = 1) -> None:
+        schedule = self.scheduler.schedule(num_steps)
+        if schedule is not None:
+            schedule.samples_late = any(row.request.samples_late for row in schedule.rows)
+            step = self.runner.launch(schedule)
+            if schedule.samples_late:
+                self._read(leave=0)
+                step = self.runner.sample(step)
+            self.in_flight.append((schedule, step))
+        self._read(leave=self.late and schedule is not None)
+
+    def _read(self, *, leave: int) -> None:
+        while len(self.in_flight) > leave:
+            schedule, step = self.in_flight.popleft()
+            result = self.runner.fetch(step)
+            self.results.append((schedule, result))
+            self.scheduler.update(schedule, result.sampled.tokens.tolist(), result.num_ok)
+
+    def run(self, num_steps: int = 1) -> list[list[int]]:
+        """Run until nobody is left; the outputs in order of `add`."""
+        while self.scheduler.has_unfinished or self.in_flight:
+            self.step(num_steps)
+        return [request.output_token_ids for request in self.requests]
+
+
+def prompts(rng: np.random.Generator, lengths: Any, vocab: int = CONFIG.vocab_size) -> list[Any]:
+    return [rng.integers(0, vocab, n).tolist() for n in lengths]
+
+
+def expected_greedy(prompt: list[int], count: int, params: Any = None, config: Any = CONFIG) -> Any:
+    """A plain loop over `forward`."""
+    tokens = list(prompt)
+    params = tiny_params(config) if params is None else params
+    for _ in range(count):
+        tokens.append(int(np.argmax(expected_logits(tokens, params, config)[-1])))
+    return tokens[len(prompt) :]
+
+
+def expected_logits(tokens: list[int], params: Any = None, config: Any = CONFIG) -> np.ndarray:
+    """Logits `[T, V]` of `forward`; padded, so that one program serves all lengths."""
+    padded = np.zeros(config.max_position_embeddings, np.int32)
+    padded[: len(tokens)] = tokens
+    params = tiny_params(config) if params is None else params
+    return np.asarray(_logits(params, config, padded))[: len(tokens)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _logits(params: Any, config: ModelConfig, tokens: Any) -> Any:
+    return forward(params, config, tokens)

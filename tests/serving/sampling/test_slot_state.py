@@ -1,0 +1,122 @@
+"""What slots keep on the device equals what the host says and the sampler drew, on any mesh."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.sampling.layout import (
+    EDIT_WIDTH,
+    IN_OUTPUT,
+    IN_PROMPT,
+    Column,
+    LogitEdits,
+    Need,
+    SamplingArrays,
+    SlotState,
+)
+from jaxinfer.serving.sampling.slot_state import (
+    count_sampled,
+    count_tokens,
+    set_edits,
+    with_slot_state,
+)
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.slots.row_sampling import prepare_row
+from jaxinfer.serving.slots.slot_updates import SlotUpdates
+
+SLOTS, VOCAB = 5, 32
+UPDATES = SlotUpdates(SLOTS, VOCAB)
+TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
+
+
+@cache
+def counting(num_devices: int):
+    """`count_tokens` and `count_sampled` with the vocabulary on so many devices."""
+    devices = jax.devices()[:num_devices]
+    mesh = jax.make_mesh((num_devices,), ("tensor",), devices=devices, axis_types=(AxisType.Auto,))
+    split, whole = PartitionSpec(None, "tensor"), PartitionSpec()
+
+    def on_devices(step, num_inputs):
+        specs = (split, *[whole] * num_inputs)
+        shards = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False)
+        return jax.jit(shards)
+
+    known = on_devices(partial(count_tokens, axis="tensor"), 2)
+    return known, on_devices(partial(count_sampled, axis=VocabAxis("tensor")), 3)
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_counts_are_of_the_present_holders_tokens(num_devices: int, data: st.DataObject) -> None:
+    known, sampled = counting(num_devices)
+    counts, expected = jnp.zeros((SLOTS, VOCAB), jnp.int32), np.zeros((SLOTS, VOCAB), np.int32)
+    for _ in range(data.draw(st.integers(1, 4))):
+        slots = data.draw(st.sets(st.integers(0, SLOTS - 2), max_size=3))
+        holders = []
+        for slot in slots:
+            request = Request("r", data.draw(TOKENS), SamplingParams())
+            request.output_token_ids = data.draw(TOKENS)
+            holders.append((slot, request))
+            expected[slot] = 0
+            expected[slot, request.prompt_token_ids] = IN_PROMPT
+            np.add.at(expected[slot], request.output_token_ids, IN_OUTPUT)
+        for update in UPDATES.counts(holders):
+            counts = known(counts, *update)
+        rows = data.draw(st.permutations(range(SLOTS)))[:3]
+        tokens = np.array([data.draw(st.integers(0, VOCAB - 1)) for _ in rows], np.int32)
+        scalars = np.zeros((3, len(Column)), np.int32)
+        scalars[:, Column.NEEDS] = needs = np.array([Need.HISTORY, 0, Need.HISTORY | Need.EDITS])
+        counts = sampled(counts, np.array(rows, np.int32), tokens, scalars)
+        expected[rows, tokens] += np.where(needs & Need.HISTORY, IN_OUTPUT, 0).astype(np.int32)
+        assert np.array_equal(counts, expected)
+
+
+def test_a_long_history_is_counted_whole() -> None:
+    known, _ = counting(1)
+    request = Request("r", [1, 2, 3] * 3000, SamplingParams())
+    request.output_token_ids = [3, 4] * 1000
+    counts = jnp.full((SLOTS, VOCAB), 7, jnp.int32)  # of an earlier holder
+    updates = list(UPDATES.counts([(2, request)]))
+    for update in updates:
+        counts = known(counts, *update)
+    assert len(updates) > 1
+    assert counts[2, :6].tolist() == [0, 1, 1, 1 + 2 * 1000, 2 * 1000, 0]
+    assert (counts[np.array([0, 1, 3, 4])] == 7).all()
+
+
+def test_edits_reach_their_slots_and_no_others() -> None:
+    state = SlotState(
+        jnp.zeros((SLOTS, VOCAB), jnp.int32),
+        LogitEdits(
+            jnp.zeros((SLOTS, EDIT_WIDTH), jnp.int32),
+            jnp.zeros((SLOTS, EDIT_WIDTH)),
+            jnp.zeros((SLOTS, EDIT_WIDTH), jnp.int32),
+            jnp.zeros((SLOTS, 1), jnp.int32),
+        ),
+    )
+    rows = [
+        (3, SamplingParams(logit_bias={5: 2.0}), frozenset()),
+        (1, SamplingParams(allowed_token_ids=[0, 31], bad_words=["x"]), frozenset({9})),
+    ]
+    edits = [
+        (slot, prepare_row(params, seed=0, vocab_size=VOCAB, prompt_token_ids=[1]).edits, banned)
+        for slot, params, banned in rows
+    ]
+    (update,) = jax.tree.map(jnp.asarray, list(UPDATES.edits(edits)))
+    state = state._replace(edits=set_edits(state.edits, *update))
+    slots = jnp.array([1, 3, 0])
+    scalars = SamplingArrays(jnp.zeros((3, len(Column)), jnp.int32))
+    arrays = with_slot_state(scalars, state, slots)
+    assert arrays.edits.ids[:, :2].tolist() == [[9, -1], [5, -1], [0, 0]]
+    assert arrays.edits.values[:2, 0].tolist() == [-np.inf, 2.0]
+    assert arrays.edits.allowed[:, 0].tolist() == [1 - 2**31, -1, 0]
+    assert not arrays.token_counts.any()

@@ -1,0 +1,252 @@
+"""Thousands of random operations on a scheduler with a device that notices every wrong page."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.scheduler.scheduler import Scheduler
+from tests.serving.runner.fake_device import EOS, FakeDevice, solo_run
+
+BLOCK_SIZE = 8
+MAX_MODEL_LEN = 44
+EOS_IDS = frozenset([EOS])
+BASES = [[(i * i + family * 5) % 19 + 1 for i in range(MAX_MODEL_LEN)] for family in range(2)]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.sampled_from([7, 8, 9, 10, 14, 20]),
+        max_num_seqs=st.sampled_from([1, 2, 3, 5, 6]),
+        budget=st.sampled_from([1, 17, 44, 100, 0]),
+        caching=st.sampled_from([True, True, False]),
+        num_host_blocks=st.sampled_from([0, 12, 3]),
+        has_priorities=st.sampled_from([True, True, False]),
+    )
+    def build(self, num_blocks, max_num_seqs, budget, caching, num_host_blocks, has_priorities):
+        self.has_priorities = has_priorities
+        self.scheduler = Scheduler(
+            BlockPool(num_blocks, BLOCK_SIZE, caching),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + budget,
+            max_model_len=MAX_MODEL_LEN,
+            eos_token_ids=EOS_IDS,
+            preemption_mode="swap" if num_host_blocks else "recompute",
+            num_host_blocks=num_host_blocks,
+        )
+        self.device = FakeDevice(self.scheduler)
+        self.requests: list[Request] = []
+        self.solo_runs: dict[str, tuple] = {}
+        self.in_flight: list[tuple[Schedule, list[list[int]]]] = []
+        self.alone: list[Request] | None = None
+
+    @rule(
+        count=st.sampled_from([4, 2, 1]),
+        family=st.integers(0, 1),
+        length=st.sampled_from([24, 16, 8, 4, 1, 23, 33, 40]),
+        tail=st.lists(st.integers(1, 3), max_size=2),
+        max_tokens=st.sampled_from([None, 30, 9, 2, 1]),
+        min_tokens=st.sampled_from([0, 0, 1]),
+        ignore_eos=st.sampled_from([True, True, False]),
+        stop_token_ids=st.sampled_from([[], [], [], [5], [EOS, 7]]),
+        salt=st.sampled_from([None, None, "a"]),
+        prefill_only=st.sampled_from([False] * 5 + [True]),
+        prompt_logprobs=st.sampled_from([None] * 4 + [0]),
+        priorities=st.lists(st.sampled_from([0, -3, 5, 1]), min_size=4, max_size=4),
+    )
+    def add(self, count, family, length, tail, salt, prefill_only, priorities, **params):
+        for priority in priorities[:count]:
+            request = Request(
+                str(len(self.requests)),
+                (BASES[family][:length] + tail)[: MAX_MODEL_LEN - 1],
+                SamplingParams(**params),
+                cache_salt=salt,
+                prefill_only=prefill_only,
+                priority=priority if self.has_priorities else 0,
+            )
+            self.scheduler.add(request)
+            self.requests.append(request)
+            self.solo_runs[request.request_id] = solo_run(request, EOS_IDS, MAX_MODEL_LEN)
+
+    @precondition(lambda self: self.has_priorities and self.scheduler.num_running)
+    @rule(priority=st.sampled_from([-9, -3, 0]), length=st.sampled_from([1, 17, 40]))
+    def urgent_request_comes(self, priority, length):
+        params = {"max_tokens": 9, "ignore_eos": True}
+        self.add(1, 0, length, [], None, False, [priority], **params)
+        self.run(3, 1)
+
+    @precondition(lambda self: len(self.in_flight) < 3)
+    @rule(num_steps=st.sampled_from([1, 1, 1, 3]))
+    def schedule(self, num_steps):
+        running = self.of_status(RequestStatus.RUNNING)
+        schedule = self.scheduler.schedule(num_steps)
+        if schedule is not None:
+            self.check_order(schedule, running)
+            self.in_flight.append((schedule, self.device.launch(schedule)))
+        elif not self.in_flight:
+            unfinished = self.scheduler.unfinished()
+            held_up = self.alone is not None and not set(self.alone) & set(unfinished)
+            assert held_up or not unfinished, "requests are stuck"
+        if schedule is not None and self.alone is not None:
+            assert {id(row.request) for row in schedule.rows} <= set(map(id, self.alone))
+
+    def rank(self, request):
+        return request.priority, int(request.request_id)
+
+    def of_status(self, *wanted):
+        return [request for request in self.requests if request.status in wanted]
+
+    def check_order(self, schedule, ran_before):
+        """Requests are admitted by priority and arrival, and lose their blocks in reverse."""
+        ranks = [self.rank(r.request) for r in schedule.rows if r.request in ran_before]
+        assert ranks == sorted(ranks)
+        admitted = [self.rank(r.request) for r in schedule.rows if r.request not in ran_before]
+        waiting = self.of_status(RequestStatus.WAITING, RequestStatus.SWAPPED)
+        held_up = [self.rank(r) for r in waiting if self.alone is None or r in self.alone]
+        assert admitted == sorted(admitted)
+        assert not admitted or not held_up or admitted[-1] < min(held_up)
+        lost = [self.rank(request) for request in schedule.preempted]
+        assert lost == sorted(lost, reverse=True)
+        left = [self.rank(request) for request in self.of_status(RequestStatus.RUNNING)]
+        assert not lost or lost[-1] > max(left)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def update(self):
+        schedule, tokens = self.in_flight.pop(0)
+        for change in self.scheduler.update(schedule, tokens):
+            row = schedule.rows[change.row]
+            assert row.request is change.request
+            assert change.token_ids == tokens[change.row][: len(change.token_ids)]
+            assert change.request.is_finished or len(change.token_ids) == row.num_new_tokens
+
+    @precondition(lambda self: self.scheduler.has_unfinished)
+    @rule(count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]))
+    def run(self, count, num_steps):
+        for _ in range(count):
+            if len(self.in_flight) < 3:
+                self.schedule(num_steps)
+            self.everything_is_accounted_for()
+            if self.in_flight:
+                self.update()
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def update_with_bad_row(self, data):
+        schedule, tokens = self.in_flight.pop(0)
+        num_ok = [row.num_new_tokens for row in schedule.rows]
+        bad = data.draw(st.integers(0, len(num_ok) - 1))
+        num_ok[bad] = max(0, num_ok[bad] - 1)
+        stale = schedule.epoch < max((s.epoch for s, _ in self.in_flight), default=0)
+        bad_request = schedule.rows[bad].request
+        was_finished = bad_request.is_finished
+        self.scheduler.update(schedule, tokens, num_ok)
+        if schedule.rows[bad].samples and not stale and not was_finished:
+            assert bad_request.is_finished or self.scheduler.num_waiting
+        if bad_request.finish_reason == "error" and not was_finished:
+            self.nothing_of_it_is_found(bad_request)
+
+    def nothing_of_it_is_found(self, failed):
+        """Who comes with the tokens of a request that failed finds none of its blocks."""
+        if failed.weight_version == self.scheduler.pool.weight_version:
+            tokens = failed.prompt_token_ids + failed.output_token_ids
+            again = Request("again", tokens, SamplingParams(), cache_salt=failed.cache_salt)
+            assert self.scheduler.pool.find_prefix(again) == []
+
+    @precondition(lambda self: self.scheduler.has_unfinished)
+    @rule(data=st.data(), reason=st.sampled_from(["abort", "stop", "error"]))
+    def end_from_outside(self, data, reason):
+        request = data.draw(st.sampled_from(self.scheduler.unfinished()))
+        if reason == "abort":
+            assert self.scheduler.abort(request.request_id) is request
+        elif reason == "error":
+            self.scheduler.finish(request, "error")
+            self.nothing_of_it_is_found(request)
+        else:
+            self.scheduler.finish(request, "stop", "a stop string")
+        assert request.is_finished
+        assert request.finish_reason == reason
+        assert self.scheduler.get(request.request_id) is None
+
+    @rule(count=st.sampled_from([1, 2, None]))
+    def preempt(self, count):
+        self.scheduler.preempt(count)
+
+    @precondition(lambda self: self.scheduler.has_unfinished)
+    @rule(data=st.data(), really=st.sampled_from([False, False, False, True]))
+    def run_only(self, data, really):
+        if not really:
+            return
+        unfinished = self.scheduler.unfinished()
+        chosen = data.draw(st.lists(st.sampled_from(unfinished), max_size=3))
+        self.alone = chosen or None
+        self.scheduler.run_only(self.alone)
+
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def destroy_cache(self, really):
+        if not really:
+            return
+        self.scheduler.requeue_all()
+        self.device.reset_cache()
+        assert self.scheduler.num_running == 0
+        assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks
+
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def update_weights(self, really):
+        if not really:
+            return
+        self.scheduler.invalidate_prefix_cache()
+        self.device.weights += 1
+
+    @invariant()
+    def everything_is_accounted_for(self):
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_invariants()
+        self.device.note_waiting()
+        if self.alone is not None:
+            return
+        for priority in {request.priority for request in self.requests}:
+            alike = [r for r in self.requests if r.priority == priority and not r.is_finished]
+            running = [request.status is RequestStatus.RUNNING for request in alike]
+            assert running == sorted(running, reverse=True), "a request was overtaken"
+
+    @invariant()
+    def outputs_are_those_of_the_solo_run(self):
+        for request in getattr(self, "requests", ()):
+            outputs, reason, stop_reason = self.solo_runs[request.request_id]
+            assert request.output_token_ids == outputs[: len(request.output_token_ids)]
+            ended_itself = request.stop_reason != "a stop string" and request.finish_reason in (
+                "stop",
+                "length",
+            )
+            if ended_itself:
+                assert request.output_token_ids == outputs
+                assert (request.finish_reason, request.stop_reason) == (reason, stop_reason)
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        self.alone = None
+        self.scheduler.run_only(None)
+        for _ in range(5000):
+            if not self.scheduler.has_unfinished:
+                break
+            self.schedule(1)
+            if self.in_flight:
+                self.update()
+            self.everything_is_accounted_for()
+        assert not self.scheduler.has_unfinished, "a request starves"
+        self.outputs_are_those_of_the_solo_run()
+        assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks
+        assert self.scheduler.swap_space.num_free_blocks == self.scheduler.swap_space.num_blocks
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=50, deadline=None
+)
+TestScheduler = pytest.mark.slow(SchedulerMachine.TestCase)

@@ -1,0 +1,100 @@
+"""What an engine plans fits what its kernels can address, on any GPU and as configured."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import CapacityError
+from jaxinfer.kernels.attention.page_limit import most_pages
+from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.startup import memory
+from jaxinfer.serving.startup.plan import plan_engine
+from tests.serving.runner.tiny_runner import CONFIG
+
+_GIB = 2**30
+
+
+@functools.cache
+def _model(shape, devices):
+    config = ModelConfig.from_directory(BUNDLED_MODEL) if shape is None else shape_config(shape)
+    mesh, rules = make_mesh(devices), ShardingRules()
+    return config, mesh, rules, abstract_params(config, jnp.bfloat16, mesh, rules)
+
+
+def _programs(shape, devices, block_size):
+    config, mesh, rules, params = _model(shape, devices)
+    return Programs(StepContext(config, mesh, rules, "mosaic", block_size), params, 2, 257)
+
+
+@pytest.mark.slow
+@settings(deadline=None)
+@given(
+    st.sampled_from([None, *SHAPE_NAMES]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([8, 16, 32, 64, 128, 256]),
+    st.integers(24, 192),
+)
+def test_what_fits_a_gpu_can_be_addressed(shape, devices, block_size, gibibytes):
+    """So the limit takes no memory from anybody, and no automatic size is ever beyond it."""
+    if shape is None:
+        devices = min(devices, 4)  # heads of the bundled model
+    programs = _programs(shape, devices, block_size)
+    blocks = memory.blocks_on_devices(
+        gibibytes * _GIB,  # and no weights
+        block_bytes=kv_cache.block_bytes(programs),
+        step_bytes=0,
+        utilization=1,
+    )
+    assert blocks <= kv_cache.most_blocks(programs)
+
+
+def test_a_device_addresses_its_own_share_of_the_heads():
+    one, four = (_programs("8b", devices, 16) for devices in (1, 4))
+    assert kv_cache.most_blocks(one) == most_pages(16, 8)
+    assert kv_cache.most_blocks(four) == most_pages(16, 2)
+
+
+def _plan(monkeypatch, blocks, model_config=CONFIG, **config):
+    monkeypatch.setattr(memory, "blocks_on_cpu", lambda **_: blocks)
+    mesh, rules = make_mesh(1), ShardingRules()
+    params = abstract_params(model_config, jnp.float32, mesh, rules)
+    config = EngineConfig(block_size=256, compilation_cache_dir="", **config)
+    return plan_engine(params, model_config, config, mesh, rules)
+
+
+def test_automatic_sizing_ends_where_kernels_do(monkeypatch):
+    most = most_pages(256, CONFIG.num_key_value_heads)
+    assert _plan(monkeypatch, most - 1).report.num_kv_blocks == most - 1
+    assert _plan(monkeypatch, most + 1).report.num_kv_blocks == most
+
+
+def test_without_a_length_the_longest_that_fits_the_memory_is_taken_and_said(monkeypatch):
+    # As on a GPU, whose blocks are counted after the length is chosen.
+    monkeypatch.setattr(memory, "longest_on_cpu", lambda **_: 4096)
+    config = dataclasses.replace(CONFIG, max_position_embeddings=4096)
+    plan = _plan(monkeypatch, 4, model_config=config)
+    assert plan.report.max_model_len == 3 * 256
+    assert plan.buckets.widths[-1] < 4096 // 256
+    said = "max_model_len is 768, the longest that fits the KV cache; the model could do 4,096"
+    assert said in str(plan.report)
+    with pytest.raises(CapacityError, match=r"max_model_len=1024 does not fit .* at most 768"):
+        _plan(monkeypatch, 4, model_config=config, max_model_len=1024)
+
+
+def test_more_blocks_than_kernels_address_are_refused_before_anything_is_allocated(monkeypatch):
+    most = most_pages(256, CONFIG.num_key_value_heads)
+    assert _plan(monkeypatch, 0, num_kv_blocks=most).report.num_kv_blocks == most
+    with pytest.raises(CapacityError, match=f"num_kv_blocks={most + 1} .* at most {most}"):
+        _plan(monkeypatch, 0, num_kv_blocks=most + 1)
