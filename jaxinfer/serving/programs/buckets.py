@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import most_items
-from jaxinfer.serving.sampling.layout import MODES
+from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode, num_special_rows
 
 # Contexts up to here take narrow tables where that saves enough: the tables of every row are
 # uploaded with each step, 10 KB a row for contexts of 40,960. For few rows that is nothing, and a
@@ -30,8 +30,14 @@ _MOST_LONG_MULTI_STEP_ROWS = 64
 # own, of few sizes: what they save is worth some rows of padding.
 _SHARING_ROWS = (64, 256, 1024)
 
-# Mode "full" is for few requests, and samples many rows in little more time than few.
+# Of up to so many rows, all may as well be sampled in full where one must be; of more, the few that
+# need it are picked out (mode "mixed"). Both have few sizes, for their programs are large.
+_MOST_FULL_ROWS = 32
 _FULL_ROWS = (64,)
+_MIXED_ROWS = (64, 128, 256, 1024)
+
+# Above so many rows, drawing for a greedy row, too, is nothing beside the step.
+_MOST_GREEDY_ROWS = 32
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
@@ -49,6 +55,9 @@ class Buckets:
             product with one row into something slow.
         full_rows: the few sizes, of these and of multi-step decodes, that also take sampler mode
             "full", whose programs are large.
+        mixed_rows: likewise of mode "mixed".
+        greedy_rows: sizes whose multi-step decodes have programs for greedy rows alone.
+        greedy_steps: whether single steps have samplers for greedy rows alone.
         multi_step_decodes: (rows, decode steps) pairs of multi-step decodes, by rows; the last
             holds any number of rows. Empty if there are none.
         widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
@@ -63,6 +72,9 @@ class Buckets:
     scored: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
     full_rows: tuple[int, ...]
+    mixed_rows: tuple[int, ...]
+    greedy_rows: tuple[int, ...]
+    greedy_steps: bool
     multi_step_decodes: tuple[tuple[int, int], ...]
     widths: tuple[int, ...]
     wide_rows: tuple[int, ...]
@@ -70,25 +82,53 @@ class Buckets:
     rows_in_item: int = 0
 
     def decode_shape(
-        self, rows: int, width: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+        self, rows: int, width: int, *, mode: SamplerMode = "greedy", num_steps: int = 1
     ) -> DecodeShape:
         """The smallest bucket for so many rows and blocks of the longest."""
         sizes = self.rows
         if num_steps > 1:
             sizes = tuple(size for size, steps in self.multi_step_decodes if steps == num_steps)
-        if mode == "full":
-            sizes = tuple(size for size in sizes if size in self.full_rows)
+        if mode in WITH_SLOTS:
+            having = self.full_rows if mode == "full" else self.mixed_rows
+            sizes = tuple(size for size in sizes if size in having)
         _at_least(self.widths, width)
         fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
         shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
-        return next(shape for shape in shapes if shape.width >= width)
+        return next(
+            shape
+            for shape in shapes
+            if shape.width >= width
+            and (num_steps == 1 or mode not in WITH_SLOTS or mode in self.multi_step_modes(shape))
+        )
+
+    def sampler_mode(self, rows: int, special: int, mode: SamplingMode) -> SamplerMode:
+        """What the sampler of a batch is to do.
+
+        Args:
+            rows: of the batch, or of its bucket.
+            special: those of them that need more than a temperature.
+            mode: the dearest that a row needs.
+        """
+        if mode != "full" or rows <= _MOST_FULL_ROWS or rows > max(self.mixed_rows, default=0):
+            return mode
+        return "mixed" if special <= num_special_rows(_at_least(self.mixed_rows, rows)) else mode
+
+    def multi_step_mode(self, shape: DecodeShape, mode: SamplerMode) -> SamplerMode:
+        """The mode of such a decode that serves this one."""
+        least = self.multi_step_modes(shape)[0]
+        return least if mode == "greedy" else mode
+
+    def single_mode(self, mode: SamplerMode) -> SamplerMode:
+        """The mode of a single step's sampler that serves this one."""
+        return "temperature" if mode == "greedy" and not self.greedy_steps else mode
 
     def sharing_shape(
-        self, rows: int, *, mode: SamplingMode = "greedy", num_steps: int = 1
+        self, rows: int, *, mode: SamplerMode = "greedy", num_steps: int = 1
     ) -> DecodeShape | None:
         """The smallest bucket for so many rows that share keys; None if there is none."""
-        if mode == "full" and num_steps > 1:
+        if mode in WITH_SLOTS and num_steps > 1:
             return None
+        mode = self.single_mode(mode)
         for size, steps in self.sharing:
             fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows(mode))
             if fits and rows <= size:
@@ -135,20 +175,21 @@ class Buckets:
             return []
         return shapes + [(self._sharing_shape(rows), steps) for rows, steps in self.sharing]
 
-    def multi_step_modes(self, shape: DecodeShape) -> Sequence[SamplingMode]:
-        """Modes that such decodes are compiled for; each also serves the modes before it.
+    def multi_step_modes(self, shape: DecodeShape) -> Sequence[SamplerMode]:
+        """Modes that such decodes are compiled for, from cheapest to dearest.
 
-        Mode "full" has few sizes. Steps of many rows of long contexts, or that read shared keys
-        once, take long enough that drawing greedy rows, too, is nothing beside them.
+        Modes "mixed" and "full" have few sizes. Steps of many rows, or that read shared keys once,
+        take long enough that drawing greedy rows, too, is nothing beside them.
         """
-        takes_long = shape.work_items > 0 or self._is_wide(shape)
-        takes_full = shape.work_items == 0 and shape.rows in self.full_rows
-        return MODES[int(takes_long) : len(MODES) if takes_full else MODES.index("full")]
-
-    def _is_wide(self, shape: DecodeShape) -> bool:
-        """Whether a decode bucket is for longer contexts than others of as many rows."""
-        *narrower, widest = self.widths
-        return bool(narrower) and shape.rows > _MOST_ROWS_OF_ONE_WIDTH and shape.width == widest
+        modes: list[SamplerMode] = ["temperature", "truncate"]
+        if shape.rows in self.greedy_rows and shape.work_items == 0:
+            modes.insert(0, "greedy")
+        if shape.rows in self.mixed_rows and shape.work_items == 0:
+            modes.append("mixed")
+        widest = shape.width == self.widths[-1]
+        if shape.rows in self.full_rows and shape.work_items == 0 and widest:
+            modes.append("full")
+        return modes
 
     def _widths_of(self, rows: int) -> Sequence[int]:
         """Widths that a decode batch of one size comes in."""
@@ -159,12 +200,14 @@ class Buckets:
     def _sharing_shape(self, rows: int) -> DecodeShape:
         return DecodeShape(rows, self.widths[-1], most_items(rows))
 
-    def sampler_rows(self, mode: SamplingMode) -> list[int]:
-        """Every number of rows that a sampler in that mode meets."""
-        decode = set(self.rows)
-        if mode == "full":
-            decode &= set(self.full_rows)
-        return sorted({*decode, *(rows for _, rows in self.prefill)})
+    def sampler_rows(self, mode: SamplerMode) -> list[int]:
+        """Every number of rows that a single step's sampler in that mode meets."""
+        decode, prefill = set(self.rows), {rows for _, rows in self.prefill}
+        if mode == "greedy" and not self.greedy_steps:
+            return []
+        if mode == "mixed":
+            return sorted((decode | prefill) & set(self.mixed_rows))
+        return sorted((decode & set(self.full_rows) if mode == "full" else decode) | prefill)
 
 
 def choose_buckets(
@@ -203,7 +246,8 @@ def choose_buckets(
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
-        widths, full_rows = [full_width], sizes
+        widths, full_rows, greedy_rows = [full_width], sizes, sizes
+        mixed_rows = [size for size in sizes if size > _MOST_FULL_ROWS]
     else:
         # Single steps are taken where somebody waits, which is when every slot is taken, and at
         # the end of the last answers.
@@ -219,6 +263,8 @@ def choose_buckets(
         prefill = [(n, few) for n in small]
         prefill += [(n, most_rows) for n in [*small[::-2], *tokens[len(small) :]]]
         full_rows = [size for size in sizes if size in (few, *_FULL_ROWS, most_rows)]
+        mixed_rows = _up_to(most_rows, list(_MIXED_ROWS))
+        greedy_rows = [size for size in sizes if size <= _MOST_GREEDY_ROWS]
         tile = max(1, _TILE_KEYS // block_size)
         full_width = -(-full_width // tile) * tile
         short = -(-_SHORT_TABLE_TOKENS // block_size)
@@ -231,6 +277,9 @@ def choose_buckets(
         scored=tuple(scored),
         rows=tuple(rows),
         full_rows=tuple(full_rows),
+        mixed_rows=tuple(size for size in mixed_rows if size > _MOST_FULL_ROWS),
+        greedy_rows=tuple(greedy_rows),
+        greedy_steps=platform == "cpu",
         multi_step_decodes=tuple(multi_step_decodes) if multi_step_length > 1 else (),
         widths=tuple(widths),
         wide_rows=tuple(_up_to(most_rows, list(_WIDE_ROWS))),

@@ -21,8 +21,10 @@ from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
     Column,
     LogitEdits,
+    SamplerMode,
     SamplingArrays,
     SlotState,
+    num_special_rows,
 )
 
 
@@ -143,9 +145,10 @@ class Programs:
         part = jax.ShapeDtypeStruct((count, *pages.shape[1:]), pages.dtype, sharding=pages.sharding)
         return ((part, part),) * self.context.config.num_hidden_layers
 
-    def sampling(self, rows: int) -> SamplingArrays:
+    def sampling(self, rows: int, mode: SamplerMode) -> SamplingArrays:
         """How so many rows are sampled."""
-        return SamplingArrays(self.whole((rows, len(Column))))
+        special = self.whole((num_special_rows(rows),)) if mode == "mixed" else None
+        return SamplingArrays(self.whole((rows, len(Column))), special=special)
 
     def edits(self, slots: int) -> LogitEdits:
         """The logit edits of so many slots."""

@@ -4,6 +4,7 @@ Pure functions for one device's shards, as in `steps.py`. Whatever the host read
 int32 array (`result.py` takes it apart): floats travel by their bits, so that one copy brings all.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,12 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.model.qwen3 import final_hidden, lm_head
-from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.layout import DecodeFields, DecodeShape
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import LEFT_VOCAB
-from jaxinfer.serving.sampling.layout import SamplingArrays, SlotState
+from jaxinfer.serving.sampling.layout import SamplerMode, SamplingArrays, SlotState
 from jaxinfer.serving.sampling.logprobs import report_unscaled
-from jaxinfer.serving.sampling.sampler import StepOutput, advance, sample
+from jaxinfer.serving.sampling.sampler import StepOutput, advance, merge, sample
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
@@ -43,7 +43,7 @@ def sample_step(
     last_tokens: Int32[Array, " slots"],
     *,
     context: StepContext,
-    mode: SamplingMode,
+    mode: SamplerMode,
 ) -> tuple[Int32[Array, " slots"], Int32[Array, "B columns"]]:
     """Choose a token for each row and keep it on the device for the next step.
 
@@ -54,13 +54,13 @@ def sample_step(
         arrays: how each row is sampled.
         last_tokens: newest token of each slot; donated.
         context: static.
-        mode: what the batch needs at most, but not "full"; static.
+        mode: what the batch needs at most, but not "full" or "mixed"; static.
 
     Returns:
         The newest tokens, and what the host reads (see `result.py`).
     """
     slots, fed = rows[0], rows[1]
-    output = _sample(head, hidden, fed, arrays, context, mode)
+    output = _sample(lm_head(head, hidden), fed, arrays, context, mode)
     return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
 
 
@@ -73,21 +73,26 @@ def sample_full_step(
     state: SlotState,
     *,
     context: StepContext,
+    mode: SamplerMode,
 ) -> tuple[Int32[Array, " slots"], SlotState, Int32[Array, "B columns"]]:
-    """`sample_step` in mode "full": with each slot's edits and penalties, and likeliest tokens.
+    """`sample_step` with each slot's edits and penalties, and likeliest tokens.
 
     Args:
         head: as in `sample_step`; so are `hidden`, `rows`, `context`.
-        arrays: the scalars; all else is in `state`.
+        arrays: the scalars, and in mode "mixed" which rows are special; all else is in `state`.
         last_tokens: newest token of each slot; donated.
         state: what slots hold; donated.
+        mode: "full" or "mixed"; static.
 
     Returns:
         The newest tokens, what slots hold with these tokens counted, and what the host reads.
     """
     slots, fed = rows[0], rows[1]
-    arrays = with_slot_state(arrays, state, slots)
-    output = _sample(head, hidden, fed, arrays, context, "full")
+    logits = lm_head(head, hidden)
+    if mode == "mixed":
+        output = _sample_mixed(logits, slots, fed, arrays, state, context)
+    else:
+        output = _sample(logits, fed, with_slot_state(arrays, state, slots), context, "full")
     axis = VocabAxis(context.axis)
     counts = count_sampled(state.token_counts, slots, output.tokens, arrays.scalars, axis)
     last_tokens = last_tokens.at[slots].set(output.tokens, mode="drop")
@@ -104,13 +109,13 @@ def decode_multi_step(
     *,
     context: StepContext,
     shape: DecodeShape,
-    mode: SamplingMode,
+    mode: SamplerMode,
     num_steps: int,
     forward: Forward = feed_last_tokens,
 ) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "steps B columns"]]:
     """Several decode steps in one program; the tables must have room for all of them.
 
-    Not for mode "full", which is for `decode_full_multi_step`.
+    Not for modes "full" and "mixed", which are for `decode_full_multi_step`.
 
     Args:
         params: the parameter tree.
@@ -121,7 +126,7 @@ def decode_multi_step(
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
-        mode: any but "full"; static.
+        mode: any but these; static.
         num_steps: static.
         forward: takes the place of `feed_last_tokens`; static.
 
@@ -165,15 +170,17 @@ def decode_full_multi_step(
     *,
     context: StepContext,
     shape: DecodeShape,
+    mode: SamplerMode,
     num_steps: int,
     forward: Forward = feed_last_tokens,
 ) -> tuple[KVCache, Int32[Array, " slots"], SlotState, Int32[Array, "steps B columns"]]:
-    """`decode_multi_step` in mode "full".
+    """`decode_multi_step` with what slots hold.
 
     Args:
         params: as in `decode_multi_step`; so are `kv`, `packed`, `arrays`, `last_tokens`, `peers`,
             `context`, `shape`, `num_steps` and `forward`.
         state: what slots hold; donated.
+        mode: "full" or "mixed"; static.
 
     Returns:
         The same, and what slots hold with these tokens counted.
@@ -195,6 +202,7 @@ def decode_full_multi_step(
             last_tokens,
             state,
             context=context,
+            mode=mode,
         )
         return (kv, last_tokens, state), output
 
@@ -252,16 +260,33 @@ def prompt_logprobs_step(
     return packed.reshape(T + pad, -1)[:T]
 
 
+def _sample_mixed(
+    logits: Float[Array, "B V"],
+    slots: Int32[Array, " B"],
+    fed: Int32[Array, " B"],
+    arrays: SamplingArrays,
+    state: SlotState,
+    context: StepContext,
+) -> StepOutput:
+    """Special rows sampled in full, from a copy of their logits, and the others by temperature."""
+    special: Int32[Array, " K"] = arrays.special
+    of_special = functools.partial(jnp.take, indices=special, axis=0, mode="clip")
+    arrays_of_special = with_slot_state(
+        SamplingArrays(of_special(arrays.scalars)), state, of_special(slots)
+    )
+    full = _sample(of_special(logits), of_special(fed), arrays_of_special, context, "full")
+    return merge(_sample(logits, fed, arrays, context, "temperature"), full, special)
+
+
 def _sample(
-    head: Mapping[str, Any],
-    hidden: Float[Array, "B E"],
+    logits: Float[Array, "B V"],
     fed: Int32[Array, " B"],
     arrays: SamplingArrays,
     context: StepContext,
-    mode: SamplingMode,
+    mode: SamplerMode,
 ) -> StepOutput:
     return sample(
-        lm_head(head, hidden),
+        logits,
         arrays,
         mode=mode,
         axis=context.axis,

@@ -62,7 +62,9 @@ class _Chosen:
         self._values += values
         self.total += sum(values)
         self._ranks += (
-            [None] * count if scores.ranks is None else scores.ranks[row, :count].tolist()
+            [None] * count
+            if scores.ranks is None
+            else [rank or None for rank in scores.ranks[row, :count].tolist()]
         )
 
     def since(self, start: int, token_ids: Sequence[int]) -> ChosenLogprobs:
@@ -119,7 +121,7 @@ def logprobs_at(
         RuntimeError: the step did not compute what was asked for.
     """
     value = float(_chosen(scores)[place])
-    rank = None if scores.ranks is None else int(scores.ranks[place])
+    rank = None if scores.ranks is None else int(scores.ranks[place]) or None
     token_id = int(scores.tokens[place])
     entries = {token_id: _logprob(token_id, value, rank, tokenizer)}
     if count == 0:

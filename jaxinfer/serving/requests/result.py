@@ -19,9 +19,10 @@ class TokenScores:
         tokens: int32 ``[...]``, each in [0, V).
         ok: bool ``[...]``; False where the logits were not finite or nothing was allowed.
         logprobs: float32 ``[...]``, or None in mode "greedy".
-        ranks: int32 ``[...]``, 1 for the likeliest; only in mode "full", else None.
-        top_ids: int32 ``[..., k]``, likeliest first; only in mode "full", else None.
-        top_logprobs: float32 ``[..., k]``; only in mode "full", else None.
+        ranks: int32 ``[...]``, 1 for the likeliest, 0 in rows whose rank was not computed; only in
+            modes "full" and "mixed", else None.
+        top_ids: int32 ``[..., k]``, likeliest first; in the same rows and modes.
+        top_logprobs: float32 ``[..., k]``; likewise.
         status: int32 ``[...]``, `OK` where `ok`, `LEFT_VOCAB` where a custom sampler's choice is
             no token; None where nobody knows more than `ok`.
     """

@@ -5,12 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request
-from jaxinfer.serving.sampling.layout import MODES, Column, SamplingArrays
+from jaxinfer.serving.sampling.layout import (
+    MODES,
+    Column,
+    SamplerMode,
+    SamplingArrays,
+    num_special_rows,
+)
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.row_sampling import RowSampling
 from jaxinfer.serving.slots.slot_mirror import SlotMirror
@@ -39,7 +44,7 @@ class Batch:
 
     shape: PrefillShape | DecodeShape
     packed: np.ndarray
-    mode: SamplingMode
+    mode: SamplerMode
     sampling: SamplingArrays
     edits: Sequence[EditsUpdate] = ()
     counts: Sequence[CountsUpdate] = ()
@@ -97,18 +102,25 @@ class BatchBuilder:
         # Rows that do not sample are sampled like padding: greedily, for nobody.
         samples = schedule.is_decode or np.array([row.samples for row in rows])
         sample_slots = np.where(samples, slots, np.int32(self._nobody))
-        mode = MODES[int(self._mirror.levels[sample_slots].max())]
+        levels = self._mirror.levels[sample_slots]
+        special = np.flatnonzero(levels > MODES.index("temperature"))
+        needed = MODES[int(levels.max())]
         if schedule.is_decode:
+            mode = self._buckets.sampler_mode(len(rows), len(special), needed)
             shape, packed = self._pack_decode(schedule, slots, context, mode)
             targets = None
             if schedule.num_steps > 1:
-                least = self._buckets.multi_step_modes(shape)[0]
-                mode = MODES[max(MODES.index(mode), MODES.index(least))]
+                mode = self._buckets.multi_step_mode(shape, mode)
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)
             shape, packed = self._pack_prefill(rows, slots, sample_slots, context, scores=scores)
             targets = _targets(rows, shape.tokens) if scores else None
+            mode = self._buckets.sampler_mode(shape.rows, len(special), needed)
+        if schedule.num_steps == 1:
+            mode = self._buckets.single_mode(mode)
         arrays = self._pack_scalars(sample_slots, context, shape.rows)
+        if mode == "mixed":
+            arrays = arrays._replace(special=_filled_up(special, shape.rows))
         return Batch(shape, packed, mode, arrays, *self._updates_of_new_holders(), targets)
 
     def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
@@ -143,7 +155,7 @@ class BatchBuilder:
         return list(self._updates.edits(edits)), list(self._updates.counts(penalised))
 
     def _pack_decode(
-        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplingMode
+        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplerMode
     ) -> tuple[DecodeShape, np.ndarray]:
         count, num_steps = len(slots), schedule.num_steps
         last = int(context.max()) + num_steps - 1
@@ -162,7 +174,7 @@ class BatchBuilder:
         return shape, packed
 
     def _decode_shape(
-        self, tables: np.ndarray, context: np.ndarray, mode: SamplingMode, num_steps: int
+        self, tables: np.ndarray, context: np.ndarray, mode: SamplerMode, num_steps: int
     ) -> tuple[DecodeShape, list[Group]]:
         """The bucket, and what rows share if it is worth one in which that is read once."""
         count, width = tables.shape
@@ -224,6 +236,13 @@ class BatchBuilder:
         scalars = self._mirror.scalars[padded]
         scalars[: len(context), Column.POSITION] = context
         return SamplingArrays(scalars)
+
+
+def _filled_up(special: np.ndarray, num_rows: int) -> np.ndarray:
+    """Places of special rows as `SamplingArrays.special`."""
+    filled = np.full(num_special_rows(num_rows), num_rows, np.int32)
+    filled[: len(special)] = special
+    return filled
 
 
 def _fed_tokens(row: ScheduledRow) -> bytes:

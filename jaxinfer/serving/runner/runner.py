@@ -33,7 +33,7 @@ from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
 from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.runner.watchdog import Watchdog
-from jaxinfer.serving.sampling.layout import SlotState
+from jaxinfer.serving.sampling.layout import WITH_SLOTS, SlotState
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate
@@ -298,7 +298,7 @@ class Runner:
         batch = step.batch
         sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode)]
         inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
-        if batch.mode == "full":
+        if batch.mode in WITH_SLOTS:
             self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
         else:
             self._last_tokens, sampled = sample(*inputs)
@@ -331,7 +331,7 @@ class Runner:
             raise ValueError("a multi-step decode holds decoding rows only")
         multi_step = self._compiled[MultiStepDecodeKey(batch.shape, batch.mode, schedule.num_steps)]
         inputs = (self._params, self._kv, packed, sampling, self._last_tokens)
-        if batch.mode == "full":
+        if batch.mode in WITH_SLOTS:
             self._kv, self._last_tokens, self._slots, sampled = multi_step(
                 *inputs, self._slots, *self._peers
             )

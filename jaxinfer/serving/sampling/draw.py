@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxinfer.serving.sampling.blocks import split_blocks
-from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis, split_blocks
 
 Weigher = Callable[[jax.Array, jax.Array], jax.Array]
 """`(logits, ids) -> weights`, elementwise; see `weights.weights`."""

@@ -1,9 +1,16 @@
 """What host and device must agree on: the columns and arrays that describe how rows are sampled."""
 
 from enum import IntEnum, IntFlag
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxinfer.sampling_params import SamplingMode
+
+SamplerMode = Literal["greedy", "temperature", "truncate", "mixed", "full"]
+"""What a sampler can do: a mode for all of its rows, or "mixed": "full" for a few of them and
+"temperature" for the others."""
+
+WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed")
+"""Modes whose programs take `SlotState`."""
 
 MODES: tuple[SamplingMode, ...] = ("greedy", "temperature", "truncate", "full")
 """From cheapest to dearest; each can serve what the ones before it can."""
@@ -80,8 +87,16 @@ class SamplingArrays(NamedTuple):
         token_counts: int32 `[B, V]` as in `SlotState`, read where the row needs `Need.HISTORY`;
             None unless the mode is "full".
         edits: of each row, read where it needs `Need.EDITS`; None unless the mode is "full".
+        special: int32 `[K]`, places in the batch of the rows that mode "mixed" samples in full,
+            filled up with B; None in other modes.
     """
 
     scalars: Any
     token_counts: Any = None
     edits: LogitEdits | None = None
+    special: Any = None
+
+
+def num_special_rows(rows: int) -> int:
+    """K, most of so many rows that mode "mixed" samples in full."""
+    return max(8, rows // 8)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxinfer.serving.sampling.blocks import split_blocks
-from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis, split_blocks
 
 
 class Report(NamedTuple):

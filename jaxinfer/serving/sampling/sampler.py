@@ -4,10 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxinfer.config import MAX_LOGPROBS
-from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.sampling.custom import (
     CustomSampler,
     LogitsProcessor,
@@ -18,7 +17,7 @@ from jaxinfer.serving.sampling.custom import (
 )
 from jaxinfer.serving.sampling.draw import draw_tokens
 from jaxinfer.serving.sampling.edits import edit_logits
-from jaxinfer.serving.sampling.layout import Column, SamplingArrays
+from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays
 from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, report_unscaled, top_tokens
 from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 from jaxinfer.serving.sampling.truncation import truncate
@@ -38,6 +37,7 @@ __all__ = [
     "advance",
     "check_logits_processor",
     "check_sampler",
+    "merge",
     "sample",
 ]
 
@@ -76,7 +76,7 @@ def sample(
     logits: Float[Array, "B V"],
     arrays: SamplingArrays,
     *,
-    mode: SamplingMode,
+    mode: SamplerMode,
     axis: str | None = None,
     max_logprobs: int = MAX_LOGPROBS,
     raw_logprobs: bool = False,
@@ -94,7 +94,7 @@ def sample(
     Args:
         logits: float32 logits; inside a `shard_map` this device's shard of the vocabulary.
         arrays: How each row is sampled, packed for this mode or a dearer one.
-        mode: What the batch needs at most; static.
+        mode: What the batch needs at most, not "mixed"; static.
         axis: Name of the mesh axis that splits the vocabulary, or None.
         max_logprobs: How many likeliest tokens mode "full" reports; static.
         raw_logprobs: Whether mode "full" reports log-probabilities of `logits` as they come,
@@ -159,6 +159,32 @@ def advance(arrays: SamplingArrays, steps: jax.Array | int = 1) -> SamplingArray
     return arrays._replace(scalars=scalars)
 
 
+def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> StepOutput:
+    """The output of B rows, of which K were sampled in full.
+
+    Args:
+        plain: of all rows, in mode "temperature".
+        full: of the K special rows, in mode "full".
+        special: int32 `[K]`, their places among all; B for none.
+
+    Returns:
+        All fields of mode "full"; what `plain` lacks is zero in rows that are not special.
+    """
+
+    rows = len(plain.tokens)
+
+    def put(new: jax.Array, old: jax.Array | None) -> jax.Array:
+        old = jnp.zeros((rows, *new.shape[1:]), new.dtype) if old is None else old
+        return old.at[special].set(new, mode="drop")
+
+    reports = list(zip(full, plain, strict=True))[2:]
+    return StepOutput(
+        put(full.tokens, plain.tokens),
+        put(full.ok, plain.ok),
+        *[None if new is None else put(new, old) for new, old in reports],
+    )
+
+
 def _weigh(logits: jax.Array, distribution: RowDistribution, axis: VocabAxis) -> jax.Array:
     return weights(logits, axis.ids(logits.shape[1])[None], distribution)
 
@@ -187,7 +213,7 @@ def _report(
     total: jax.Array,
     ok: jax.Array,
     distribution: RowDistribution,
-    mode: SamplingMode,
+    mode: SamplerMode,
     max_logprobs: int,
     axis: VocabAxis,
 ) -> StepOutput:

@@ -6,12 +6,12 @@ digit from the top: each pass over the logits counts what lies above a few candi
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxinfer.serving.sampling.draw import find_token
 from jaxinfer.serving.sampling.rows import RowParameters
@@ -27,6 +27,8 @@ MOST_TIES = 2**24
 
 
 KEY_BITS = 31
+_DIGIT_BITS = 4
+_PARTS = 16
 
 DROPPED = -1
 """Stands for the key of a token that `min_p` has dropped: below every threshold."""
@@ -50,8 +52,7 @@ def truncate(
         before: The distributions after temperature and `min_p`.
         axis: How the vocabulary is split.
     """
-    keys = sort_keys(logits, before)
-    keys = jnp.where(keys >= before.threshold[:, None], keys, DROPPED)
+    keys = _in_parts(sort_keys(logits, before), before.threshold)
     has_k = (rows.top_k > 0) & ~rows.greedy
     has_p = (rows.top_p < 1.0) & ~rows.greedy
     k = jnp.where(has_k, rows.top_k, LARGEST_KEY)
@@ -60,7 +61,7 @@ def truncate(
         return axis.sum(_sum_from(keys, measure, threshold + 1))
 
     k_key = jnp.maximum(_search(keys, _count, k, axis), before.threshold)
-    ties = axis.sum((keys == k_key[:, None]).astype(jnp.int32).sum(1))
+    ties = axis.sum((keys == k_key[:, None, None]).astype(jnp.int32).sum((1, 2)))
     ties = jnp.minimum(ties, k - above(_count, k_key)).astype(jnp.float32)
     k_mass = above(weight_of_key, k_key) + ties * weight_of_key(k_key)
 
@@ -81,25 +82,29 @@ def truncate(
 
 
 def _search(
-    keys: Int[Array, "B V"], measure: Measure, goal: jax.Array, axis: VocabAxis
+    keys: Int[Array, "B N M"], measure: Measure, goal: jax.Array, axis: VocabAxis
 ) -> Int[Array, "B"]:
     """Return the largest key t for which the measure of keys >= t reaches `goal` `[B]`, or 0.
 
-    A pass over the logits finds a few bits of it; how many changes no result. Where a pass costs
-    the reading of the logits, it is used for seven sums; a CPU, to which every sum is work, takes
-    one.
+    A pass over the keys finds a few bits of it; how many changes no result. Where a pass costs
+    the reading of the keys, it is used for many sums; a CPU, to which every sum is work, takes one.
     """
     search = functools.partial(_search_digits, measure=measure, axis=axis)
     return lax.platform_dependent(
         keys,
         goal,
         cpu=functools.partial(search, digit_bits=1),
-        default=functools.partial(search, digit_bits=3),
+        default=functools.partial(search, digit_bits=_DIGIT_BITS),
     )
 
 
 def _search_digits(
-    keys: Int[Array, "B V"], goal: jax.Array, *, measure: Measure, axis: VocabAxis, digit_bits: int
+    keys: Int[Array, "B N M"],
+    goal: jax.Array,
+    *,
+    measure: Measure,
+    axis: VocabAxis,
+    digit_bits: int,
 ) -> Int[Array, "B"]:
     digits = range(1, 2**digit_bits)
 
@@ -108,20 +113,42 @@ def _search_digits(
         shift = jnp.maximum(KEY_BITS - digit_bits * (i + 1), 0)
         found = found & ~(jnp.left_shift(2**digit_bits, shift) - 1)
         candidates = [found + jnp.left_shift(digit, shift) for digit in digits]
-        reached = [_sum_from(keys, measure, candidate) for candidate in candidates]
-        sums = axis.sum(jnp.stack(reached, axis=1))
+        sums = axis.sum(_sums_from(keys, measure, candidates))
         digit = (sums >= goal[:, None]).astype(jnp.int32).sum(1)
         return found + jnp.left_shift(digit, shift)
 
-    found = jnp.zeros_like(keys[:, 0])
+    found = jnp.zeros_like(goal, jnp.int32)
     return lax.fori_loop(0, -(-KEY_BITS // digit_bits), one_pass, found)
 
 
+def _sums_from(
+    keys: Int[Array, "B N M"], measure: Measure, least: Sequence[jax.Array]
+) -> Num[Array, "B C"]:
+    """Return the measures of the keys that are at least each of C bounds `[B]` (above 0).
+
+    All of them in one reduction, which reads the keys once.
+    """
+    measured = measure(keys)
+    # A key may be the largest integer, and a bound one more than it, which wraps round.
+    reached = [(keys >= bound[:, None, None]) & (bound[:, None, None] > 0) for bound in least]
+    parts = [jnp.where(each, measured, jnp.zeros_like(measured)) for each in reached]
+    zeros = [jnp.zeros((), measured.dtype)] * len(parts)
+    sums = lax.reduce(
+        parts, zeros, lambda left, right: [a + b for a, b in zip(left, right, strict=True)], (2,)
+    )
+    return jnp.stack(sums, axis=1).sum(2)
+
+
 def _sum_from(keys: jax.Array, measure: Measure, least: jax.Array) -> jax.Array:
-    """Return the measure `[B]` of the keys `[B, V]` that are at least `least` `[B]` (above 0)."""
-    # A key may be the largest integer, and `least` one more than it, which wraps round.
-    reached = (keys >= least[:, None]) & (least[:, None] > 0)
-    return jnp.where(reached, measure(keys), 0).sum(1)
+    """`_sums_from` one bound."""
+    return _sums_from(keys, measure, [least])[:, 0]
+
+
+def _in_parts(keys: Int[Array, "B V"], least: jax.Array) -> Int[Array, "B N M"]:
+    """The keys `[B, N, M]` in parts that are summed side by side, without those below `least`."""
+    keys = jnp.where(keys >= least[:, None], keys, DROPPED)
+    keys = jnp.pad(keys, ((0, 0), (0, -keys.shape[1] % _PARTS)), constant_values=DROPPED)
+    return keys.reshape(keys.shape[0], _PARTS, -1)
 
 
 def _count(keys: jax.Array) -> jax.Array:

@@ -1,10 +1,16 @@
-"""The vocabulary split over a mesh axis: the only exchanges between its shards, all small."""
+"""The vocabulary split over a mesh axis, and a shard of it seen as blocks.
 
+Exchanges between shards are here alone, and small. Blocks turn a large reduction into many small
+ones that run side by side.
+"""
+
+import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
 
 @dataclass(frozen=True)
@@ -62,3 +68,22 @@ class VocabAxis:
         values = jnp.take_along_axis(logits, jnp.clip(local, 0, width - 1), axis=1)
         # where, not a product: 0 times infinity is not 0.
         return lax.psum(jnp.where(mine, values, 0.0), self.name)
+
+
+def block_width(vocab: int) -> int:
+    """Return a width for blocks of a vocabulary: near its root, a divisor where there is one."""
+    root = max(1, math.isqrt(vocab))
+    divisors = [w for w in range(max(1, root // 4), 4 * root + 1) if vocab % w == 0]
+    return min(divisors, key=lambda w: abs(w - root), default=root)
+
+
+def split_blocks(logits: Float[Array, "B V"], axis: VocabAxis) -> tuple[jax.Array, jax.Array]:
+    """Return logits as `[B, blocks, width]`, padded with -inf, and their ids `[blocks, width]`."""
+    batch, vocab = logits.shape
+    width = block_width(vocab)
+    blocks = -(-vocab // width)
+    if blocks * width > vocab:
+        padding = ((0, 0), (0, blocks * width - vocab))
+        logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    ids = jnp.arange(blocks * width, dtype=jnp.int32) + axis.offset(vocab)
+    return logits.reshape(batch, blocks, width), ids.reshape(blocks, width)

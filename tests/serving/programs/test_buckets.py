@@ -2,7 +2,7 @@ import pytest
 
 from jaxinfer.serving.programs.buckets import choose_buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
-from jaxinfer.serving.sampling.layout import MODES
+from jaxinfer.serving.sampling.layout import MODES, num_special_rows
 
 
 def _choose(platform="gpu", **changes):
@@ -28,13 +28,13 @@ def test_every_step_fits_a_bucket(platform, max_num_seqs):
             assert shape.rows >= rows
             assert shape in buckets.prefill_shapes()
             for mode in MODES:
-                assert shape.rows in buckets.sampler_rows(mode)
+                assert shape.rows in buckets.sampler_rows(buckets.single_mode(mode))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["on_cpu", "on_gpu"])
 def test_no_program_has_a_product_with_one_row(platform):
     buckets = _choose(platform, max_num_seqs=1, max_num_batched_tokens=1)
-    assert min(buckets.sampler_rows("greedy")) >= 2
+    assert min(buckets.sampler_rows("temperature")) >= 2
     assert min(tokens for tokens, _ in buckets.prefill) >= 2
 
 
@@ -77,10 +77,11 @@ def test_every_number_of_rows_finds_its_programs_at_both_widths(max_num_seqs):
             for mode in MODES:
                 shape = buckets.decode_shape(rows, width, mode=mode)
                 assert shape in buckets.decode_shapes()
-                assert shape.rows in buckets.sampler_rows(mode)
+                assert shape.rows in buckets.sampler_rows(buckets.single_mode(mode))
                 shape = buckets.decode_shape(rows, width, mode=mode, num_steps=steps)
                 assert (shape, steps) in buckets.multi_step_shapes()
-                assert mode != "full" or mode in buckets.multi_step_modes(shape)
+                compiled = buckets.multi_step_modes(shape)
+                assert buckets.multi_step_mode(shape, mode) in compiled
                 assert shape.rows >= rows
                 assert shape.width >= width
 
@@ -110,19 +111,42 @@ def test_mode_full_takes_few_of_the_decode_buckets():
     ]
     assert sorted((shape.rows, shape.width) for shape in multi_step_decodes) == [
         (8, 2568),
-        (64, 256),
         (64, 2568),
-        (256, 256),
         (256, 2568),
     ]
 
 
-def test_multi_step_decodes_of_many_rows_of_long_contexts_have_no_greedy_programs_of_their_own():
+@pytest.mark.parametrize(
+    ("rows", "special", "mode"),
+    [
+        (32, 1, "full"),
+        (33, 1, "mixed"),
+        (64, 8, "mixed"),
+        (64, 9, "full"),
+        (65, 16, "mixed"),
+        (65, 17, "full"),
+        (256, 32, "mixed"),
+        (256, 33, "full"),
+    ],
+)
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_few_rows_of_many_that_need_everything_are_sampled_apart(platform, rows, special, mode):
+    buckets = _choose(platform, multi_step_length=8)
+    assert buckets.sampler_mode(rows, special, "full") == mode
+    assert buckets.sampler_mode(rows, special, "truncate") == "truncate"
+    for steps in (1, buckets.multi_step_steps(rows)):
+        shape = buckets.decode_shape(rows, 300, mode=mode, num_steps=steps)
+        compiled = buckets.multi_step_modes(shape)
+        assert mode in compiled if steps > 1 else shape.rows in buckets.sampler_rows(mode)
+        assert mode != "mixed" or special <= num_special_rows(shape.rows)
+
+
+def test_multi_step_decodes_of_many_rows_have_no_greedy_programs_of_their_own_on_a_gpu():
     buckets = _choose(max_model_len=40_960, multi_step_length=8)
     modes = {shape: buckets.multi_step_modes(shape) for shape, _ in buckets.multi_step_shapes()}
-    without = {(shape.rows, shape.width) for shape, each in modes.items() if "greedy" not in each}
-    assert without == {(64, buckets.widths[-1]), (256, buckets.widths[-1])}
+    assert {shape.rows for shape, each in modes.items() if "greedy" in each} == {2, 8, 16, 32}
     assert all("temperature" in each for each in modes.values())
+    assert buckets.sampler_rows("greedy") == []
 
 
 def test_a_gpu_makes_multi_step_decodes_of_any_number_of_rows_and_shorter_ones_of_many():

@@ -190,7 +190,7 @@ def test_a_slot_is_told_of_its_holder_once():
     assert counts.cleared[:2].tolist() == [1, NOBODY + 1]
     assert counts.tokens[:, :3].tolist() == [[1, 1, 1], [10, 11, 30], [0, 0, 1]]
     assert (counts.tokens[0, 3:] == NOBODY + 1).all()
-    assert batch.sampling[1:] == (None, None)
+    assert batch.sampling[1:] == (None, None, None)
     again = builder.build(_schedule(plain, row))
     assert not again.edits
     assert not again.counts

@@ -5,13 +5,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, uploaded, zeros
 from jaxinfer.serving.programs.kinds.step_program import step_options
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.sample_steps import decode_full_multi_step, decode_multi_step
+from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode
 
 if TYPE_CHECKING:
     from jaxinfer.serving.programs.programs import Program, Programs
@@ -22,7 +22,7 @@ class MultiStepDecodeKey:
     """Several decode steps in one program."""
 
     shape: DecodeShape
-    mode: SamplingMode
+    mode: SamplerMode
     num_steps: int
 
 
@@ -48,11 +48,11 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
             "num_steps": key.num_steps,
             "forward": programs.forward,
         }
-        arrays = programs.sampling(key.shape.rows)
+        arrays = programs.sampling(key.shape.rows, key.mode)
         packed = programs.whole((key.shape.size,))
         arguments = (programs.params, programs.kv, packed, arrays, programs.last_tokens)
-        if key.mode == "full":
-            run = functools.partial(decode_full_multi_step, **fixed)
+        if key.mode in WITH_SLOTS:
+            run = functools.partial(decode_full_multi_step, mode=key.mode, **fixed)
             arguments = (*arguments, programs.slot_state, *programs.peers)
             results = (programs.kv, WHOLE, programs.slot_state, WHOLE)
             return programs.sharded(
@@ -86,10 +86,10 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
         arrays: DeviceArrays,
     ) -> DeviceArrays:
         """One token in the first row."""
-        sampling = zeros(programs.sampling(key.shape.rows))
+        sampling = zeros(programs.sampling(key.shape.rows, key.mode))
         inputs = uploaded(programs, [decode_padding(key.shape), sampling])
         inputs = (arrays.params, arrays.kv, *inputs, arrays.last_tokens)
-        if key.mode == "full":
+        if key.mode in WITH_SLOTS:
             kv, last_tokens, slots, _ = run(*inputs, arrays.slots)
             return replace(arrays, kv=kv, last_tokens=last_tokens, slots=slots)
         kv, last_tokens, _ = run(*inputs)

@@ -1,18 +1,18 @@
 """Programs that sample: from the last hidden states of some rows to their tokens."""
 
 import functools
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.kernels.attention.op import Backend
-from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
 from jaxinfer.serving.programs.sample_steps import head_params, sample_full_step, sample_step
-from jaxinfer.serving.sampling.layout import MODES
+from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode
 
 if TYPE_CHECKING:
     from jaxinfer.serving.programs.programs import Program, Programs
@@ -23,7 +23,7 @@ class SamplerKey:
     """A sampler for so many rows."""
 
     rows: int
-    mode: SamplingMode
+    mode: SamplerMode
 
 
 class SamplerKind(ProgramKind[SamplerKey]):
@@ -35,7 +35,11 @@ class SamplerKind(ProgramKind[SamplerKey]):
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SamplerKey]:
         """In every mode, all that it meets."""
-        return [SamplerKey(rows, mode) for mode in MODES for rows in buckets.sampler_rows(mode)]
+        return [
+            SamplerKey(rows, mode)
+            for mode in typing.get_args(SamplerMode)
+            for rows in buckets.sampler_rows(mode)
+        ]
 
     def largest(self, buckets: Buckets, backend: Backend) -> Sequence[SamplerKey]:
         """Both that look at more than the logits, with the most rows."""
@@ -44,13 +48,13 @@ class SamplerKind(ProgramKind[SamplerKey]):
 
     def program(self, programs: "Programs", key: SamplerKey) -> "Program":
         """`sample_steps.sample_step`, or `sample_full_step` with the slots."""
-        inputs = (head_params(programs.params), *_inputs(programs, key.rows))
+        inputs = (head_params(programs.params), *_inputs(programs, key))
         arguments = (*inputs, programs.last_tokens)
-        if key.mode == "full":
-            run = functools.partial(sample_full_step, context=programs.context)
+        if key.mode in WITH_SLOTS:
+            run = functools.partial(sample_full_step, context=programs.context, mode=key.mode)
             arguments = (*arguments, programs.slot_state)
             results = (WHOLE, programs.slot_state, WHOLE)
-            return programs.sharded("sample_full", run, arguments, results, donate=(4, 5))
+            return programs.sharded(f"sample_{key.mode}", run, arguments, results, donate=(4, 5))
         run = functools.partial(sample_step, context=programs.context, mode=key.mode)
         name = f"sample_{key.mode}"
         return programs.sharded(name, run, arguments, (WHOLE, WHOLE), donate=(4,))
@@ -63,16 +67,16 @@ class SamplerKind(ProgramKind[SamplerKey]):
         self, programs: "Programs", key: SamplerKey, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
         """Zeros."""
-        inputs = uploaded(programs, zeros(_inputs(programs, key.rows)))
+        inputs = uploaded(programs, zeros(_inputs(programs, key)))
         inputs = (arrays.head, *inputs, arrays.last_tokens)
-        if key.mode == "full":
+        if key.mode in WITH_SLOTS:
             last_tokens, slots, _ = run(*inputs, arrays.slots)
             return replace(arrays, last_tokens=last_tokens, slots=slots)
         last_tokens, _ = run(*inputs)
         return replace(arrays, last_tokens=last_tokens)
 
 
-def _inputs(programs: "Programs", rows: int) -> tuple[Any, ...]:
+def _inputs(programs: "Programs", key: SamplerKey) -> tuple[Any, ...]:
     """Hidden states of the rows, where they stand, and how they are sampled."""
-    hidden = programs.whole((rows, programs.context.config.hidden_size), programs.dtype)
-    return hidden, programs.whole((2, rows)), programs.sampling(rows)
+    hidden = programs.whole((key.rows, programs.context.config.hidden_size), programs.dtype)
+    return hidden, programs.whole((2, key.rows)), programs.sampling(key.rows, key.mode)
