@@ -248,6 +248,11 @@ class SamplingParams:
         """Whether the likeliest token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def truncates(self) -> bool:
+        """Whether `top_k` or `top_p` narrows what is drawn from."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0)
+
     def sampling_mode(self, free_logprobs: FreeLogprobs = "all") -> SamplingMode:
         """The least of the sampler's four modes that can serve this request.
 
@@ -262,9 +267,7 @@ class SamplingParams:
             return "full"
         if self.is_greedy:
             return "greedy"
-        if self.top_k > 0 or self.top_p < 1.0:
-            return "truncate"
-        return "temperature"
+        return "truncate" if self.truncates else "temperature"
 
     @property
     def _edits_logits(self) -> bool:

@@ -101,15 +101,23 @@ class Buckets:
             and (num_steps == 1 or mode not in WITH_SLOTS or mode in self.multi_step_modes(shape))
         )
 
-    def sampler_mode(self, rows: int, special: int, mode: SamplingMode) -> SamplerMode:
+    def sampler_mode(
+        self, rows: int, special: int, mode: SamplingMode, *, truncates: bool
+    ) -> SamplerMode:
         """What the sampler of a batch is to do.
 
         Args:
             rows: of the batch, or of its bucket.
-            special: those of them that need more than a temperature.
+            special: how many of them need mode "full".
             mode: the dearest that a row needs.
+            truncates: whether a row has `top_k` or `top_p`.
         """
-        if mode != "full" or rows <= _MOST_FULL_ROWS or rows > max(self.mixed_rows, default=0):
+        if (
+            mode != "full"
+            or truncates
+            or rows <= _MOST_FULL_ROWS
+            or rows > max(self.mixed_rows, default=0)
+        ):
             return mode
         return "mixed" if special <= num_special_rows(_at_least(self.mixed_rows, rows)) else mode
 

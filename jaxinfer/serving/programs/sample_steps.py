@@ -274,7 +274,9 @@ def _sample_mixed(
     arrays_of_special = with_slot_state(
         SamplingArrays(of_special(arrays.scalars)), state, of_special(slots)
     )
-    full = _sample(of_special(logits), of_special(fed), arrays_of_special, context, "full")
+    full = _sample(
+        of_special(logits), of_special(fed), arrays_of_special, context, "full", truncates=False
+    )
     return merge(_sample(logits, fed, arrays, context, "temperature"), full, special)
 
 
@@ -284,11 +286,14 @@ def _sample(
     arrays: SamplingArrays,
     context: StepContext,
     mode: SamplerMode,
+    *,
+    truncates: bool = True,
 ) -> StepOutput:
     return sample(
         logits,
         arrays,
         mode=mode,
+        truncates=truncates,
         axis=context.axis,
         max_logprobs=context.num_logprobs,
         raw_logprobs=context.raw_logprobs,

@@ -1,5 +1,6 @@
 """A schedule becomes packed int32 arrays: everything that a step uploads, made with NumPy alone."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -103,10 +104,15 @@ class BatchBuilder:
         samples = schedule.is_decode or np.array([row.samples for row in rows])
         sample_slots = np.where(samples, slots, np.int32(self._nobody))
         levels = self._mirror.levels[sample_slots]
-        special = np.flatnonzero(levels > MODES.index("temperature"))
-        needed = MODES[int(levels.max())]
+        special = np.flatnonzero(levels == MODES.index("full"))
+        choose_mode = functools.partial(
+            self._buckets.sampler_mode,
+            special=len(special),
+            mode=MODES[int(levels.max())],
+            truncates=bool(self._mirror.truncates[sample_slots].any()),
+        )
         if schedule.is_decode:
-            mode = self._buckets.sampler_mode(len(rows), len(special), needed)
+            mode = choose_mode(len(rows))
             shape, packed = self._pack_decode(schedule, slots, context, mode)
             targets = None
             if schedule.num_steps > 1:
@@ -115,7 +121,7 @@ class BatchBuilder:
             scores = any(_wants_prompt_scores(row) for row in rows)
             shape, packed = self._pack_prefill(rows, slots, sample_slots, context, scores=scores)
             targets = _targets(rows, shape.tokens) if scores else None
-            mode = self._buckets.sampler_mode(shape.rows, len(special), needed)
+            mode = choose_mode(shape.rows)
         if schedule.num_steps == 1:
             mode = self._buckets.single_mode(mode)
         arrays = self._pack_scalars(sample_slots, context, shape.rows)

@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 from jaxinfer.sampling_params import SamplingMode
 
 SamplerMode = Literal["greedy", "temperature", "truncate", "mixed", "full"]
-"""What a sampler can do: a mode for all of its rows, or "mixed": "full" for a few of them and
-"temperature" for the others."""
+"""What a sampler can do: a mode for all of its rows, or "mixed": "full" for a few of them, but for
+`top_k` and `top_p`, and "temperature" for the others."""
 
 WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed")
 """Modes whose programs take `SlotState`."""

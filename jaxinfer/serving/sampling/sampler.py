@@ -77,6 +77,7 @@ def sample(
     arrays: SamplingArrays,
     *,
     mode: SamplerMode,
+    truncates: bool = True,
     axis: str | None = None,
     max_logprobs: int = MAX_LOGPROBS,
     raw_logprobs: bool = False,
@@ -95,6 +96,7 @@ def sample(
         logits: float32 logits; inside a `shard_map` this device's shard of the vocabulary.
         arrays: How each row is sampled, packed for this mode or a dearer one.
         mode: What the batch needs at most, not "mixed"; static.
+        truncates: Whether mode "full" heeds `top_k` and `top_p`; static.
         axis: Name of the mesh axis that splits the vocabulary, or None.
         max_logprobs: How many likeliest tokens mode "full" reports; static.
         raw_logprobs: Whether mode "full" reports log-probabilities of `logits` as they come,
@@ -138,7 +140,7 @@ def sample(
         tokens = jnp.where(ok, tokens, best)
         total = vocab_axis.sum(_weigh(logits, distribution, vocab_axis).sum(1))
     else:
-        if mode != "temperature":
+        if mode == "truncate" or (mode == "full" and truncates):
             distribution = truncate(logits, rows, distribution, vocab_axis)
         tokens, total = _draw(logits, rows, best, distribution, vocab_axis)
     if raw_largest is not None and raw_logprobs:

@@ -28,6 +28,7 @@ class SlotMirror:
             and always valid block ids.
         scalars: int32 ``[num_slots + 1, columns]`` as `SamplingArrays.scalars`, position unset.
         levels: ``[num_slots + 1]`` index in `MODES` of the mode that the slot's row needs.
+        truncates: bool ``[num_slots + 1]``, whether it has `top_k` or `top_p`.
         sampling: of each slot's holder; the last entry is what nobody's row is sampled by.
     """
 
@@ -43,6 +44,7 @@ class SlotMirror:
         self.sampling = [nobody] * (num_slots + 1)
         self.scalars = np.repeat(nobody.scalars[None], num_slots + 1, axis=0)
         self.levels = np.zeros(num_slots + 1, np.int8)
+        self.truncates = np.zeros(num_slots + 1, np.bool_)
         self._holders: list[Request | None] = [None] * num_slots
         self._admissions = [0] * num_slots
         self._lengths = [0] * num_slots
@@ -94,6 +96,7 @@ class SlotMirror:
         self._holders[slot] = None  # what follows may raise half-way
         self.sampling[slot] = self._prepare(request)
         self.scalars[slot] = self.sampling[slot].scalars
+        self.truncates[slot] = self.sampling[slot].params.truncates
         self._admissions[slot] = request.num_admissions
         self._lengths[slot] = 0
         self._changing[slot] = request.params.min_tokens > 0

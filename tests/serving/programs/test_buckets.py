@@ -132,8 +132,9 @@ def test_mode_full_takes_few_of_the_decode_buckets():
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_few_rows_of_many_that_need_everything_are_sampled_apart(platform, rows, special, mode):
     buckets = _choose(platform, multi_step_length=8)
-    assert buckets.sampler_mode(rows, special, "full") == mode
-    assert buckets.sampler_mode(rows, special, "truncate") == "truncate"
+    assert buckets.sampler_mode(rows, special, "full", truncates=False) == mode
+    assert buckets.sampler_mode(rows, special, "full", truncates=True) == "full"
+    assert buckets.sampler_mode(rows, 0, "truncate", truncates=True) == "truncate"
     for steps in (1, buckets.multi_step_steps(rows)):
         shape = buckets.decode_shape(rows, 300, mode=mode, num_steps=steps)
         compiled = buckets.multi_step_modes(shape)

@@ -9,7 +9,9 @@ from tests.serving.small_llm import GREEDY, PROMPTS, small_llm
 COUNT, ROWS = 10, 40
 SPECIAL = [
     GREEDY.clone(max_tokens=COUNT, repetition_penalty=1.4, frequency_penalty=0.8, logprobs=2),
-    SamplingParams(temperature=1.2, top_k=5, top_p=0.8, max_tokens=COUNT, ignore_eos=True, seed=9),
+    SamplingParams(
+        temperature=1.2, min_p=0.1, max_tokens=COUNT, ignore_eos=True, seed=9, logprobs=1
+    ),
     GREEDY.clone(max_tokens=COUNT, logit_bias={3: 4.0}, allowed_token_ids=[3, 4, 5, 90, 91]),
     SamplingParams(temperature=0.9, max_tokens=COUNT, ignore_eos=True, seed=4, logprobs=3),
 ]
@@ -17,6 +19,10 @@ SPECIAL = [
 
 def _plain(seed):
     return SamplingParams(temperature=1.0, max_tokens=COUNT, ignore_eos=True, seed=seed, logprobs=0)
+
+
+TRUNCATED = SamplingParams(temperature=1.2, top_k=5, top_p=0.8, max_tokens=COUNT, ignore_eos=True)
+KINDS = [_plain(1), TRUNCATED.clone(seed=2), *SPECIAL]
 
 
 def _written(output):
@@ -31,13 +37,18 @@ def alone():
         return {
             (i, j): _written(llm.generate([prompt], params, use_tqdm=False)[0])
             for i, prompt in enumerate(PROMPTS)
-            for j, params in enumerate([_plain(1), *SPECIAL])
+            for j, params in enumerate(KINDS)
         }
 
 
-@pytest.mark.parametrize(("num_special", "mode"), [(8, "mixed"), (9, "full")])
+@pytest.mark.parametrize(
+    ("num_special", "truncating", "mode"),
+    [(8, False, "mixed"), (9, False, "full"), (8, True, "full")],
+)
 @pytest.mark.parametrize("options", [{}, {"num_decode_steps": 4}, {"tensor_parallel_size": 2}])
-def test_all_rows_get_what_they_get_alone(monkeypatch, alone, num_special, mode, options):
+def test_all_rows_get_what_they_get_alone(
+    monkeypatch, alone, num_special, truncating, mode, options
+):
     modes = []
     build = BatchBuilder.build
 
@@ -47,9 +58,10 @@ def test_all_rows_get_what_they_get_alone(monkeypatch, alone, num_special, mode,
         return batch
 
     monkeypatch.setattr(BatchBuilder, "build", recorded)
-    kinds = [1 + i % len(SPECIAL) if i < num_special else 0 for i in range(ROWS)]
+    kinds = [2 + i % len(SPECIAL) if i < num_special else 0 for i in range(ROWS)]
+    kinds[-1] = int(truncating)
     kinds = kinds[5:] + kinds[:5]  # special rows at both ends
-    params = [[_plain(1), *SPECIAL][kind] for kind in kinds]
+    params = [KINDS[kind] for kind in kinds]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(ROWS)]
     with small_llm(max_num_seqs=ROWS, num_kv_blocks=400, **options) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
