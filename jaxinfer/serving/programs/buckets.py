@@ -33,11 +33,11 @@ _SHARING_ROWS = (64, 256, 1024)
 # Of up to so many rows, all may as well be sampled in full where one must be; of more, the few that
 # need it are picked out (mode "mixed"). Both have few sizes, for their programs are large.
 _MOST_FULL_ROWS = 32
-_FULL_ROWS = (64,)
-_MIXED_ROWS = (64, 128, 256, 1024)
+_FULL_ROWS = (32, 64)
+_MIXED_ROWS = (64, 128, 192, 256, 1024)
 
 # Above so many rows, drawing for a greedy row, too, is nothing beside the step.
-_MOST_GREEDY_ROWS = 32
+_MOST_GREEDY_ROWS = 8
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192

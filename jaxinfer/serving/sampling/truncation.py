@@ -27,8 +27,8 @@ MOST_TIES = 2**24
 
 
 KEY_BITS = 31
-_DIGIT_BITS = 4
-_PARTS = 16
+_DIGIT_BITS = 2
+_PARTS = 32
 
 DROPPED = -1
 """Stands for the key of a token that `min_p` has dropped: below every threshold."""
