@@ -257,9 +257,9 @@ def choose_buckets(
         widths, full_rows, greedy_rows = [full_width], sizes, sizes
         mixed_rows = [size for size in sizes if size > _MOST_FULL_ROWS]
     else:
-        # Single steps are taken where somebody waits, which is when every slot is taken, and at
-        # the end of the last answers.
-        rows = _up_to(most_rows, [2, 8, *_powers(32)])
+        # Single steps are taken while a request waits, which is when every slot is taken, and at
+        # the end of the last answers: few sizes.
+        rows = _up_to(most_rows, [2, 8, 64, *_powers(256)])
         sizes = _up_to(most_rows, [2, 8, 16, 32, 64, 128, 192, 256, 384, *_powers(512)])
         multi_step_decodes = [
             (size, _gpu_multi_step_steps(size, multi_step_length)) for size in sizes

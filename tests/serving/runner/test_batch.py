@@ -305,10 +305,10 @@ def test_what_saves_little_takes_no_kernel_for_shared_keys(rows, shared_blocks):
 
 
 def test_rows_that_share_too_little_for_a_larger_bucket_stay_in_theirs():
-    builder = _sharing_builder()
-    assert builder.build(_decoding(60, 24)).shape.work_items
-    assert not builder.build(_decoding(70, 24)).shape.work_items  # of 128 rows, not of 256
-    assert builder.build(_decoding(70, 90)).shape.rows == 256
+    builder = _sharing_builder(num_decode_steps=8)
+    assert builder.build(_decoding(60, 24, 8)).shape.work_items
+    assert not builder.build(_decoding(70, 24, 4)).shape.work_items  # of 128 rows, not of 256
+    assert builder.build(_decoding(70, 90, 4)).shape.rows == 256
 
 
 @pytest.mark.parametrize(("temperature", "mode"), [(0.0, "temperature"), (1.0, "temperature")])
