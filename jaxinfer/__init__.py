@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
+    from jaxinfer.rollouts.mapping import ParamsMapping, ParamSource
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
     from jaxinfer.serving.engine.metrics import Counter, Gauge
@@ -50,6 +51,8 @@ __all__ = [
     "Logprob",
     "ModelConfig",
     "ModelLoadError",
+    "ParamSource",
+    "ParamsMapping",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -88,6 +91,8 @@ _HOMES = {
     "Logprob": "logprobs",
     "ModelConfig": "model.config",
     "ModelLoadError": "errors",
+    "ParamSource": "rollouts.mapping",
+    "ParamsMapping": "rollouts.mapping",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",

@@ -23,6 +23,7 @@ class CompletionOutput:
             ``logprobs=0`` a `ChosenLogprobs`, whose `values` are the plain numbers.
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
+        weight_version: as of `RequestOutput`, at this completion's last token.
     """
 
     index: int
@@ -32,6 +33,7 @@ class CompletionOutput:
     logprobs: Sequence[LogprobsAtPosition] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    weight_version: int = 0
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -97,6 +99,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
         metrics: times and counts.
         error: what went wrong, when a completion's `finish_reason` is "error".
+        weight_version: how often the weights had been swapped when its last token was drawn.
     """
 
     request_id: str
@@ -108,6 +111,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    weight_version: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

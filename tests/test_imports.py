@@ -1,4 +1,4 @@
-"""Imports point one way: commands → serving → model → kernels, all of them → the basis."""
+"""Imports point one way: commands → doors → rollouts → serving → model → kernels → the basis."""
 
 import ast
 import graphlib
@@ -18,8 +18,11 @@ ROOMS = {
     "kernels": {"basis", "kernels"},
     "model": {"basis", "kernels", "model"},
     "serving": {"basis", "kernels", "model", "serving"},
+    "rollouts": {"basis", "kernels", "model", "serving", "rollouts"},
+    "doors": {"basis", "kernels", "model", "serving", "rollouts", "doors"},
 }
-"""What each room may import; commands and what they share may import all."""
+"""What each room may import; the doors are the modules directly in `serving`. Commands and what
+they share may import all."""
 SERVING = (
     "requests",
     "scheduler",
@@ -43,6 +46,8 @@ def _room(module: str) -> str:
     _, *parts = module.split(".")
     if not parts or parts[0] in COMMANDS:
         return "commands"
+    if parts[0] == "serving" and not (ROOT / "/".join(parts[:2])).is_dir():
+        return "doors"
     return parts[0] if (ROOT / parts[0]).is_dir() else "basis"
 
 

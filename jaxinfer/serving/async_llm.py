@@ -4,20 +4,20 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from jaxinfer.config import EngineConfig
 from jaxinfer.errors import JaxinferError
-from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.engine_facts import EngineFacts
 from jaxinfer.serving.engine_handle import EngineHandle
 
 
-class AsyncLLM:
+class AsyncLLM(EngineFacts):
     """A model that completes prompts for any number of tasks, of one event loop or several.
 
     Making one takes as long as making an `LLM`, and blocks as that does: do it before the event
@@ -39,26 +39,6 @@ class AsyncLLM:
         self._handle = EngineHandle("AsyncLLM", model, **arguments)
 
     @property
-    def engine_config(self) -> EngineConfig:
-        """The arguments that the engine was made with."""
-        return self._handle.config
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model's shape."""
-        return self._handle.loaded.model_config
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and output together."""
-        return self._handle.loaded.reader.max_model_len
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None if only token ids go in and out."""
-        return self._handle.loaded.tokenizer
-
-    @property
     def is_running(self) -> bool:
         """Whether it takes requests: it has neither failed nor been shut down."""
         return not self._handle.is_closed and self._handle.driver.failure is None
@@ -72,10 +52,6 @@ class AsyncLLM:
     def dead_error(self) -> JaxinferError | None:
         """Why it has failed for good; None if it has not, or was shut down since."""
         return None if self._handle.is_closed else self._handle.driver.failure
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
-        return self._handle.loaded.default_params.clone()
 
     def generate(
         self,
@@ -136,6 +112,16 @@ class AsyncLLM:
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None if only token ids go in and out."""
         return self.tokenizer
+
+    async def update_params(
+        self,
+        params: Any,
+        mapping: ParamsMapping | None = None,
+        in_flight: Literal["keep", "wait", "abort"] = "keep",
+    ) -> None:
+        """Swap the weights between two steps: see `LLM.update_params`."""
+        handle = self._handle
+        await handle.driver.call_async(handle.params_update(params, mapping, in_flight))
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""

@@ -12,18 +12,27 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.rollouts.conversion import MappedParams
+from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
+from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.call_arguments import CallArguments
-from jaxinfer.serving.engine.driver import EngineDriver, wait_for_closing
+from jaxinfer.serving.engine.driver import (
+    EngineDriver,
+    InFlightPolicy,
+    check_in_flight,
+    wait_for_closing,
+)
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.processes.engines import FollowingEngine
 from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.profiling import Profiler
+from jaxinfer.serving.runner.device_params import check_like
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup.loading import ModelSource, check_given, load_engine
 from jaxinfer.serving.startup.memory import return_freed_memory
 
 _OWN_KEYWORDS = (
-    *("params", "config", "mesh", "rules", "logits_processor", "sampler"),
+    *("params", "mapping", "config", "mesh", "rules", "logits_processor", "sampler"),
     *("coordinator_address", "num_processes", "process_id"),
 )
 
@@ -48,6 +57,7 @@ class EngineHandle:
         model: str | Path | None = None,
         *,
         params: Any = None,
+        mapping: ParamsMapping | None = None,
         config: ModelConfig | None = None,
         tokenizer: Tokenizer | str | Path | None = None,
         mesh: Mesh | None = None,
@@ -60,6 +70,10 @@ class EngineHandle:
         **engine_args: Any,
     ) -> None:
         self._owner = owner
+        check_mapping(mapping)
+        given = params
+        if params is not None:
+            params = nested(leaves_by_path(params))
         check_given(model, params, config, mesh, rules)
         own = tokenizer if isinstance(tokenizer, Tokenizer) else None
         if own is not None and engine_args.get("skip_tokenizer_init"):
@@ -72,8 +86,11 @@ class EngineHandle:
         self.config = EngineConfig.from_keywords(keywords, owner=owner, also=_OWN_KEYWORDS)
         wait_for_closing()  # their memory is this engine's
         start_processes(coordinator_address, num_processes, process_id)
+        if mapping is not None:
+            params = self._mapped(given, mapping, config, mesh, rules)
         source = ModelSource(
             params=params,
+            owns_params=mapping is not None,
             model_config=config,
             tokenizer=own,
             mesh=mesh,
@@ -115,6 +132,42 @@ class EngineHandle:
         """Seconds that steps have waited for programs to be compiled at their first use."""
         return sum(each.runner.seconds_waited_for_programs for each in self.loaded.replicas)
 
+    @property
+    def weight_version(self) -> int:
+        """How often the weights were swapped."""
+        return max(each.engine.weight_version for each in self.loaded.replicas)
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self.loaded.replicas[0].scheduler.eos_token_ids
+
+    def new_params(self, tree: Any, mapping: ParamsMapping | None) -> Any:
+        """A trainer's parameters as `RequestEngine.update_params` takes them, checked.
+
+        Raises:
+            ValueError: names the first path, shape, dtype or sharding that differs.
+            TypeError: it is no tree, a leaf is no array, or the mapping is none.
+        """
+        check_mapping(mapping)
+        replicas = self.loaded.replicas
+        wanted = replicas[0].runner.wanted_params
+        if mapping is not None:
+            writer = MappedParams(tree, mapping)
+            writer.check(wanted)
+            return writer
+        params = nested(leaves_by_path(tree))
+        check_like(params, wanted, placed=len(replicas) == 1)
+        return params
+
+    def params_update(
+        self, tree: Any, mapping: ParamsMapping | None, in_flight: InFlightPolicy
+    ) -> Callable[[], None]:
+        """What the engine's thread has to do for new weights; raises as `new_params`, at once."""
+        check_in_flight(in_flight)
+        driver, params = self.driver, self.new_params(tree, mapping)
+        return lambda: driver.update_params(params, in_flight)
+
     def metrics(self) -> list[Metric]:
         """What the engine counts, all replicas together; for the engine's thread."""
         return self.loaded.engine.counts().metrics(
@@ -136,6 +189,19 @@ class EngineHandle:
         self._finalizer()
         if self._driver is not None:
             self._driver.close()
+
+    def _mapped(
+        self,
+        tree: Any,
+        mapping: ParamsMapping,
+        config: ModelConfig | None,
+        mesh: Mesh | None,
+        rules: ShardingRules | None,
+    ) -> dict[str, Any]:
+        if config is None:
+            raise ValueError("mapping goes with params and config: it is how params become those")
+        dtype = None if self.config.dtype == "auto" else self.config.dtype
+        return MappedParams(tree, mapping).make(config, dtype, mesh, rules or ShardingRules())
 
     def _run(self, *, close_tokenizer: bool) -> "weakref.finalize[..., Any]":
         """Start the engine's thread, if it has one here; what closes it when this object goes."""

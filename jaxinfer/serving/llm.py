@@ -4,20 +4,21 @@ import dataclasses
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jax.sharding import Mesh
 
-from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput, ScoreOutput
+from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.engine_facts import EngineFacts
 from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
@@ -25,7 +26,7 @@ from jaxinfer.serving.scoring import read_score_inputs, score_output
 from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
-class LLM:
+class LLM(EngineFacts):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a
@@ -36,8 +37,10 @@ class LLM:
 
     Args:
         model: a directory or hub id; None is the bundled model, or `params`.
-        params: the caller's own parameters, Hugging Face's names in nested dictionaries; arrays
-            that are placed as the steps need them are used without a copy.
+        params: the caller's own parameters, Hugging Face's names in a tree of any kind
+            (dictionaries, NNX, Linen, Equinox); arrays that are placed as the steps need them are
+            used without a copy.
+        mapping: of `params` with other names or shapes; the engine gets arrays of its own.
         config: the model's shape, with `params`.
         tokenizer: a `Tokenizer`, a directory or hub id; None takes the model's own. With `params`,
             None means that only token ids go in and out.
@@ -68,7 +71,8 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        params: Mapping[str, Any] | None = None,
+        params: Any = None,
+        mapping: ParamsMapping | None = None,
         config: ModelConfig | None = None,
         tokenizer: Tokenizer | str | Path | None = None,
         mesh: Mesh | None = None,
@@ -84,6 +88,7 @@ class LLM:
             "LLM",
             model,
             params=params,
+            mapping=mapping,
             config=config,
             tokenizer=tokenizer,
             mesh=mesh,
@@ -98,29 +103,9 @@ class LLM:
         self._loaded = self._handle.loaded
         self._arguments = self._handle.arguments
 
-    @property
-    def engine_config(self) -> EngineConfig:
-        """The arguments that the engine was made with."""
-        return self._handle.config
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None if only token ids go in and out."""
-        return self._loaded.tokenizer
-
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, by vLLM's name for it."""
         return self.tokenizer
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model's shape."""
-        return self._loaded.model_config
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and output together."""
-        return self._loaded.reader.max_model_len
 
     @property
     def report(self) -> StartupReport:
@@ -161,10 +146,6 @@ class LLM:
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._handle.is_closed
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
-        return self._loaded.default_params.clone()
 
     def generate(
         self,
@@ -359,17 +340,30 @@ class LLM:
         """
         return self._handle.driver.step()
 
-    def update_params(self, params: Mapping[str, Any]) -> None:
-        """Swap the weights between two steps; arrays that lie right are used without a copy.
+    def update_params(
+        self,
+        params: Any,
+        mapping: ParamsMapping | None = None,
+        in_flight: Literal["keep", "wait", "abort"] = "keep",
+    ) -> None:
+        """Swap the weights between two steps; the prefix cache forgets everything.
 
-        Running requests go on with the new weights and the keys and values they have. The prefix
-        cache forgets everything.
+        Args:
+            params: any tree, as in `LLM`. Without a mapping its arrays must lie as the steps need
+                them; they are used as they are and stay the caller's: the engine never donates
+                them, and they must not be deleted while it uses them.
+            mapping: copies them, in one program, into arrays of the engine's own, in the memory of
+                its last ones if these were its own, too. The caller's are free afterwards.
+            in_flight: running requests go on with the new weights and the keys and values that they
+                have ("keep"), end before ("wait"), or end at once with the reason "abort".
 
         Raises:
-            ValueError: names the first leaf whose path, shape, dtype or sharding differs.
+            ValueError: names the first path, shape, dtype or sharding that differs. Nothing has
+                changed.
             TypeError: a leaf is no array.
+            StepError: the device failed while it wrote; the engine is dead.
         """
-        self._handle.driver.call(lambda: self._loaded.engine.update_params(params))
+        self._handle.driver.call(self._handle.params_update(params, mapping, in_flight))
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
@@ -400,12 +394,15 @@ class LLM:
         """
         self._handle.driver.call(self._handle.profiler.stop)
 
-    def follow(self, new_params: Callable[[], Mapping[str, Any]] | None = None) -> None:
+    def follow(
+        self, new_params: Callable[[], Any] | None = None, mapping: ParamsMapping | None = None
+    ) -> None:
         """Do this process's part of what process 0 is asked for, until it closes its LLM.
 
         Args:
             new_params: called when process 0 calls `update_params`; returns the new weights as
                 this process holds them. Without it, such an update is refused.
+            mapping: of these; the same as process 0 gives.
 
         Raises:
             RuntimeError: this is process 0, or the only one.
@@ -415,7 +412,9 @@ class LLM:
         self._handle.check_open()
         if (engine := self._handle.following_engine) is None:
             raise RuntimeError("follow() is for processes other than 0: this one takes requests")
-        engine.follow(new_params)
+        handle = self._handle
+        given = new_params
+        engine.follow(None if given is None else lambda: handle.new_params(given(), mapping))
 
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""

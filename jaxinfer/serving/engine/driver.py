@@ -9,7 +9,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
@@ -18,6 +18,10 @@ from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
+
+InFlightPolicy = Literal["keep", "wait", "abort"]
+"""What becomes of running requests when the weights change: they go on with the new ones, end
+before, or are ended."""
 
 _live: "weakref.WeakSet[EngineDriver]" = weakref.WeakSet()  # a thread keeps its driver alive
 
@@ -125,6 +129,24 @@ class EngineDriver:
             return action()
 
         return self._owner.call(attempt)
+
+    def update_params(self, params: Any, in_flight: InFlightPolicy) -> None:
+        """Swap the weights; only in the engine's thread, by `call` or `call_async`.
+
+        Args:
+            params: as `RequestEngine.update_params` takes them, checked before.
+            in_flight: with "wait", what is posted meanwhile waits too, so that requests which come
+                later get the new weights.
+
+        Raises:
+            Exception: as `RequestEngine.update_params`, or what a step of "wait" raises.
+        """
+        if in_flight == "abort":
+            for key in [*self._driven, *self._by_hand.values()]:
+                self._engine.abort(key)
+        while in_flight == "wait" and self._engine.has_unfinished:
+            self._engine.step()
+        self._engine.update_params(params)
 
     def add_by_hand(self, request: NewRequest) -> None:
         """Enqueue a request that goes on only while others run or `step` is called.
@@ -244,6 +266,12 @@ class EngineDriver:
     def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the engine is closed; make a new one")
+
+
+def check_in_flight(policy: Any) -> None:
+    """Raise ValueError unless it is an `InFlightPolicy`."""
+    if policy not in get_args(InFlightPolicy):
+        raise ValueError(f"in_flight must be 'keep', 'wait' or 'abort', got {policy!r}")
 
 
 def _tell(request: NewRequest, news: RequestOutput | BaseException) -> None:

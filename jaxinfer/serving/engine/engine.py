@@ -87,6 +87,11 @@ class Engine:
         """Why it takes no request any more; any thread may ask."""
         return self._failure
 
+    @property
+    def weight_version(self) -> int:
+        """How often its weights were swapped; any thread may ask."""
+        return self._requests.weight_version
+
     def counts(self) -> EngineCounts:
         """What it has done and holds; any thread may ask."""
         counts, scheduler = self._requests.counts, self._scheduler
@@ -186,10 +191,15 @@ class Engine:
         Raises:
             ValueError: the tree differs from the present one; names the first leaf that does.
             TypeError: a leaf is no array.
+            StepError: the weights were lost; the engine is dead.
         """
         self.check_alive()
         self._read_steps(leave=0)
-        self._runner.update_params(params)
+        try:
+            self._runner.update_params(params)
+        except StepError as error:
+            raise self.give_up(str(error)) from error
+        self._requests.weight_version += 1
         self._scheduler.invalidate_prefix_cache()
 
     def reset_prefix_cache(self) -> None:

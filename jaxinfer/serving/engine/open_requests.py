@@ -45,6 +45,8 @@ class OpenRequests:
         self._clock = clock
         self.counts = EngineCounts()
         """What has come of requests so far; the scheduler's numbers are not filled in."""
+        self.weight_version = 0
+        """How often the weights were swapped: what is read from now on is of these."""
         self._groups: dict[str, RequestGroup] = {}
         self._members: dict[str, _Member] = {}
         self._late: set[str] = set()
@@ -72,6 +74,7 @@ class OpenRequests:
     def add(self, group: RequestGroup) -> None:
         """Let a new request wait for its turn."""
         for completion in group.completions:
+            completion.weight_version = self.weight_version
             request = completion.request
             self._scheduler.add(request)
             self._members[request.request_id] = _Member(group, completion)
@@ -138,6 +141,7 @@ class OpenRequests:
             self.counts.cached_prompt_tokens += update.request.num_prefix_cached_tokens
         self.counts.generation_tokens += len(update.token_ids)
         completion.extend(update.token_ids, sampled, update.row)
+        completion.weight_version = self.weight_version
         group.note_tokens(len(update.token_ids), now)
         reason = completion.finish_reason
         if reason is not None or group.new.kind != "final":
@@ -163,6 +167,7 @@ class OpenRequests:
         self, member: _Member, scores: TokenScores, offset: int, row: ScheduledRow
     ) -> None:
         group, completion = member
+        completion.weight_version = self.weight_version
         try:
             finite = group.score_prompt(scores, offset, row.start, row.num_scheduled_tokens)
         except Exception as error:

@@ -17,6 +17,7 @@ from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.runner.device_params import ParamsWriter
 
 logger = logging.getLogger("jaxinfer")
 
@@ -139,7 +140,7 @@ class EngineGroup:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def update_params(self, params: Mapping[str, Any]) -> None:
+    def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
         """Swap the weights of all replicas before any of them steps again.
 
         Arrays that lie right are used without a copy, be it on a mesh over all replicas or on the
@@ -153,7 +154,7 @@ class EngineGroup:
         self._check_alive()
         # All trees first: if one can't be made, every replica keeps the old weights.
         trees = [
-            (member, replica_params(params, member.started.runner.wanted_params))
+            (member, _for_replica(params, member.started.runner.wanted_params))
             for member in self._alive()
         ]
         for member, tree in trees:
@@ -259,3 +260,8 @@ class EngineGroup:
             raise RuntimeError("the engine is closed")
         if (failure := self.failure) is not None:
             raise StepError(f"{failure}; make a new LLM") from self._members[0].replica.failure
+
+
+def _for_replica(params: Any, wanted: Mapping[str, Any]) -> Any:
+    """What a replica's engine takes: its own tree, or the writer, which makes each its own."""
+    return params if isinstance(params, ParamsWriter) else replica_params(params, wanted)

@@ -29,6 +29,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.weight_version = 0
         self._logprobs = start_recording(request.params.logprobs, tokenizer)
         self._watches_stops = bool(request.params.stop)
         self._num_in_text = 0
@@ -94,6 +95,7 @@ class Completion:
             logprobs=logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            weight_version=self.weight_version,
         )
 
     def _update_text(self) -> None:

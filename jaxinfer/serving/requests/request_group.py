@@ -133,6 +133,7 @@ class RequestGroup:
             num_cached_tokens=requests[0].num_prefix_cached_tokens,
             metrics=dataclasses.replace(self._metrics),
             error=self.error,
+            weight_version=max(output.weight_version for output in outputs),
         )
 
 

@@ -1,7 +1,8 @@
 """Checks a parameter tree leaf by leaf, and puts on the devices only what is not there yet."""
 
+import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,17 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.programs.upload import upload
+
+
+@runtime_checkable
+class ParamsWriter(Protocol):
+    """New parameters that are still to be computed, into memory of the old ones if that may be."""
+
+    def write(
+        self, wanted: Mapping[str, Any], reusable: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """The parameters as `wanted` describes them; `reusable` is donated unless it is None."""
+        ...
 
 
 def describe_params(
@@ -65,7 +77,8 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     expected = _by_path(wanted)
     for path, like in expected.items():
         if path not in given:
-            raise ValueError(f"params lack {path}")
+            kind = f"{like.dtype}{list(like.shape)}"
+            raise ValueError(f"params lack {path}, which must be {kind}{_nearest(path, given)}")
         leaf = given[path]
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(f"params[{path}] must be an array, got {type(leaf).__name__}")
@@ -81,6 +94,11 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     for path in given:
         if path not in expected:
             raise ValueError(f"params have {path}, which this model does not")
+
+
+def _nearest(path: str, given: Mapping[str, Any]) -> str:
+    nearest = difflib.get_close_matches(path, list(given), n=1)
+    return f"; the nearest that they have is {nearest[0]}" if nearest else ""
 
 
 def _is_placed(leaf: Any, like: Any) -> bool:

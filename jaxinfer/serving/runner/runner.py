@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
@@ -28,7 +29,7 @@ from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.requests.result import StepResult, unpack_scores
 from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.batch import Batch, BatchBuilder
-from jaxinfer.serving.runner.device_params import check_like
+from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
 from jaxinfer.serving.runner.swap import HostBlocks
@@ -52,6 +53,7 @@ class Runner:
         config: sizes, compilation, swapping.
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: needed for bad words only.
+        owns_params: whether nobody else holds the parameters, so that they may be overwritten.
 
     Attributes:
         report: what to tell the user at start-up.
@@ -74,6 +76,7 @@ class Runner:
         *,
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
+        owns_params: bool = False,
     ) -> None:
         self._config, self._plan = config, plan
         self._programs, self._buckets = plan.programs, plan.buckets
@@ -83,6 +86,7 @@ class Runner:
         self._whole = NamedSharding(self._mesh, PartitionSpec())
         self.wanted_params = plan.programs.params
         self._params: Any = params
+        self._owns_params = owns_params
         self._head: Any = head_params(params)
         self._compile_s = self._allocate_s = 0.0
         self.report = plan.report
@@ -263,16 +267,24 @@ class Runner:
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
 
-    def update_params(self, params: Mapping[str, Any]) -> None:
-        """Take other weights from the next launch on; they are used without a copy.
+    def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
+        """Take other weights from the next launch on.
+
+        A tree is used without a copy and stays its owner's. A writer's parameters are the runner's
+        own, and the next writer gets their memory.
 
         Raises:
             ValueError: names the first leaf whose path, shape, dtype or sharding differs.
             TypeError: a leaf is no array.
+            StepError: writing failed when the old weights were gone already.
         """
-        check_like(params, self.wanted_params, placed=True)
-        self._params = params
-        self._head = head_params(params)
+        if isinstance(params, ParamsWriter):
+            self._params = self._written(params)
+            self._owns_params = True
+        else:
+            check_like(params, self.wanted_params, placed=True)
+            self._params, self._owns_params = params, False
+        self._head = head_params(self._params)
 
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
@@ -284,6 +296,17 @@ class Runner:
     @property
     def _peers(self) -> list[jax.Array]:
         return [each.peers for each in self._peer_buffers]
+
+    def _written(self, writer: ParamsWriter) -> Mapping[str, Any]:
+        old = self._params if self._owns_params else None
+        try:
+            written = writer.write(self.wanted_params, old)
+        except Exception as error:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(old)):
+                raise StepError(f"the weights were lost in being written: {error}") from error
+            raise
+        self._await_if_emulated(jax.tree.leaves(written)[-1])
+        return written
 
     def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
         warm = warm_up(

@@ -34,6 +34,7 @@ class EngineSetup:
         tokenizer: None for token ids only.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
+        owns_params: whether nobody else holds the parameters.
         fewest: from this process's number of KV blocks to that of all processes.
     """
 
@@ -44,6 +45,7 @@ class EngineSetup:
     tokenizer: Tokenizer | None = None
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
+    owns_params: bool = False
     fewest: Callable[[int], int] = int
 
 
@@ -121,6 +123,7 @@ def start_runner(
         setup.config,
         eos_token_ids=setup.eos_token_ids,
         tokenizer=setup.tokenizer,
+        owns_params=setup.owns_params,
     )
 
 

@@ -75,6 +75,7 @@ class ModelSource:
 
     Attributes:
         params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
+        owns_params: whether `params` were made for this engine, and nobody else holds them.
         model_config: goes with `params`.
         tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
         mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
@@ -84,6 +85,7 @@ class ModelSource:
     """
 
     params: Mapping[str, Any] | None = None
+    owns_params: bool = False
     model_config: ModelConfig | None = None
     tokenizer: Tokenizer | None = None
     mesh: Mesh | None = None
@@ -212,6 +214,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         tokenizer,
         source.logits_processor,
         source.sampler,
+        owns_params=directory is not None or source.owns_params,
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
     )
     # One block for all that compiles: what checks the weights does, too, and some programs go on

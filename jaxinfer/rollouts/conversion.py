@@ -1,0 +1,165 @@
+"""Writes mapped parameters: one compiled program, into arrays that the engine gives up for it."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.rollouts.mapping import Assignment, ParamsMapping
+from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
+
+
+class _Target(NamedTuple):
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: Any
+
+
+class MappedParams:
+    """A trainer's parameters and the mapping that makes the engine's of them: a `ParamsWriter`.
+
+    The trainer's arrays are read and never donated; nothing of them is kept. Where they lie on
+    other devices than the engine, all that are mapped are copied whole to each of its devices
+    first.
+
+    Args:
+        tree: as for `leaves_by_path`.
+        mapping: says what becomes what.
+    """
+
+    def __init__(self, tree: Any, mapping: ParamsMapping) -> None:
+        self._leaves = leaves_by_path(tree)
+        self._mapping = mapping
+
+    def check(self, wanted: Any) -> None:
+        """Raise what `ParamsMapping.assignments` raises."""
+        self._mapping.assignments(self._leaves, wanted)
+
+    def write(self, wanted: Any, reusable: Any) -> dict[str, Any]:
+        """The engine's parameters, as `wanted` describes them.
+
+        Args:
+            wanted: tree of `jax.ShapeDtypeStruct` with shardings.
+            reusable: the engine's own arrays of the same tree, which are donated: the new ones lie
+                in their memory. None takes new memory.
+
+        Raises:
+            ValueError, TypeError: as `check`; `reusable` is then as it was.
+        """
+        assignments = self._mapping.assignments(self._leaves, wanted)
+        targets = _targets(wanted)
+        used = _used(self._leaves, assignments, targets[0].sharding)
+        # The first call donates too, so that the second one runs the same program.
+        old = jax.tree.leaves(reusable) if reusable is not None else _empty(targets)()
+        written = _program(assignments, targets)(old, used)
+        return nested({t.path: array for t, array in zip(targets, written, strict=True)})
+
+    def make(
+        self, config: ModelConfig, dtype: DTypeLike | None, mesh: Mesh | None, rules: ShardingRules
+    ) -> dict[str, Any]:
+        """New parameters, for an engine that is about to start.
+
+        Args:
+            config: the model's shape.
+            dtype: of every parameter; None is that of the embedding's source.
+            mesh: the engine's devices; None is the mesh that the trainer's arrays lie on, if any.
+            rules: how the devices share the model.
+
+        Raises:
+            ValueError, TypeError: as `check`.
+        """
+        mesh = mesh or _mesh_of(self._leaves)
+        wanted = abstract_params(config, dtype or jnp.float32, mesh, rules)
+        assignments = self._mapping.assignments(self._leaves, wanted)
+        if dtype is None:
+            embedding = next(a.path for a in assignments if a.target == "model.embed_tokens")
+            wanted = abstract_params(config, self._leaves[embedding].dtype, mesh, rules)
+        targets = _targets(wanted)
+        used = _used(self._leaves, assignments, targets[0].sharding)
+        written = _program(assignments, targets)([], used)
+        return nested({t.path: array for t, array in zip(targets, written, strict=True)})
+
+
+def _targets(wanted: Any) -> tuple[_Target, ...]:
+    # In JAX's order, which that of donated arrays has to match.
+    return tuple(
+        _Target(path, tuple(like.shape), jnp.dtype(like.dtype), like.sharding)
+        for path, like in leaves_by_path(wanted).items()
+    )
+
+
+def _used(leaves: Leaves, assignments: Sequence[Assignment], sharding: Any) -> Leaves:
+    """The arrays that are read, on the engine's devices."""
+    if sharding is None:
+        return {each.path: leaves[each.path] for each in assignments}
+    devices = tuple(sharding.mesh.devices.flat)
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    return {
+        path: leaf if _lies_on(leaf := leaves[path], devices) else jax.device_put(leaf, whole)
+        for path in dict.fromkeys(each.path for each in assignments)
+    }
+
+
+def _lies_on(leaf: Any, devices: tuple[Any, ...]) -> bool:
+    """Whether a program on these devices takes an array as it is: host memory, or in this order."""
+    if not isinstance(leaf, jax.Array):
+        return True
+    if isinstance(leaf.sharding, NamedSharding) and isinstance(leaf.sharding.mesh, Mesh):
+        return tuple(leaf.sharding.mesh.devices.flat) == devices
+    return tuple(leaf.sharding.device_set) == devices
+
+
+def _mesh_of(leaves: Leaves) -> Mesh | None:
+    for leaf in leaves.values():
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return None
+
+
+@functools.lru_cache(maxsize=16)
+def _program(assignments: tuple[Assignment, ...], targets: tuple[_Target, ...]) -> Any:
+    """``(old arrays, sources by path) -> new arrays``; the old are donated, and not read."""
+
+    def convert(old: list[jax.Array], sources: Leaves) -> list[jax.Array]:
+        del old
+        return [
+            _converted(sources[each.path], each, target)
+            for each, target in zip(assignments, targets, strict=True)
+        ]
+
+    # keep_unused: else JAX drops the old arrays from the program and donates nothing.
+    return jax.jit(
+        convert,
+        donate_argnums=0,
+        keep_unused=True,
+        out_shardings=[target.sharding for target in targets],
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _empty(targets: tuple[_Target, ...]) -> Any:
+    """Memory of the right shapes to donate, for an engine that has none of its own to give."""
+    return jax.jit(
+        lambda: [jnp.zeros(target.shape, target.dtype) for target in targets],
+        out_shardings=[target.sharding for target in targets],
+    )
+
+
+def _converted(leaf: jax.Array, each: Assignment, target: _Target) -> jax.Array:
+    if each.axis is not None:
+        leaf = jax.lax.index_in_dim(leaf, each.layer, each.axis, keepdims=False)
+    if each.source.transpose is not None:
+        leaf = leaf.transpose(each.source.transpose)
+    leaf = leaf.reshape(target.shape)
+    if each.source.scale is not None:
+        leaf = leaf.astype(jnp.float32) * jnp.float32(each.source.scale)
+    return leaf.astype(target.dtype)

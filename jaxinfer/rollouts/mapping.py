@@ -1,0 +1,290 @@
+"""How a trainer's parameters become the engine's: a declaration, checked before anything runs."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.modules import abstract_params
+from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
+
+_LAYER = "{layer}"
+
+
+@dataclass(frozen=True)
+class ParamSource:
+    """Where one parameter comes from and what is done to it, in the order of the fields.
+
+    Attributes:
+        path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
+            it, where the engine's path has it, the layers are stacked.
+        transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
+        reshape: whether neighbouring dimensions are then merged into those of the engine.
+        scale: a factor, multiplied in float32.
+    """
+
+    path: str
+    transpose: tuple[int, ...] | None = None
+    reshape: bool = False
+    scale: float | None = None
+
+
+class Assignment(NamedTuple):
+    """One parameter of the engine and what it is made of; `axis` is that of stacked layers."""
+
+    target: str
+    source: ParamSource
+    path: str
+    layer: int
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class ParamsMapping:
+    """A trainer's parameters as the engine's: each of the engine's exactly once.
+
+    Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3` and `maxtext_qwen3`. What the
+    trainer's tree has beyond them is not read. Arrays may have another floating-point dtype: the
+    engine's is what they become.
+
+    Attributes:
+        sources: for each path of the engine, with ``{layer}`` for the layer, what it comes from: a
+            `ParamSource`, or a path alone. A dictionary, stored as pairs.
+        stacked_axis: the axis that stacked layers lie along, in the trainer's arrays.
+
+    Raises:
+        TypeError: a source is neither a path nor a `ParamSource`.
+    """
+
+    sources: Any
+    stacked_axis: int | None = None
+
+    def __post_init__(self) -> None:
+        """Store the sources as a tuple, so that a mapping can be hashed."""
+        pairs: Iterable[tuple[str, Any]] = (
+            self.sources.items() if isinstance(self.sources, Mapping) else self.sources
+        )
+        object.__setattr__(self, "sources", tuple((path, _source(path, s)) for path, s in pairs))
+
+    def assignments(self, leaves: Leaves, wanted: Any) -> tuple[Assignment, ...]:
+        """What each parameter of the engine is made of, in the order of `wanted`.
+
+        Args:
+            leaves: the trainer's, from `leaves_by_path`.
+            wanted: the engine's tree of `jax.ShapeDtypeStruct`.
+
+        Raises:
+            ValueError: a parameter is left unset or set twice, or is none of this model's; a source
+                is not in the tree, or does not give the engine's shape. Names the first.
+            TypeError: a source is no array.
+        """
+        targets = leaves_by_path(wanted)
+        found: dict[str, Assignment] = {}
+        for each in self._expanded(targets):
+            if each.target in found:
+                raise ValueError(
+                    f"the mapping sets {each.target} twice, from {found[each.target].path} and "
+                    f"from {each.path}"
+                )
+            if each.target not in targets:
+                near = _nearest(each.target, targets)
+                raise ValueError(f"the mapping sets {each.target}, which this model lacks{near}")
+            found[each.target] = each
+        for target, like in targets.items():
+            if target not in found:
+                shape = f"{like.dtype}{list(like.shape)}"
+                raise ValueError(f"the mapping leaves {target} unset, which must be {shape}")
+            _check(found[target], leaves, like)
+        return tuple(found[target] for target in targets)
+
+    def _expanded(self, targets: Leaves) -> Iterable[Assignment]:
+        parts = [path.split(".") for path in targets if path.startswith("model.layers.")]
+        layers = sorted({int(each[2]) for each in parts})
+        for pattern, source in self.sources:
+            if _LAYER not in pattern:
+                yield Assignment(canonical(pattern), source, canonical(source.path), 0, None)
+                continue
+            axis = None
+            if _LAYER not in source.path:
+                axis = self.stacked_axis
+                if axis is None:
+                    raise ValueError(
+                        f"the mapping sets {pattern} from {source.path}, which has no {_LAYER}; "
+                        "give stacked_axis=... if the layers are stacked there"
+                    )
+            for layer in layers:
+                target, path = (
+                    canonical(text.replace(_LAYER, str(layer))) for text in (pattern, source.path)
+                )
+                yield Assignment(target, source, path, layer, axis)
+
+    @classmethod
+    def hugging_face(cls, config: ModelConfig) -> "ParamsMapping":
+        """Hugging Face's names and ``[out, in]``, as the engine's own: each array is copied."""
+        return cls({path: path for path in _patterns(config)})
+
+    @classmethod
+    def nnx_linear(cls, config: ModelConfig) -> "ParamsMapping":
+        """Hugging Face's names on Flax layers.
+
+        `nnx.Linear` has ``kernel`` ``[in, out]`` and ``bias``, `nnx.Embed` ``embedding`` and
+        `nnx.RMSNorm` ``scale``. Linen's layers have the same.
+        """
+        return cls({path: _flax_layer(path) for path in _patterns(config)})
+
+    @classmethod
+    def tunix_qwen3(cls, config: ModelConfig) -> "ParamsMapping":
+        """Tunix's `Qwen3`: `nnx.state(model, nnx.Param)`, heads as dimensions of their own.
+
+        Of a model with adapters, what they add is not in it.
+
+        Raises:
+            ValueError: the model has biases, which tunix's has not.
+        """
+        _check_no_bias(config)
+        attention, mlp = "layers.{layer}.attn", "layers.{layer}.mlp"
+        table = {
+            "model.embed_tokens": "embedder.input_embedding",
+            "model.norm": "final_norm.w",
+            "lm_head": ParamSource("lm_head.w", (1, 0)),
+            "input_layernorm": "layers.{layer}.input_layernorm.w",
+            "post_attention_layernorm": "layers.{layer}.post_attention_layernorm.w",
+            "q_norm": f"{attention}.q_norm.w",
+            "k_norm": f"{attention}.k_norm.w",
+            "o_proj": ParamSource(f"{attention}.o_proj.w", (2, 0, 1), reshape=True),
+        }
+        for name in ("q_proj", "k_proj", "v_proj"):
+            table[name] = ParamSource(f"{attention}.{name}.w", (1, 2, 0), reshape=True)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            table[name] = ParamSource(f"{mlp}.{name}.kernel", (1, 0))
+        return cls(_by_last_name(config, table))
+
+    @classmethod
+    def maxtext_qwen3(cls, config: ModelConfig) -> "ParamsMapping":
+        """MaxText's dense Qwen3, layers stacked along axis 1.
+
+        Assumed, and read in MaxText's converter, not run against it: ``scan_layers=True`` with
+        ``param_scan_axis=1``; kernels ``[in, L, ...]`` with heads as dimensions of their own; no
+        scale in the query kernel; an embedding that is not padded beyond the vocabulary.
+
+        Raises:
+            ValueError: the model has biases.
+        """
+        _check_no_bias(config)
+        layers = "decoder.layers"
+        attention, mlp = f"{layers}.self_attention", f"{layers}.mlp"
+        table = {
+            "model.embed_tokens": "token_embedder.embedding",
+            "model.norm": "decoder.decoder_norm.scale",
+            "lm_head": ParamSource("decoder.logits_dense.kernel", (1, 0)),
+            "input_layernorm": f"{layers}.pre_self_attention_layer_norm.scale",
+            "post_attention_layernorm": f"{layers}.post_self_attention_layer_norm.scale",
+            "q_norm": f"{attention}.query_norm.scale",
+            "k_norm": f"{attention}.key_norm.scale",
+            "o_proj": ParamSource(f"{attention}.out.kernel", (2, 0, 1), reshape=True),
+        }
+        for name, theirs in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
+            table[name] = ParamSource(f"{attention}.{theirs}.kernel", (1, 2, 0), reshape=True)
+        for name, theirs in (("gate_proj", "wi_0"), ("up_proj", "wi_1"), ("down_proj", "wo")):
+            table[name] = ParamSource(f"{mlp}.{theirs}.kernel", (1, 0))
+        return cls(_by_last_name(config, table), stacked_axis=1)
+
+
+def check_mapping(mapping: Any) -> None:
+    """Raise TypeError unless it is a `ParamsMapping` or None."""
+    if mapping is not None and not isinstance(mapping, ParamsMapping):
+        raise TypeError(
+            f"mapping must be a ParamsMapping, got {type(mapping).__name__}; for a ready one write "
+            "ParamsMapping.tunix_qwen3(config), for instance"
+        )
+
+
+def _source(path: str, given: Any) -> ParamSource:
+    if isinstance(given, str):
+        return ParamSource(given)
+    if not isinstance(given, ParamSource):
+        kind = type(given).__name__
+        raise TypeError(f"the source of {path} must be a path or a ParamSource, got {kind}")
+    return given
+
+
+def _patterns(config: ModelConfig) -> list[str]:
+    """The engine's paths, those of all layers as one with ``{layer}``."""
+    paths = leaves_by_path(abstract_params(dataclasses.replace(config, num_hidden_layers=1), "f4"))
+    return [path.replace("model.layers.0.", f"model.layers.{_LAYER}.") for path in paths]
+
+
+def _by_last_name(config: ModelConfig, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A source for each of the engine's paths, from a table of whole paths and last names."""
+    return {p: table[p] if p in table else table[p.split(".")[-1]] for p in _patterns(config)}
+
+
+def _flax_layer(path: str) -> ParamSource:
+    if path.endswith("_bias"):
+        return ParamSource(path.removesuffix("_bias") + ".bias")
+    if path.endswith("norm"):
+        return ParamSource(f"{path}.scale")
+    if path.endswith("embed_tokens"):
+        return ParamSource(f"{path}.embedding")
+    return ParamSource(f"{path}.kernel", (1, 0))
+
+
+def _check_no_bias(config: ModelConfig) -> None:
+    if config.attention_bias:
+        raise ValueError(
+            "this mapping has no source for the biases of a model with attention_bias; write a "
+            "ParamsMapping that has"
+        )
+
+
+def _check(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -> None:
+    """Raise unless a source is there and gives the engine's shape."""
+    if each.path not in leaves:
+        near = _nearest(each.path, leaves)
+        raise ValueError(f"the mapping takes {each.target} from {each.path}, not in params{near}")
+    leaf = leaves[each.path]
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        raise TypeError(f"params[{each.path}] must be an array, got {type(leaf).__name__}")
+    given = _shape(each, tuple(shape), tuple(like.shape))
+    if given != tuple(like.shape):
+        what = "can't become" if given is None else f"becomes {given}, not"
+        raise ValueError(
+            f"params[{each.path}], {tuple(shape)}, {what} {each.target}, {tuple(like.shape)}"
+        )
+
+
+def _shape(
+    each: Assignment, shape: tuple[int, ...], wanted: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The shape that a source of some shape is given; None if its dimensions don't fit."""
+    if each.axis is not None:
+        if not -len(shape) <= each.axis < len(shape) or each.layer >= shape[each.axis]:
+            return None
+        shape = tuple(n for i, n in enumerate(shape) if i != each.axis % len(shape))
+    if (order := each.source.transpose) is not None:
+        if sorted(order) != list(range(len(shape))):
+            return None
+        shape = tuple(shape[i] for i in order)
+    return wanted if each.source.reshape and _merges(shape, wanted) else shape
+
+
+def _merges(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether merging neighbours makes one shape of the other."""
+    left = list(shape)
+    for size in wanted:
+        product = left.pop(0) if left else 0
+        while left and product < size:
+            product *= left.pop(0)
+        if product != size:
+            return False
+    return not left
+
+
+def _nearest(path: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(path, list(known), n=1, cutoff=0.6)
+    return f"; the nearest is {nearest[0]}" if nearest else ""

@@ -1,0 +1,118 @@
+"""A mapping makes the engine's parameters of a trainer's, or says in a line why it can't."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer import ParamsMapping, ParamSource, ShardingRules, abstract_params
+from jaxinfer.rollouts.conversion import MappedParams
+from tests.rollouts import trainers
+from tests.serving.small_llm import CONFIG, small_params
+
+WANTED = abstract_params(CONFIG, jnp.float32)
+HELD = {
+    "hugging_face": lambda params: params,
+    "nnx_linear": trainers.flax_layers,
+    "tunix_qwen3": trainers.tunix,
+    "maxtext_qwen3": trainers.maxtext,
+}
+TUNIX = ParamsMapping.tunix_qwen3(CONFIG)
+
+
+def changed(mapping, **changes):
+    """The mapping with other sources; None takes one out, by the last name of its path."""
+    sources = dict(mapping.sources)
+    for name, source in changes.items():
+        (path,) = [path for path in sources if path.split(".")[-1] == name]
+        sources[path] = source
+    kept = {path: source for path, source in sources.items() if source is not None}
+    return ParamsMapping(kept, mapping.stacked_axis)
+
+
+def check(mapping, tree=None):
+    MappedParams(trainers.tunix(small_params()) if tree is None else tree, mapping).check(WANTED)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_ready_mapping_gives_the_engines_parameters(name):
+    mapping = getattr(ParamsMapping, name)(CONFIG)
+    held = HELD[name](small_params())
+    made = MappedParams(held, mapping).make(CONFIG, None, None, ShardingRules())
+    jax.tree.map(np.testing.assert_array_equal, made, small_params())
+    pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(held)}
+    assert not pointers & {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(made)}
+
+
+def test_parameters_take_the_engines_dtype():
+    held = trainers.tunix(small_params())
+    made = MappedParams(held, TUNIX).make(CONFIG, jnp.bfloat16, None, ShardingRules())
+    assert {leaf.dtype for leaf in jax.tree.leaves(made)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_a_scale_is_multiplied():
+    mapping = changed(TUNIX, norm=ParamSource("final_norm.w", scale=0.5))
+    held = trainers.tunix(small_params())
+    made = MappedParams(held, mapping).make(CONFIG, None, None, ShardingRules())
+    np.testing.assert_array_equal(made["model"]["norm"], small_params()["model"]["norm"] * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "cause"),
+    [
+        (changed(TUNIX, norm=None), r"leaves model\.norm unset, which must be float32\[32\]"),
+        (changed(TUNIX, norm="final_norm.v"), r"final_norm\.v, not in params; the nearest is fina"),
+        (
+            ParamsMapping([*TUNIX.sources, ("model.layers.1.mlp.up_proj", "final_norm.w")]),
+            r"sets model\.layers\.1\.mlp\.up_proj twice, from layers\.1\.mlp",
+        ),
+        (
+            ParamsMapping([*TUNIX.sources, ("model.nrm", "final_norm.w")]),
+            r"sets model\.nrm, which this model lacks; the nearest is model\.norm",
+        ),
+        (
+            changed(TUNIX, down_proj="layers.{layer}.mlp.down_proj.kernel"),
+            r"down_proj\.kernel\], \(64, 32\), becomes \(64, 32\), not .*down_proj, \(32, 64\)",
+        ),
+        (
+            changed(TUNIX, q_proj=ParamSource("layers.{layer}.attn.q_proj.w", reshape=True)),
+            r"q_proj\.w\], \(32, 4, 16\), can't become|becomes",
+        ),
+        (
+            changed(TUNIX, norm=ParamSource("final_norm.w", (1, 0))),
+            r"final_norm\.w\], \(32,\), can't become model\.norm",
+        ),
+        (changed(TUNIX, q_norm="final_norm.w"), "give stacked_axis="),
+    ],
+)
+def test_a_mapping_that_does_not_fit_is_one_clear_error(mapping, cause):
+    with pytest.raises(ValueError, match=cause) as raised:
+        check(mapping)
+    assert "\n" not in str(raised.value)
+
+
+def test_reshaping_merges_neighbours_only():
+    mapping = changed(
+        TUNIX, q_proj=ParamSource("layers.{layer}.attn.q_proj.w", (1, 0, 2), reshape=True)
+    )
+    with pytest.raises(ValueError, match=r"q_proj\.w\], \(32, 4, 16\), becomes \(4, 32, 16\), not"):
+        check(mapping)
+
+
+def test_too_few_stacked_layers_are_named():
+    held = jax.tree.map(lambda leaf: leaf, trainers.maxtext(small_params()))
+    norm = held["params"]["decoder"]["layers"]["pre_self_attention_layer_norm"]
+    norm["scale"] = norm["scale"][:, :1]
+    with pytest.raises(ValueError, match=r"layer_norm\.scale\], \(32, 1\), can't become .*\.1\."):
+        check(ParamsMapping.maxtext_qwen3(CONFIG), held)
+
+
+def test_a_source_is_a_path_or_a_param_source():
+    with pytest.raises(TypeError, match=r"source of model\.norm must be a path or a ParamSource"):
+        ParamsMapping({"model.norm": 3})
+
+
+def test_ready_mappings_are_equal_and_hashable():
+    again = ParamsMapping.tunix_qwen3(CONFIG)
+    assert again == TUNIX
+    assert hash(again) == hash(TUNIX)

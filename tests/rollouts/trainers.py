@@ -1,0 +1,107 @@
+"""One small model as different trainers hold it, made from the engine's own tree."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tests.serving.small_llm import CONFIG
+
+H, K, D = CONFIG.num_attention_heads, CONFIG.num_key_value_heads, CONFIG.head_dim
+HEADS = {"q_proj": H, "k_proj": K, "v_proj": K}
+
+
+def other_params() -> Any:
+    """Other weights than `small_params`, spread so that greedy answers differ."""
+    from tests.serving.small_llm import small_params
+
+    leaves, structure = jax.tree.flatten(small_params())
+    keys = jax.random.split(jax.random.key(7), len(leaves))
+    noise = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noise)
+
+
+def _layers(params: Any) -> list[Any]:
+    return [params["model"]["layers"][str(i)] for i in range(CONFIG.num_hidden_layers)]
+
+
+def tunix(params: Any) -> dict[str, Any]:
+    """Integer layer keys, heads as a dimension of their own, as `nnx.to_pure_dict` gives them."""
+
+    def layer(own: Any) -> Any:
+        attention, mlp = own["self_attn"], own["mlp"]
+        return {
+            "input_layernorm": {"w": own["input_layernorm"]},
+            "post_attention_layernorm": {"w": own["post_attention_layernorm"]},
+            "attn": {
+                **{
+                    name: {"w": attention[name].reshape(heads, D, -1).transpose(2, 0, 1)}
+                    for name, heads in HEADS.items()
+                },
+                "o_proj": {"w": attention["o_proj"].reshape(-1, H, D).transpose(1, 2, 0)},
+                "q_norm": {"w": attention["q_norm"]},
+                "k_norm": {"w": attention["k_norm"]},
+            },
+            "mlp": {name: {"kernel": weight.T} for name, weight in mlp.items()},
+        }
+
+    return {
+        "embedder": {"input_embedding": params["model"]["embed_tokens"]},
+        "layers": {i: layer(own) for i, own in enumerate(_layers(params))},
+        "final_norm": {"w": params["model"]["norm"]},
+        "lm_head": {"w": params["lm_head"].T},
+    }
+
+
+def maxtext(params: Any) -> dict[str, Any]:
+    """Linen's variables, layers stacked along axis 1."""
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+    mlp = {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
+
+    def stack(get: Any) -> Any:
+        return jnp.stack([get(own) for own in _layers(params)], axis=1)
+
+    attention: dict[str, Any] = {
+        theirs: {
+            "kernel": stack(
+                lambda own, n=name: own["self_attn"][n].reshape(HEADS[n], D, -1).transpose(2, 0, 1)
+            )
+        }
+        for name, theirs in names.items()
+    }
+    attention["out"] = {
+        "kernel": stack(lambda own: own["self_attn"]["o_proj"].reshape(-1, H, D).transpose(1, 2, 0))
+    }
+    attention["query_norm"] = {"scale": stack(lambda own: own["self_attn"]["q_norm"])}
+    attention["key_norm"] = {"scale": stack(lambda own: own["self_attn"]["k_norm"])}
+    layers = {
+        "self_attention": attention,
+        "mlp": {
+            theirs: {"kernel": stack(lambda own, n=name: own["mlp"][n].T)}
+            for name, theirs in mlp.items()
+        },
+        "pre_self_attention_layer_norm": {"scale": stack(lambda own: own["input_layernorm"])},
+        "post_self_attention_layer_norm": {
+            "scale": stack(lambda own: own["post_attention_layernorm"])
+        },
+    }
+    decoder = {
+        "layers": layers,
+        "decoder_norm": {"scale": params["model"]["norm"]},
+        "logits_dense": {"kernel": params["lm_head"].T},
+    }
+    embedder = {"embedding": params["model"]["embed_tokens"]}
+    return {"params": {"decoder": decoder, "token_embedder": embedder}}
+
+
+def flax_layers(params: Any) -> dict[str, Any]:
+    """Hugging Face's names on Flax layers."""
+
+    def convert(name: str, node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: convert(key, child) for key, child in node.items()}
+        if name.endswith("norm"):
+            return {"scale": node}
+        return {"embedding": node} if name == "embed_tokens" else {"kernel": node.T}
+
+    return convert("", params)
