@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
+    from jaxinfer.rollouts.arrays import FinishCode, PackedRollouts, Rollouts
     from jaxinfer.rollouts.mapping import ParamsMapping, ParamSource
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
@@ -45,17 +46,20 @@ __all__ = [
     "CustomSampler",
     "DistributedError",
     "EngineConfig",
+    "FinishCode",
     "Gauge",
     "JaxinferError",
     "LogitsProcessor",
     "Logprob",
     "ModelConfig",
     "ModelLoadError",
+    "PackedRollouts",
     "ParamSource",
     "ParamsMapping",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
+    "Rollouts",
     "SamplerState",
     "SamplingParams",
     "ScoreOutput",
@@ -84,6 +88,7 @@ _HOMES = {
     "CustomSampler": "serving.sampling.sampler",
     "DistributedError": "errors",
     "EngineConfig": "config",
+    "FinishCode": "rollouts.arrays",
     "Gauge": "serving.engine.metrics",
     "JaxinferError": "errors",
     "LLM": "serving.llm",
@@ -91,11 +96,13 @@ _HOMES = {
     "Logprob": "logprobs",
     "ModelConfig": "model.config",
     "ModelLoadError": "errors",
+    "PackedRollouts": "rollouts.arrays",
     "ParamSource": "rollouts.mapping",
     "ParamsMapping": "rollouts.mapping",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
+    "Rollouts": "rollouts.arrays",
     "SamplerState": "serving.sampling.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",

@@ -5,6 +5,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
 class EngineFacts:
@@ -36,6 +37,36 @@ class EngineFacts:
     def weight_version(self) -> int:
         """How often `update_params` has swapped the weights."""
         return self._handle.weight_version
+
+    @property
+    def report(self) -> StartupReport:
+        """What the engine decided at start-up: blocks, attention backend and why."""
+        return self._handle.loaded.report
+
+    @property
+    def start_up(self) -> StartUpTimes:
+        """Where the time of the engine's start went."""
+        return self._handle.loaded.start_up
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of the KV cache, each replica's reserved block 0 included."""
+        return self._handle.loaded.report.num_kv_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache on each device."""
+        return self._handle.loaded.report.kv_bytes
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs that were compiled since this engine was made."""
+        return self._handle.num_compilations
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds that steps have waited for programs to be compiled at their first use."""
+        return self._handle.compile_seconds
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a call without sampling parameters uses, from `generation_config.json`; a copy."""

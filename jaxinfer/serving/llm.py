@@ -12,7 +12,9 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput, ScoreOutput
+from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
+from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.engine.async_stream import stream_request_async
@@ -23,7 +25,6 @@ from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
-from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
 class LLM(EngineFacts):
@@ -106,36 +107,6 @@ class LLM(EngineFacts):
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, by vLLM's name for it."""
         return self.tokenizer
-
-    @property
-    def report(self) -> StartupReport:
-        """What the engine decided at start-up: blocks, attention backend and why."""
-        return self._loaded.report
-
-    @property
-    def start_up(self) -> StartUpTimes:
-        """Where the time of the engine's start went."""
-        return self._loaded.start_up
-
-    @property
-    def num_kv_blocks(self) -> int:
-        """Blocks of the KV cache, each replica's reserved block 0 included."""
-        return self._loaded.report.num_kv_blocks
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV cache on each device."""
-        return self._loaded.report.kv_bytes
-
-    @property
-    def num_compilations(self) -> int:
-        """Programs that were compiled since this engine was made."""
-        return self._handle.num_compilations
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds that steps have waited for programs to be compiled at their first use."""
-        return self._handle.compile_seconds
 
     @property
     def follows(self) -> bool:
@@ -224,6 +195,45 @@ class LLM(EngineFacts):
             chat_template_kwargs=chat_template_kwargs,
         )
         return self.generate(prompts, sampling_params, use_tqdm, priority=priority)
+
+    def rollout(
+        self,
+        prompts: Any,
+        params: SamplingParams | None = None,
+        *,
+        n: int | None = None,
+        pad_to: tuple[int, int] | None = None,
+        pad_token_id: int | None = None,
+        device: Any = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> Rollouts:
+        """Complete prompts, for a trainer: tokens and log-probabilities as arrays, no text.
+
+        Args:
+            prompts: as in `generate`.
+            params: one for all; None uses the model's defaults. Its `logprobs` has no effect.
+            n: completions of each prompt; None is that of `params`.
+            pad_to: widths of prompts and of completions; None takes the longest of each.
+            pad_token_id: None is the highest id that ends nothing.
+            device: a `jax.Device` or sharding to put the arrays on; None leaves them to NumPy.
+            use_tqdm: as in `generate`.
+
+        Raises:
+            TypeError, ValueError: as in `generate`; `pad_token_id` ends completions, or something
+                may not fit `pad_to`. Nothing has been run.
+        """
+        driver = self._handle.driver
+        (given,) = self._arguments.params(params, 1)
+        requests = self._arguments.several(prompts, own := rollout_params(given, n))
+        ends = self._handle.end_token_ids.union(own.stop_token_ids or ())
+        return run_rollouts(
+            driver,
+            requests,
+            pad_token_id=choose_pad(pad_token_id, ends, self.model_config.vocab_size),
+            pad_to=pad_to,
+            device=device,
+            use_tqdm=use_tqdm,
+        )
 
     def stream(
         self, prompt: Any, sampling_params: SamplingParams | None = None, *, priority: int = 0

@@ -1,0 +1,152 @@
+"""Runs rollouts: requests without text, whose tokens and log-probabilities become arrays."""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxinfer.logprobs import ChosenLogprobs
+from jaxinfer.outputs import CompletionOutput, RequestOutput
+from jaxinfer.rollouts.arrays import FinishCode, Rollouts
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.engine.blocking_calls import run_requests
+from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.requests.new_request import NewRequest
+
+logger = logging.getLogger("jaxinfer")
+
+
+def rollout_params(params: SamplingParams, n: int | None) -> SamplingParams:
+    """The parameters of a rollout's requests: no text, and each token's own log-probability.
+
+    Raises:
+        ValueError: there are stop strings, which only text has, or `n` is out of range.
+    """
+    if params.stop:
+        raise ValueError("a rollout makes no text to find stop strings in; use stop_token_ids")
+    n = params.n if n is None else n
+    return params.clone(n=n, logprobs=0, prompt_logprobs=None, detokenize=False)
+
+
+def choose_pad(given: int | None, end_token_ids: AbstractSet[int], vocab_size: int) -> int:
+    """The padding's id: the given one, or the highest that ends nothing.
+
+    Raises:
+        ValueError: the given one ends completions, or is not in the vocabulary.
+        TypeError: it is no integer.
+    """
+    if given is None:
+        return next(i for i in reversed(range(vocab_size)) if i not in end_token_ids)
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"pad_token_id must be an integer, got {given!r}")
+    if not 0 <= given < vocab_size:
+        raise ValueError(f"pad_token_id must be from 0 to {vocab_size - 1}, got {given}")
+    if given in end_token_ids:
+        raise ValueError(
+            f"pad_token_id {given} is an end token, which completions hold too: a loss that masks "
+            "ids != pad would leave it out; give an id that is never sampled, or None"
+        )
+    return given
+
+
+def run_rollouts(
+    driver: EngineDriver,
+    requests: Sequence[NewRequest],
+    *,
+    pad_token_id: int,
+    pad_to: tuple[int, int] | None,
+    device: Any,
+    use_tqdm: bool | Callable[..., Any],
+) -> Rollouts:
+    """Run requests of `rollout_params` and gather what came of them; as `LLM.rollout`."""
+    check_widths(requests, pad_to)
+    outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
+    rollouts = to_rollouts(outputs, pad_token_id=pad_token_id, pad_to=pad_to)
+    sampled = rollouts.completion_mask & (rollouts.completion_ids == pad_token_id)
+    if sampled.any():
+        logger.warning(
+            "pad_token_id %d was sampled in %d of %d rows: use completion_mask, or give another",
+            *(pad_token_id, int(np.any(sampled, axis=1).sum()), len(sampled)),
+        )
+    return rollouts if device is None else jax.device_put(rollouts, device)
+
+
+def check_widths(requests: Sequence[NewRequest], pad_to: tuple[int, int] | None) -> None:
+    """Raise, before anything runs, unless all will fit.
+
+    Raises:
+        TypeError: `pad_to` is no pair of integers.
+        ValueError: a prompt is longer than its width, or a completion may be.
+    """
+    if pad_to is None:
+        return
+    if not isinstance(pad_to, tuple) or [type(width) for width in pad_to] != [int, int]:
+        raise TypeError(f"pad_to must be (prompt width, completion width), got {pad_to!r}")
+    for i, request in enumerate(requests):
+        if (length := len(request.prompt.token_ids)) > pad_to[0]:
+            raise ValueError(f"prompts[{i}] has {length} tokens; pad_to has room for {pad_to[0]}")
+        most = request.params.max_tokens
+        if most is None or most > pad_to[1]:
+            raise ValueError(
+                f"max_tokens is {most}, but pad_to has room for completions of {pad_to[1]}; lower "
+                "max_tokens, or raise pad_to[1]"
+            )
+
+
+def to_rollouts(
+    outputs: Sequence[RequestOutput], *, pad_token_id: int, pad_to: tuple[int, int] | None
+) -> Rollouts:
+    """NumPy arrays of finished outputs with equally many completions each.
+
+    Args:
+        outputs: of requests with `logprobs=0`.
+        pad_token_id: where nothing is.
+        pad_to: P and C; None is the longest prompt and completion, at least 1.
+    """
+    prompts = [output.prompt_token_ids for output in outputs]
+    rows = [completion for output in outputs for completion in output.outputs]
+    n = len(rows) // len(outputs) if outputs else 1
+    # What failed may have tokens without log-probabilities, which no trainer can use.
+    tokens = [row.token_ids if _values(row) is not None else () for row in rows]
+    prompt_lengths = np.repeat(_lengths(prompts), n)
+    lengths = _lengths(tokens)
+    if pad_to is None:
+        pad_to = (max(1, *prompt_lengths, 1), max(1, *lengths, 1))
+    prompt_mask = np.arange(pad_to[0]) >= pad_to[0] - prompt_lengths[:, None]
+    completion_mask = np.arange(pad_to[1]) < lengths[:, None]
+    repeated = [prompt for prompt in prompts for _ in range(n)]
+    return Rollouts(
+        prompt_ids=_filled(prompt_mask, repeated, pad_token_id, np.int32),
+        prompt_mask=prompt_mask,
+        completion_ids=_filled(completion_mask, tokens, pad_token_id, np.int32),
+        completion_mask=completion_mask,
+        logprobs=_filled(completion_mask, [_values(row) or () for row in rows], 0, np.float32),
+        prompt_lengths=prompt_lengths,
+        lengths=lengths,
+        finish_reasons=np.array([_code(row) for row in rows], np.int32),
+        weight_versions=np.array([row.weight_version for row in rows], np.int32),
+        pad_token_id=pad_token_id,
+    )
+
+
+def _values(row: CompletionOutput) -> Sequence[float] | None:
+    return row.logprobs.values if isinstance(row.logprobs, ChosenLogprobs) else None
+
+
+def _lengths(rows: Sequence[Sequence[Any]]) -> np.ndarray:
+    return np.fromiter(map(len, rows), np.int32, len(rows))
+
+
+def _filled(mask: np.ndarray, rows: Sequence[Sequence[Any]], empty: Any, dtype: Any) -> np.ndarray:
+    """`[R, W]` with the rows' entries where the mask is True, in order."""
+    array = np.full(mask.shape, empty, dtype)
+    array[mask] = np.fromiter(itertools.chain.from_iterable(rows), dtype, int(mask.sum()))
+    return array
+
+
+def _code(row: CompletionOutput) -> FinishCode:
+    return FinishCode[(row.finish_reason or "error").upper()]
