@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxinfer.logprobs import ChosenLogprobs
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.rollouts.arrays import FinishCode, Rollouts
 from jaxinfer.sampling_params import SamplingParams
@@ -32,15 +33,26 @@ def rollout_params(params: SamplingParams, n: int | None) -> SamplingParams:
     return params.clone(n=n, logprobs=0, prompt_logprobs=None, detokenize=False)
 
 
-def choose_pad(given: int | None, end_token_ids: AbstractSet[int], vocab_size: int) -> int:
-    """The padding's id: the given one, or the highest that ends nothing.
+def choose_pad(
+    given: int | None,
+    end_token_ids: AbstractSet[int],
+    vocab_size: int,
+    tokenizer: Tokenizer | None,
+) -> int:
+    """The padding's id: the given one, or one that ends nothing and that no model samples.
+
+    That is the highest id that the tokenizer has no token for, or else its highest special token;
+    without a tokenizer it is the highest id.
 
     Raises:
         ValueError: the given one ends completions, or is not in the vocabulary.
         TypeError: it is no integer.
     """
     if given is None:
-        return next(i for i in reversed(range(vocab_size)) if i not in end_token_ids)
+        free = [i for i in reversed(range(vocab_size)) if i not in end_token_ids]
+        size = 0 if tokenizer is None else len(tokenizer)
+        unused = (i for i in free if tokenizer is None or i >= size or tokenizer.is_special(i))
+        return next(unused, free[0])
     if isinstance(given, bool) or not isinstance(given, int):
         raise TypeError(f"pad_token_id must be an integer, got {given!r}")
     if not 0 <= given < vocab_size:

@@ -214,7 +214,7 @@ class LLM(EngineFacts):
             params: one for all; None uses the model's defaults. Its `logprobs` has no effect.
             n: completions of each prompt; None is that of `params`.
             pad_to: widths of prompts and of completions; None takes the longest of each.
-            pad_token_id: None is the highest id that ends nothing.
+            pad_token_id: None takes one that ends nothing, and no token of text.
             device: a `jax.Device` or sharding to put the arrays on; None leaves them to NumPy.
             use_tqdm: as in `generate`.
 
@@ -226,10 +226,11 @@ class LLM(EngineFacts):
         (given,) = self._arguments.params(params, 1)
         requests = self._arguments.several(prompts, own := rollout_params(given, n))
         ends = self._handle.end_token_ids.union(own.stop_token_ids or ())
+        size = self.model_config.vocab_size
         return run_rollouts(
             driver,
             requests,
-            pad_token_id=choose_pad(pad_token_id, ends, self.model_config.vocab_size),
+            pad_token_id=choose_pad(pad_token_id, ends, size, self.tokenizer),
             pad_to=pad_to,
             device=device,
             use_tqdm=use_tqdm,

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer import FinishCode, Rollouts, SamplingParams
-from jaxinfer.rollouts.rollout import rollout_params
+from jaxinfer.rollouts.rollout import choose_pad, rollout_params
 from tests.rollouts import trainers
 from tests.serving.small_llm import CONFIG, PROMPTS, reference_logprobs, small_llm
 
@@ -79,6 +79,15 @@ def test_an_end_token_can_not_be_the_padding(llm):
         llm.rollout(PROMPTS, SAMPLED, pad_token_id=512)
     with pytest.raises(TypeError, match="pad_token_id must be an integer, got '0'"):
         llm.rollout(PROMPTS, SAMPLED, pad_token_id="0")
+
+
+def test_the_default_padding_is_no_token_of_text(tokenizer):
+    count, ends = len(tokenizer), frozenset(tokenizer.eos_token_ids)
+    assert choose_pad(None, ends, count + 9, tokenizer) == count + 8
+    assert choose_pad(None, ends | {count + 8}, count + 9, tokenizer) == count + 7
+    special = choose_pad(None, ends, count, tokenizer)
+    assert tokenizer.is_special(special)
+    assert special not in ends
 
 
 def test_padding_that_was_sampled_is_said(llm, rollouts, caplog):

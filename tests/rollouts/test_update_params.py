@@ -5,8 +5,9 @@ import asyncio
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer import AsyncLLM, ParamsMapping
+from jaxinfer import AsyncLLM, ParamsMapping, ShardingRules
 from jaxinfer.errors import StepError
 from tests.rollouts import trainers
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
@@ -220,3 +221,25 @@ def test_weights_lost_in_writing_end_the_engine(llm, monkeypatch):
 def test_a_mapping_goes_with_params():
     with pytest.raises(ValueError, match="mapping goes with params"):
         small_llm(params=None, config=None, mapping=TUNIX)
+
+
+@pytest.mark.parametrize("data", ["fsdp", None])
+def test_a_trainers_mesh_and_shardings_are_taken(expected, data):
+    """With its axis for data, replicas run on its slices; without, one engine on all of it."""
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
+
+    def split(leaf):
+        axes = ("fsdp", "tp") if leaf.ndim > 1 else ("fsdp",)
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*axes)))
+
+    axes = dict.fromkeys(("vocab", "heads", "kv_heads", "intermediate"), "tp")
+    rules = ShardingRules(**axes, data=data)
+    first = jax.tree.map(split, trainers.tunix(small_params()))
+    with small_llm(params=first, mapping=TUNIX, rules=rules) as llm, small_llm() as plain:
+        assert len(llm._loaded.replicas) == (2 if data else 1)
+        assert answers(llm) == answers(plain)
+        held = used(llm)
+        llm.update_params(jax.tree.map(split, trainers.tunix(OTHER)), TUNIX)
+        assert all(leaf.is_deleted() for leaf in held)
+        assert answers(llm) == expected
