@@ -110,6 +110,12 @@ def test_what_can_not_be_is_refused_before_anything_runs(llm, options, kind, tex
     assert not llm.has_unfinished_requests()
 
 
+def test_requests_make_no_text_and_no_objects_for_each_token():
+    params = rollout_params(SAMPLED.clone(logprobs=5, prompt_logprobs=2), 2)
+    assert params == SAMPLED.clone(n=2, logprobs=0, detokenize=False)
+    assert rollout_params(SAMPLED.clone(n=4), None).n == 4
+
+
 def test_stop_strings_need_text():
     with pytest.raises(ValueError, match=r"a rollout makes no text .*; use stop_token_ids"):
         rollout_params(SamplingParams(stop="x"), None)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer import AsyncLLM, ParamsMapping, ShardingRules
+from jaxinfer import AsyncLLM, ParamsMapping, ShardingRules, save_params
 from jaxinfer.errors import StepError
+from jaxinfer.rollouts import conversion
 from tests.rollouts import trainers
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
 
@@ -57,6 +58,11 @@ def test_any_tree_starts_an_engine_and_updates_it(expected):
         assert answers(llm) == expected
 
 
+def test_other_names_without_a_mapping_are_told_of_it():
+    with pytest.raises(ValueError, match=r"params lack model\.embed_tokens; .* needs mapping="):
+        small_llm(params=trainers.tunix(OTHER))
+
+
 def test_only_what_the_engine_made_is_donated(llm, expected):
     """The engine begins with the caller's arrays, which must live on."""
     held = trainers.tunix(OTHER)
@@ -96,10 +102,13 @@ def test_weights_of_host_memory_are_mapped(llm, expected):
 
 
 def test_a_second_update_compiles_nothing(llm):
+    conversion._program.cache_clear()  # what other tests have compiled
     held = [trainers.tunix(tree) for tree in (small_params(), OTHER)]
     answers(llm)
+    before = llm.num_compilations
     llm.update_params(held[0], TUNIX)
     count = llm.num_compilations
+    assert count > before
     for i in range(3):
         llm.update_params(held[i % 2], ParamsMapping.tunix_qwen3(CONFIG))
         answers(llm)
@@ -187,8 +196,6 @@ def test_an_asynchronous_engine_takes_new_weights():
 
 def test_weights_of_files_are_the_engines_own(tmp_path):
     """Their memory is given to the first mapped update."""
-    from jaxinfer import save_params
-
     save_params(small_params(), CONFIG, tmp_path)
     with small_llm(params=None, config=None, model=tmp_path, skip_tokenizer_init=True) as llm:
         before = used(llm)
@@ -207,8 +214,6 @@ def test_weights_lost_in_writing_end_the_engine(llm, monkeypatch):
             raise RuntimeError("RESOURCE_EXHAUSTED")
 
         return run
-
-    from jaxinfer.rollouts import conversion
 
     program = conversion._program
     monkeypatch.setattr(conversion, "_program", lambda *key: fail(program(*key)))

@@ -111,7 +111,10 @@ def _dtype(params: Mapping[str, Any]) -> jnp.dtype:
     leaf = _by_path(params).get("model.embed_tokens")
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
-        raise ValueError("params lack model.embed_tokens")
+        raise ValueError(
+            "params lack model.embed_tokens; a trainer's tree with other names needs mapping=..., "
+            "a ParamsMapping"
+        )
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"params[model.embed_tokens] must be floating-point, got {dtype}")
     return jnp.dtype(dtype)
