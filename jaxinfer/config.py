@@ -15,7 +15,7 @@ MAX_LOGPROBS = 20
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority"]
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "temperature_logprobs"]
 GenerationDefaults = Literal["auto", "vllm"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
@@ -101,7 +101,9 @@ class EngineConfig:
             vocabulary. Steps that report any report as many.
         logprobs_mode: the source of `logprobs`: the model's own logits ("raw_logprobs"), or the
             sampled distribution, after edits, temperature and truncation
-            ("processed_logprobs", where a token that can't be drawn has minus infinity).
+            ("processed_logprobs", where a token that can't be drawn has minus infinity), or the
+            model's own logits divided by the request's temperature ("temperature_logprobs", what
+            losses of reinforcement learning compute again; 1 for greedy requests).
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
@@ -270,7 +272,9 @@ class EngineConfig:
         """Requests whose log-probabilities cost nothing, see `FreeLogprobs`."""
         if self.logprobs_mode == "processed_logprobs":
             return "all"
-        return "none" if has_custom_functions else "unscaled"
+        if has_custom_functions:
+            return "none"
+        return "unscaled" if self.logprobs_mode == "raw_logprobs" else "untruncated"
 
     def token_budget(self, platform: str) -> int:
         """Most tokens in one step on `platform` ("cpu", "gpu")."""

@@ -18,9 +18,9 @@ from jaxinfer.checks import (
 )
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
-FreeLogprobs = Literal["all", "unscaled", "none"]
-"""Requests whose draw itself gives the chosen token's log-probability: all that draw, only
-those that draw from the model's own distribution, or none."""
+FreeLogprobs = Literal["all", "unscaled", "untruncated", "none"]
+"""Requests whose draw itself gives the chosen token's log-probability: all that draw, only those
+that draw from the model's own distribution, from that at some temperature, or none."""
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding, as in vLLM."""
@@ -283,13 +283,10 @@ class SamplingParams:
             return True
         if self.logprobs != 0 or self.is_greedy or free == "none":
             return False
-        return free == "all" or self._draws_from_the_models_distribution
-
-    @property
-    def _draws_from_the_models_distribution(self) -> bool:
-        return (
-            self.temperature == 1.0 and self.min_p == 0.0 and self.top_k <= 0 and self.top_p == 1.0
-        )
+        if free == "all":
+            return True
+        unscaled = self.temperature == 1.0 or free == "untruncated"
+        return unscaled and self.min_p == 0.0 and not self.truncates
 
     @property
     def has_penalties(self) -> bool:

@@ -7,13 +7,14 @@ the parsed arguments: defaults live in `EngineConfig` alone.
 import argparse
 import dataclasses
 import json
+import typing
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.cli.parser import given
 from jaxinfer.cli.process_flags import add_process_flags
-from jaxinfer.config import EngineConfig
+from jaxinfer.config import EngineConfig, LogprobsMode
 
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
@@ -139,8 +140,9 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--logprobs-mode",
         default=unset,
-        choices=("raw_logprobs", "processed_logprobs"),
-        help="log-probabilities of the model's own logits, or of the distribution sampled",
+        choices=typing.get_args(LogprobsMode),
+        help="log-probabilities of the model's own logits, of the distribution sampled, or of the "
+        "logits divided by the temperature",
     )
     group.add_argument(
         "--max-num-seqs",

@@ -57,7 +57,7 @@ def describe_work(
         "block_size": context.block_size,
         "peer_buffers": context.peer_buffers,
         "max_logprobs": context.max_logprobs,
-        "raw_logprobs": context.raw_logprobs,
+        "logprobs_mode": context.logprobs_mode,
         "num_blocks": programs.num_blocks,
         "num_slots": programs.num_slots,
         "params": [
@@ -124,7 +124,7 @@ def _programs(description: dict[str, Any]) -> Programs:
         description["block_size"],
         description["peer_buffers"],
         max_logprobs=description["max_logprobs"],
-        raw_logprobs=description["raw_logprobs"],
+        logprobs_mode=description["logprobs_mode"],
     )
     return Programs(
         context,

@@ -18,7 +18,7 @@ from jaxinfer.serving.programs.layout import DecodeFields, DecodeShape
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import LEFT_VOCAB
 from jaxinfer.serving.sampling.layout import SamplerMode, SamplingArrays, SlotState
-from jaxinfer.serving.sampling.logprobs import report_unscaled
+from jaxinfer.serving.sampling.logprobs import report_log_softmax
 from jaxinfer.serving.sampling.sampler import StepOutput, advance, merge, sample
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
@@ -248,7 +248,7 @@ def prompt_logprobs_step(
         logits = lm_head(head, final_hidden(head, x, context.config))
         highest = axis.stack(logits.max(-1)).max(-1)
         total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
-        report = report_unscaled(logits, chosen, highest, total, context.num_logprobs, axis)
+        report = report_log_softmax(logits, chosen, highest, total, context.num_logprobs, axis)
         ok = jnp.isfinite(highest) & jnp.isfinite(total)
         return _pack(StepOutput(chosen, ok, *report))
 
@@ -296,7 +296,7 @@ def _sample(
         truncates=truncates,
         axis=context.axis,
         max_logprobs=context.num_logprobs,
-        raw_logprobs=context.raw_logprobs,
+        logprobs_mode=context.logprobs_mode,
         last_token_ids=fed,
         logits_processor=context.logits_processor,
         sampler=context.sampler,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
 from jaxinfer.kernels.attention.op import Backend, norm_rope_write, paged_attention
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
@@ -54,7 +54,7 @@ class StepContext:
         logits_processor: a user's change of the logits, compiled into the sampler.
         sampler: a user's replacement of the draw.
         max_logprobs: most likeliest tokens that a step reports.
-        raw_logprobs: whether mode "full" reports log-probabilities of the model's own logits.
+        logprobs_mode: of which distribution mode "full" reports log-probabilities.
     """
 
     config: ModelConfig
@@ -66,7 +66,7 @@ class StepContext:
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
     max_logprobs: int = MAX_LOGPROBS
-    raw_logprobs: bool = False
+    logprobs_mode: LogprobsMode = "processed_logprobs"
 
     @property
     def has_custom_functions(self) -> bool:

@@ -26,7 +26,7 @@ class Report(NamedTuple):
     ranks: Int[Array, "B"]
 
 
-def report_unscaled(
+def report_log_softmax(
     logits: Float[Array, "B V"],
     tokens: Int[Array, "B"],
     largest: Float[Array, "B"],

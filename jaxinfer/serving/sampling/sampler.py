@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
 from jaxinfer.serving.sampling.custom import (
     CustomSampler,
     LogitsProcessor,
@@ -18,7 +18,7 @@ from jaxinfer.serving.sampling.custom import (
 from jaxinfer.serving.sampling.draw import draw_tokens
 from jaxinfer.serving.sampling.edits import edit_logits
 from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays
-from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, report_unscaled, top_tokens
+from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, report_log_softmax, top_tokens
 from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 from jaxinfer.serving.sampling.truncation import truncate
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
@@ -80,7 +80,7 @@ def sample(
     truncates: bool = True,
     axis: str | None = None,
     max_logprobs: int = MAX_LOGPROBS,
-    raw_logprobs: bool = False,
+    logprobs_mode: LogprobsMode = "processed_logprobs",
     last_token_ids: jax.Array | None = None,
     logits_processor: LogitsProcessor | None = None,
     sampler: CustomSampler | None = None,
@@ -99,8 +99,9 @@ def sample(
         truncates: Whether mode "full" heeds `top_k` and `top_p`; static.
         axis: Name of the mesh axis that splits the vocabulary, or None.
         max_logprobs: How many likeliest tokens mode "full" reports; static.
-        raw_logprobs: Whether mode "full" reports log-probabilities of `logits` as they come,
-            whatever changes them before the draw; static.
+        logprobs_mode: Whether mode "full" reports log-probabilities of `logits` as they come
+            ("raw_logprobs"), of these at the row's temperature ("temperature_logprobs"), or of the
+            distribution that is drawn from; static.
         last_token_ids: int32 `[B]` for custom callables; zeros if None.
         logits_processor: Replaces the logits after all edits, in every mode. With a split
             vocabulary it gets gathered, full logits.
@@ -143,9 +144,12 @@ def sample(
         if mode == "truncate" or (mode == "full" and truncates):
             distribution = truncate(logits, rows, distribution, vocab_axis)
         tokens, total = _draw(logits, rows, best, distribution, vocab_axis)
-    if raw_largest is not None and raw_logprobs:
+    if raw_largest is not None and logprobs_mode != "processed_logprobs":
+        if logprobs_mode == "temperature_logprobs":
+            scale = distribution.inverse_temperature
+            raw, raw_largest = raw * scale[:, None], raw_largest * scale
         total = vocab_axis.sum(jnp.exp(raw - raw_largest[:, None]).sum(1))
-        report = report_unscaled(raw, tokens, raw_largest, total, max_logprobs, vocab_axis)
+        report = report_log_softmax(raw, tokens, raw_largest, total, max_logprobs, vocab_axis)
         output = StepOutput(tokens, ok, *report)
     else:
         output = _report(logits, tokens, total, ok, distribution, mode, max_logprobs, vocab_axis)

@@ -92,7 +92,7 @@ def plan_engine(
         logits_processor,
         sampler,
         engine_config.count_logprobs(model_config.vocab_size),
-        engine_config.logprobs_mode == "raw_logprobs",
+        engine_config.logprobs_mode,
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)

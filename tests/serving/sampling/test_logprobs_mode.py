@@ -34,12 +34,12 @@ def log_softmax(logits):
     return wide - highest - np.log(np.exp(wide - highest).sum(-1, keepdims=True))
 
 
-def sample_raw(logits, num_devices=1):
-    """The full sampler's raw report, on a vocabulary that devices share."""
+def sample_raw(logits, num_devices=1, mode="raw_logprobs"):
+    """The full sampler's report of unedited logits, on a vocabulary that devices share."""
     rows = make_rows(PARAMS, VOCAB, prompt=PROMPT, output=OUTPUT)
     arrays = pack(rows, "full", batch_size=len(PARAMS), vocab_size=VOCAB)
     mesh = jax.make_mesh((num_devices,), ("tensor",), axis_types=(AxisType.Auto,))
-    step = partial(sample, mode="full", axis="tensor", max_logprobs=COUNT, raw_logprobs=True)
+    step = partial(sample, mode="full", axis="tensor", max_logprobs=COUNT, logprobs_mode=mode)
     specs = (PartitionSpec(None, "tensor"), packed_specs("full"))
     sharded = jax.shard_map(
         step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False
@@ -67,6 +67,37 @@ def test_raw_ones_are_the_log_softmax_of_the_logits_as_they_came(num_devices):
     np.testing.assert_array_equal(output.ranks, 1 + larger.sum(1))
     assert output.logprobs[0] == output.top_logprobs[0].max()  # greedy: the same bits
     assert np.isfinite(output.top_logprobs).all()
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_those_at_the_temperature_heed_nothing_but_the_temperature(num_devices):
+    logits = random_logits(2)
+    output = sample_raw(logits, num_devices, mode="temperature_logprobs")
+    temperatures = [1.0 if params.is_greedy else params.temperature for params in PARAMS]
+    expected = log_softmax(logits / np.array(temperatures)[:, None])
+    order = np.argsort(-logits, axis=1)[:, :COUNT]
+    likeliest = np.take_along_axis(expected, order, axis=1)
+    np.testing.assert_allclose(output.top_logprobs, likeliest, rtol=1e-5, atol=1e-6)
+    chosen = np.take_along_axis(expected, output.tokens[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(output.logprobs, chosen, rtol=1e-5, atol=1e-6)
+
+
+def test_an_engine_reports_those_at_the_temperature_of_all_requests():
+    """With truncation from all logits; without it the draw's own, which are the same."""
+    untruncated = SamplingParams(temperature=0.6, seed=1, max_tokens=6, ignore_eos=True, logprobs=0)
+    params = [untruncated, untruncated.clone(top_k=4, top_p=0.7), untruncated.clone(min_p=0.2)]
+    with small_llm(logprobs_mode="temperature_logprobs") as llm:
+        outputs = [
+            llm.generate([PROMPTS[0]], each, use_tqdm=False)[0].outputs[0] for each in params
+        ]
+    for output in outputs:
+        logits = reference_logits([*PROMPTS[0], *output.token_ids])[len(PROMPTS[0]) - 1 : -1]
+        expected = log_softmax(logits / 0.6)
+        got = [
+            entry[token].logprob
+            for entry, token in zip(output.logprobs, output.token_ids, strict=True)
+        ]
+        np.testing.assert_allclose(got, expected[range(6), output.token_ids], atol=1e-4)
 
 
 def test_what_is_reported_changes_no_token():
