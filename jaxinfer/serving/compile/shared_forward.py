@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.serving.compile.program_store import export_function
-from jaxinfer.serving.programs.layout import DecodeFields
+from jaxinfer.serving.programs.layout import StepInputs
 from jaxinfer.serving.programs.steps import KVCache, StepContext, feed_last_tokens
 
 
@@ -32,7 +32,7 @@ class SharedForward:
         self,
         params: Mapping[str, Any],
         kv: KVCache,
-        batch: DecodeFields,
+        batch: StepInputs,
         last_tokens: Int32[Array, " slots"],
         peers: Int32[Array, "one N 2"] | None,
         *,
@@ -50,7 +50,7 @@ class SharedForward:
         return call(*arguments)
 
     def _trace(self, arguments: tuple[Any, ...], context: StepContext) -> jax.export.Exported:
-        def forward(params: Any, kv: Any, batch: DecodeFields, last_tokens: jax.Array) -> Any:
+        def forward(params: Any, kv: Any, batch: StepInputs, last_tokens: jax.Array) -> Any:
             return feed_last_tokens(params, kv, batch, last_tokens, None, context=context)
 
         structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)

@@ -1,59 +1,65 @@
 """Where each array of a batch lies in the one int32 vector that is uploaded for it.
 
 Host and device read the same layout: `split` returns views, so the host fills a NumPy vector
-through them, and the step takes its arrays out of the traced vector with the same call.
+through them, and the step takes its arrays out of the traced vector with the same call. Which
+arrays there are is declared in `slots/step_data.py`.
 """
 
+import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+from jax import lax
+
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.serving.slots.step_data import Datum, Padding, data_of
 
 _ALIGNMENT = 64  # int32 words: 256 bytes
+_PREFILL_DATA, _DECODE_DATA = data_of("prefill"), data_of("decode")
 
 
-class PrefillFields(NamedTuple):
-    """Arrays of a packed ragged batch: T tokens of B rows.
+class StepInputs(NamedTuple):
+    """What the rows and tokens of a step bring: T packed tokens of B rows; None where it has none.
+
+    A packed prefill brings all but `num_tokens` and `shared`. A decoding batch, of one token of
+    each row, brings the row's arrays, and the step derives the tokens'.
 
     Attributes:
-        token_ids: ``[T]`` ids, or ``-1 - slot`` where the id is in the device's last_tokens[slot].
+        token_ids: ``[T]`` ids; in a packed batch ``-1 - slot`` where the id is in the device's
+            last_tokens[slot].
         positions: ``[T]`` absolute positions.
         slot_mapping: ``[T]`` ``block * S + offset`` where keys and values go; 0 for padding.
-        cu_seqlens: ``[B + 1]`` offsets of the rows in the tokens.
-        context_lens: ``[B]`` tokens of each row's context, these included; 0 for padding rows.
-        sample_slots: ``[B]`` slot whose last token is sampled here; max_num_seqs for rows that do
-            not sample and for padding rows (a slot that nobody reads).
-        block_tables: ``[B, W]``.
-    """
-
-    token_ids: Any
-    positions: Any
-    slot_mapping: Any
-    cu_seqlens: Any
-    context_lens: Any
-    sample_slots: Any
-    block_tables: Any
-
-
-class DecodeFields(NamedTuple):
-    """Arrays of a decoding batch: one token of each of B rows.
-
-    Attributes:
-        context_lens: ``[B]`` tokens of the context, the one being fed included; 0 for padding.
-        slots: ``[B]`` where in last_tokens the token to feed is, and the sampled one goes;
-            max_num_seqs for padding rows.
+        cu_seqlens: ``[B + 1]`` offsets of the rows in the tokens; ignored when decoding.
+        context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding, and
+            for a row without any.
+        slots: ``[B]`` where in last_tokens a sampled token goes, and a decoding row's token to feed
+            is; max_num_seqs for padding rows and rows that do not sample, a slot nobody reads.
         num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
             row; from the multi-step decode's step of that number on, the row is as good as padding.
-        block_tables: ``[B, W]``.
-        shared: which rows begin with the same blocks; None where nobody looks.
+        block_tables: ``[B, W]`` page ids.
+        shared: which decoding rows begin with the same pages; None where nobody looks.
+        of_tokens: ``[T]`` each, by name: what `Datum` declares beyond these.
+        of_rows: ``[B]``, ``[B + 1]`` or ``[B, W]`` each, likewise.
     """
 
-    context_lens: Any
-    slots: Any
-    num_tokens: Any
-    block_tables: Any
-    shared: SharedPrefixes | None
+    token_ids: Any = None
+    positions: Any = None
+    slot_mapping: Any = None
+    cu_seqlens: Any = None
+    context_lens: Any = None
+    slots: Any = None
+    num_tokens: Any = None
+    block_tables: Any = None
+    shared: SharedPrefixes | None = None
+    of_tokens: Mapping[str, Any] = {}
+    of_rows: Mapping[str, Any] = {}
+
+    def for_layers(self) -> "StepInputs":
+        """Without what only the sampler and the steps of a multi-step decode read."""
+        return self._replace(slots=None, num_tokens=None)
 
 
 @dataclass(frozen=True)
@@ -66,25 +72,40 @@ class PrefillShape:
         width: W, blocks of a block table.
         all_tokens: whether the last layer's output is wanted of every token, for log-probabilities
             of the prompt, and not of each row's last one only.
+        extra: what rows and tokens bring beyond `STEP_DATA`.
     """
 
     tokens: int
     rows: int
     width: int
     all_tokens: bool = False
+    extra: tuple[Datum, ...] = ()
+
+    @property
+    def data(self) -> tuple[Datum, ...]:
+        """All that is packed, in that order."""
+        return _PREFILL_DATA + data_of("prefill", self.extra) if self.extra else _PREFILL_DATA
 
     @property
     def size(self) -> int:
         """Length of the packed vector."""
-        return _length(self._shapes())
+        return _places(self)[0]
 
-    def split(self, packed: Any) -> PrefillFields:
-        """The arrays inside a packed vector ``[size]`` (NumPy: writable views)."""
-        return PrefillFields(*_split(packed, self._shapes()))
+    def arrays(self, packed: Any) -> list[Any]:
+        """The arrays inside a packed vector ``[size]`` in the order of `data` (NumPy: views)."""
+        return _arrays(packed, _places(self)[1])
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        T, B, W = self.tokens, self.rows, self.width
-        return [(T,), (T,), (T,), (B + 1,), (B,), (B,), (B, W)]
+    def split(self, packed: Any) -> StepInputs:
+        """The arrays inside a packed vector ``[size]`` by name (NumPy: writable views)."""
+        return _named(self.data, self.arrays(packed))
+
+    def blank(self) -> np.ndarray:
+        """A packed vector of padding alone, with zeros where padding differs between steps."""
+        return _blank(self)
+
+    def array_shapes(self) -> list[tuple[int, ...]]:
+        """Of all arrays of the vector."""
+        return _shapes(self.data, self.tokens, self.rows, self.width)
 
 
 @dataclass(frozen=True)
@@ -96,40 +117,112 @@ class DecodeShape:
         width: W, blocks of a block table.
         work_items: U, most work items of keys that rows share; 0 for kernels that look at each row
             alone.
+        extra: what rows and tokens bring beyond `STEP_DATA`.
     """
 
     rows: int
     width: int
     work_items: int = 0
+    extra: tuple[Datum, ...] = ()
+
+    @property
+    def data(self) -> tuple[Datum, ...]:
+        """All that is packed, in that order, but for what rows share."""
+        return _DECODE_DATA + data_of("decode", self.extra) if self.extra else _DECODE_DATA
 
     @property
     def size(self) -> int:
         """Length of the packed vector."""
-        return _length(self._shapes())
+        return _places(self)[0]
 
-    def split(self, packed: Any) -> DecodeFields:
-        """The arrays inside a packed vector ``[size]`` (NumPy: writable views)."""
-        context_lens, slots, num_tokens, block_tables, *shared = _split(packed, self._shapes())
-        prefixes = SharedPrefixes(*shared) if shared else None
-        return DecodeFields(context_lens, slots, num_tokens, block_tables, prefixes)
+    def arrays(self, packed: Any) -> list[Any]:
+        """The arrays inside a packed vector ``[size]`` in the order of `data`, then `shared`'s."""
+        return _arrays(packed, _places(self)[1])
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        B, U = self.rows, self.work_items
-        shapes: list[tuple[int, ...]] = [(B,), (B,), (B,), (B, self.width)]
-        return [*shapes, (1,), (U, 4), (B, 4)] if U else shapes
+    def split(self, packed: Any) -> StepInputs:
+        """The arrays inside a packed vector ``[size]`` by name (NumPy: writable views)."""
+        arrays = self.arrays(packed)
+        return _named(self.data, arrays)._replace(shared=self.shared(arrays))
+
+    def shared(self, arrays: Sequence[Any]) -> SharedPrefixes | None:
+        """Those of `arrays` that say what rows share; None where nobody looks."""
+        return SharedPrefixes(*arrays[len(self.data) :]) if self.work_items else None
+
+    def blank(self) -> np.ndarray:
+        """A packed vector of padding alone, with zeros where padding differs between steps."""
+        return _blank(self)
+
+    def array_shapes(self) -> list[tuple[int, ...]]:
+        """Of all arrays of the vector."""
+        shapes = _shapes(self.data, self.rows, self.rows, self.width)
+        U = self.work_items
+        return [*shapes, (1,), (U, 4), (self.rows, 4)] if U else shapes
 
 
-def _split(packed: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
-    parts, start = [], 0
-    for shape in shapes:
-        stop = start + math.prod(shape)
-        parts.append(packed[start:stop].reshape(shape))
-        start += _aligned(math.prod(shape))
-    return parts
+def _named(data: Sequence[Datum], arrays: Sequence[Any]) -> StepInputs:
+    named: dict[str, Any] = {}
+    of_tokens: dict[str, Any] = {}
+    of_rows: dict[str, Any] = {}
+    for datum, array in zip(data, arrays, strict=False):  # what rows share comes after
+        if datum.name in StepInputs._fields:
+            group = named
+        else:
+            group = of_tokens if datum.kind == "token" else of_rows
+        if datum.name in group:
+            raise ValueError(f"two data of a step are named {datum.name!r}; rename one")
+        group[datum.name] = array
+    return StepInputs(**named, of_tokens=of_tokens, of_rows=of_rows)
 
 
-def _length(shapes: list[tuple[int, ...]]) -> int:
-    return sum(_aligned(math.prod(shape)) for shape in shapes)
+def _blank(shape: PrefillShape | DecodeShape) -> np.ndarray:
+    packed = np.zeros(shape.size, np.int32)
+    if shape.extra:
+        for datum, array in zip(shape.data, shape.arrays(packed), strict=False):
+            if not isinstance(datum.padding, Padding):
+                array[...] = datum.padding
+    return packed
+
+
+def _shapes(data: Sequence[Datum], T: int, B: int, W: int) -> list[tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token": (T,),
+        "row": (B,),
+        "row+1": (B + 1,),
+        "table": (B, W),
+    }
+    return [shapes[datum.kind] for datum in data]
+
+
+class _Place(NamedTuple):
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    is_float: bool
+
+
+@functools.cache  # few shapes, and a step asks several times
+def _places(shape: PrefillShape | DecodeShape) -> tuple[int, list[_Place]]:
+    """The length of the packed vector, and where each array lies in it."""
+    places, start = [], 0
+    for i, each in enumerate(shape.array_shapes()):
+        is_float = i < len(shape.data) and shape.data[i].dtype == "float32"
+        places.append(_Place(start, start + math.prod(each), each, is_float))
+        start += _aligned(math.prod(each))
+    return start, places
+
+
+def _arrays(packed: Any, places: Sequence[_Place]) -> list[Any]:
+    arrays = []
+    for start, stop, shape, is_float in places:
+        array = packed[start:stop].reshape(shape)
+        arrays.append(_as_floats(array) if is_float else array)
+    return arrays
+
+
+def _as_floats(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return array.view(np.float32)
+    return lax.bitcast_convert_type(array, np.float32)
 
 
 def _aligned(count: int) -> int:

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.model.qwen3 import final_hidden, lm_head
-from jaxinfer.serving.programs.layout import DecodeFields, DecodeShape
+from jaxinfer.serving.programs.layout import DecodeShape, StepInputs
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import LEFT_VOCAB
 from jaxinfer.serving.sampling.layout import SamplerMode, SamplingArrays, SlotState
@@ -120,7 +120,7 @@ def decode_multi_step(
     Args:
         params: the parameter tree.
         kv: the pages; donated.
-        packed: the first step's batch, laid out as `DecodeFields`.
+        packed: the first step's batch, laid out as `StepInputs`.
         arrays: how each row is sampled at the first step.
         last_tokens: newest token of each slot; donated.
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
@@ -211,7 +211,7 @@ def decode_full_multi_step(
     return kv, last_tokens, state, outputs
 
 
-def _at_step(batch: DecodeFields, step: jax.Array) -> DecodeFields:
+def _at_step(batch: StepInputs, step: jax.Array) -> StepInputs:
     """A multi-step decode's batch at one of its steps.
 
     Rows whose answers have ended read and write nothing more; nor does padding.

@@ -28,8 +28,8 @@ from jaxinfer.model.qwen3 import Heads, decoder_layer, embed, embed_share, final
 from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.model.two_batch_overlap import overlapped_layer
-from jaxinfer.serving.programs.layout import DecodeFields, DecodeShape, PrefillShape
-from jaxinfer.serving.programs.token_parts import TokenPart, cut, part_sizes
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, StepInputs
+from jaxinfer.serving.programs.token_parts import cut, part_sizes
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 
 KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
@@ -110,7 +110,7 @@ def prefill_step(
     Args:
         params: the parameter tree.
         kv: the pages; donated.
-        packed: a batch laid out as `PrefillFields`.
+        packed: a batch laid out by the shape.
         last_tokens: newest token of each slot.
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
@@ -125,14 +125,7 @@ def prefill_step(
     in_flight = last_tokens.at[-1 - batch.token_ids].get(mode="clip")
     token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
     ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
-    tokens = TokenPart(
-        token_ids,
-        batch.positions,
-        batch.slot_mapping,
-        batch.cu_seqlens,
-        batch.context_lens,
-        batch.block_tables,
-    )
+    tokens = batch.for_layers()._replace(token_ids=token_ids)
     kv, x = _run_layers(
         params,
         kv,
@@ -143,7 +136,7 @@ def prefill_step(
         last_rows=None if shape.all_tokens else ends,
     )
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
-    rows = jnp.stack([batch.sample_slots, token_ids.at[ends].get(mode="clip")])
+    rows = jnp.stack([batch.slots, token_ids.at[ends].get(mode="clip")])
     hidden = final_hidden(params, last, context.config)
     return kv, hidden, rows, x if shape.all_tokens else None
 
@@ -151,7 +144,7 @@ def prefill_step(
 def feed_last_tokens(
     params: Mapping[str, Any],
     kv: KVCache,
-    batch: DecodeFields,
+    batch: StepInputs,
     last_tokens: Int32[Array, " slots"],
     peers: Int32[Array, "one N 2"] | None,
     *,
@@ -166,14 +159,11 @@ def feed_last_tokens(
     slot_mapping = jnp.where(batch.context_lens > 0, blocks * S + positions % S, 0)
     token_ids = last_tokens.at[batch.slots].get(mode="clip")
     cu_seqlens = jnp.arange(batch.slots.shape[0] + 1, dtype=jnp.int32)
-    tokens = TokenPart(
-        token_ids,
-        positions,
-        slot_mapping,
-        cu_seqlens,
-        batch.context_lens,
-        batch.block_tables,
-        batch.shared,
+    tokens = batch.for_layers()._replace(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        cu_seqlens=cu_seqlens,
     )
     axis = context.tensor_axis(peers)
     kv, x = _run_layers(params, kv, tokens, context, axis, max_query_len=1)
@@ -196,7 +186,7 @@ def decode_step(
     Args:
         params: the parameter tree.
         kv: the pages; donated.
-        packed: a batch laid out as `DecodeFields`.
+        packed: a batch laid out by the shape.
         last_tokens: newest token of each slot.
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
@@ -215,7 +205,7 @@ def decode_step(
 def _run_layers(
     params: Mapping[str, Any],
     kv: KVCache,
-    tokens: TokenPart,
+    tokens: StepInputs,
     context: StepContext,
     axis: TensorAxis | None,
     *,
@@ -237,11 +227,11 @@ def _run_layers(
         pages: tuple[Array, Array],
         residuals: list[ResidualStream],
         rotations: list[Rotation],
-        parts: list[TokenPart],
+        parts: list[StepInputs],
         last_rows: Array | None,
     ) -> tuple[tuple[Array, Array], list[ResidualStream]]:
         def attend(
-            part: TokenPart, rotation: Rotation, attention: Mapping[str, Any], heads: Heads
+            part: StepInputs, rotation: Rotation, attention: Mapping[str, Any], heads: Heads
         ) -> Array:
             nonlocal pages
             mixed, pages = _write_and_attend(
@@ -278,7 +268,7 @@ def _run_layers(
 
 
 def _embedded(
-    params: Mapping[str, Any], part: TokenPart, axis: TensorAxis | None, backend: Backend
+    params: Mapping[str, Any], part: StepInputs, axis: TensorAxis | None, backend: Backend
 ) -> ResidualStream:
     if axis is None:
         return begin(embed(params, part.token_ids), backend=backend)
@@ -302,7 +292,7 @@ def _write_and_attend(
     heads: Heads,
     rotation: Rotation,
     pages: tuple[Array, Array],
-    part: TokenPart,
+    part: StepInputs,
     context: StepContext,
     max_query_len: int | None,
     last_rows: Int32[Array, " B"] | None,

@@ -6,39 +6,15 @@ independent but for the pages: the second half's queries read keys that the firs
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int32
 
-from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.serving.programs.layout import StepInputs
 
 # Half as many tokens fill an H200's multiprocessors with tiles of the narrowest product twice over;
 # below, products of halves lose in their last wave about what the hidden sums would save.
 _HALVED_TOKENS = 4096
 _TILE = 128  # rows of the tiles that products and attention kernels compute
-
-
-class TokenPart(NamedTuple):
-    """Packed tokens that go through the layers together, and the rows they belong to.
-
-    Attributes:
-        token_ids: ids in [0, V).
-        positions: absolute.
-        slot_mapping: where keys and values go.
-        cu_seqlens: offsets of the rows in these tokens; ignored when decoding.
-        context_lens: keys of each row up to the last of these tokens; 0 for a row without any.
-        block_tables: page ids of each row.
-        shared: which rows begin with the same pages, when decoding; None if nobody looked.
-    """
-
-    token_ids: Int32[Array, " T"]
-    positions: Int32[Array, " T"]
-    slot_mapping: Int32[Array, " T"]
-    cu_seqlens: Int32[Array, " B1"]
-    context_lens: Int32[Array, " B"]
-    block_tables: Int32[Array, "B W"]
-    shared: SharedPrefixes | None = None
 
 
 def part_sizes(num_tokens: int, num_devices: int) -> tuple[int, ...]:
@@ -52,7 +28,7 @@ def part_sizes(num_tokens: int, num_devices: int) -> tuple[int, ...]:
     return first, num_tokens - first
 
 
-def cut(whole: TokenPart, sizes: Sequence[int]) -> list[TokenPart]:
+def cut(whole: StepInputs, sizes: Sequence[int]) -> list[StepInputs]:
     """Parts of so many tokens, in order; together they are the whole. No sizes are one part.
 
     A row may lie across a border: its earlier tokens are then cached context to the later ones,
@@ -68,15 +44,15 @@ def cut(whole: TokenPart, sizes: Sequence[int]) -> list[TokenPart]:
     return parts
 
 
-def _between(whole: TokenPart, begin: int, end: int) -> TokenPart:
+def _between(whole: StepInputs, begin: int, end: int) -> StepInputs:
     cu_seqlens = jnp.clip(whole.cu_seqlens, begin, end)
     still_to_come = jnp.maximum(whole.cu_seqlens[1:], end) - jnp.maximum(whole.cu_seqlens[:-1], end)
     context_lens = jnp.where(jnp.diff(cu_seqlens) > 0, whole.context_lens - still_to_come, 0)
-    return TokenPart(
-        whole.token_ids[begin:end],
-        whole.positions[begin:end],
-        whole.slot_mapping[begin:end],
-        cu_seqlens - begin,
-        context_lens,
-        whole.block_tables,
+    return whole._replace(
+        token_ids=whole.token_ids[begin:end],
+        positions=whole.positions[begin:end],
+        slot_mapping=whole.slot_mapping[begin:end],
+        cu_seqlens=cu_seqlens - begin,
+        context_lens=context_lens,
+        of_tokens={name: array[begin:end] for name, array in whole.of_tokens.items()},
     )

@@ -9,7 +9,7 @@ import numpy as np
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
-from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request
+from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import (
     MODES,
     Column,
@@ -21,6 +21,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.row_sampling import RowSampling
 from jaxinfer.serving.slots.slot_mirror import SlotMirror
 from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, SlotUpdates
+from jaxinfer.serving.slots.step_rows import StepRows
 
 # What reading shared keys once costs a layer, in keys that could be read meanwhile, measured with
 # the 0.6B shape on an H200: a kernel's launch, and the products of each row of padding.
@@ -163,20 +164,16 @@ class BatchBuilder:
     def _pack_decode(
         self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplerMode
     ) -> tuple[DecodeShape, np.ndarray]:
-        count, num_steps = len(slots), schedule.num_steps
+        num_steps = schedule.num_steps
         last = int(context.max()) + num_steps - 1
         width = -(-last // self._block_size)
         tables = self._mirror.tables[slots, :width]
         shape, groups = self._decode_shape(tables, context, mode, num_steps)
-        packed = np.zeros(shape.size, np.int32)
-        fields = shape.split(packed)
-        fields.context_lens[:count] = context
-        fields.slots[:count] = slots
-        fields.slots[count:] = self._nobody
-        fields.num_tokens[:count] = [row.num_new_tokens for row in schedule.rows]
-        fields.block_tables[:count, :width] = tables
-        if fields.shared is not None:
-            write_items(fields.shared, groups)
+        step = self._step_rows(schedule.rows, slots, slots, context, tables)
+        packed, arrays = _pack(shape, step)
+        shared = shape.shared(arrays)
+        if shared is not None:
+            write_items(shared, groups)
         return shape, packed
 
     def _decode_shape(
@@ -209,30 +206,21 @@ class BatchBuilder:
         *,
         scores: bool,
     ) -> tuple[PrefillShape, np.ndarray]:
-        S, count = self._block_size, len(rows)
-        lengths = np.array([row.num_scheduled_tokens for row in rows], np.int32)
-        ends = np.cumsum(lengths, dtype=np.int32)
-        total = int(ends[-1])
-        shape = self._buckets.prefill_shape(total, count, all_tokens=scores)
-        packed = np.zeros(shape.size, np.int32)
-        fields = shape.split(packed)
-        slot_of_token = np.repeat(slots, lengths)
-        token_ids = np.frombuffer(b"".join(map(_fed_tokens, rows)), np.int32)
-        in_flight = np.flatnonzero(token_ids == IN_FLIGHT_TOKEN)
-        fields.token_ids[:total] = token_ids
-        fields.token_ids[in_flight] = -1 - slot_of_token[in_flight]
-        positions = np.arange(total, dtype=np.int32) + np.repeat(context - ends, lengths)
-        ordinals = positions // S
-        blocks = self._mirror.blocks(slot_of_token, ordinals)
-        fields.positions[:total] = positions
-        fields.slot_mapping[:total] = positions + (blocks - ordinals) * S
-        fields.cu_seqlens[1 : count + 1] = ends
-        fields.cu_seqlens[count + 1 :] = total
-        fields.context_lens[:count] = context
-        fields.sample_slots[:count] = sample_slots
-        fields.sample_slots[count:] = self._nobody
-        fields.block_tables[:count] = self._mirror.tables[slots, : shape.width]
+        total = sum(row.num_scheduled_tokens for row in rows)
+        shape = self._buckets.prefill_shape(total, len(rows), all_tokens=scores)
+        tables = self._mirror.tables[slots, : shape.width]
+        packed, _ = _pack(shape, self._step_rows(rows, slots, sample_slots, context, tables))
         return shape, packed
+
+    def _step_rows(
+        self,
+        rows: Sequence[ScheduledRow],
+        slots: np.ndarray,
+        sample_slots: np.ndarray,
+        context: np.ndarray,
+        tables: np.ndarray,
+    ) -> StepRows:
+        return StepRows(rows, slots, sample_slots, context, tables, self._nobody, self._block_size)
 
     def _pack_scalars(
         self, sample_slots: np.ndarray, context: np.ndarray, num_rows: int
@@ -251,9 +239,13 @@ def _filled_up(special: np.ndarray, num_rows: int) -> np.ndarray:
     return filled
 
 
-def _fed_tokens(row: ScheduledRow) -> bytes:
-    """The row's packed token ids."""
-    return row.request.packed_tokens(row.start, row.start + row.num_scheduled_tokens)
+def _pack(shape: PrefillShape | DecodeShape, step: StepRows) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The packed vector ``[shape.size]``, and the arrays in it."""
+    packed = shape.blank()
+    arrays = shape.arrays(packed)
+    for datum, array in zip(shape.data, arrays, strict=False):  # what rows share comes after
+        datum.write(array, step)
+    return packed, arrays
 
 
 def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:

@@ -87,11 +87,6 @@ class SlotMirror:
             self._set_level(slot, position - request.num_prompt_tokens)
         return slot
 
-    def blocks(self, slots: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
-        """`tables[slots, ordinals]`, int32 ``[N]`` like the arguments."""
-        # One index instead of two: three times as fast for the tokens of a large prefill.
-        return self.tables.ravel().take(slots * self.tables.shape[1] + ordinals)
-
     def _load(self, slot: int, request: Request) -> None:
         self._holders[slot] = None  # what follows may raise half-way
         self.sampling[slot] = self._prepare(request)

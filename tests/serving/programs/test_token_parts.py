@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.serving.programs.token_parts import TokenPart, cut, part_sizes
+from jaxinfer.serving.programs.layout import StepInputs
+from jaxinfer.serving.programs.token_parts import cut, part_sizes
 from tests.serving.runner.tiny_runner import Loop, expected_greedy, make_runner, prompts
 
 
@@ -31,17 +32,22 @@ def test_each_token_keeps_its_row_and_position():
     positions = np.arange(len(rows)) - offsets[rows] + cached[rows]
     wanted = list(zip(rows.tolist(), positions.tolist(), strict=True))
     index = jnp.arange(num_tokens, dtype=jnp.int32)
-    whole = TokenPart(
-        index,
-        index,
-        index,
-        jnp.asarray(offsets, jnp.int32),
-        jnp.asarray(np.where(lengths > 0, lengths + cached, 0), jnp.int32),
-        jnp.zeros((len(lengths), 1), jnp.int32),
+    whole = StepInputs(
+        token_ids=index,
+        positions=index,
+        slot_mapping=index,
+        cu_seqlens=jnp.asarray(offsets, jnp.int32),
+        context_lens=jnp.asarray(np.where(lengths > 0, lengths + cached, 0), jnp.int32),
+        block_tables=jnp.zeros((len(lengths), 1), jnp.int32),
+        of_tokens={"ordinal": index},
+        of_rows={"ordinal": jnp.arange(len(lengths))},
     )
     for first in range(1, num_tokens):
         parts = cut(whole, (first, num_tokens - first))
         assert np.concatenate([part.token_ids for part in parts]).tolist() == [*range(num_tokens)]
+        ordinals = np.concatenate([part.of_tokens["ordinal"] for part in parts])
+        assert ordinals.tolist() == [*range(num_tokens)]
+        assert all(len(part.of_rows["ordinal"]) == len(lengths) for part in parts)
         assert [place for part in parts for place in _places(part)] == wanted
 
 

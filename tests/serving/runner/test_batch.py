@@ -84,7 +84,7 @@ def test_prefill_rows_are_packed_one_after_the_other():
     assert fields.slot_mapping[:14].tolist() == [*first_slots, 56, 57, 58]
     assert fields.cu_seqlens[:3].tolist() == [0, 11, 14]
     assert fields.context_lens[:2].tolist() == [11, 3]
-    assert fields.sample_slots[:2].tolist() == [2, 0]
+    assert fields.slots[:2].tolist() == [2, 0]
     assert fields.block_tables[0, :2].tolist() == [5, 9]
     assert fields.block_tables[1, 0] == 7
 
@@ -95,7 +95,7 @@ def test_padding_belongs_to_nobody():
     assert not fields.slot_mapping[3:].any()
     assert (fields.cu_seqlens[1:] == 3).all()
     assert not fields.context_lens[1:].any()
-    assert (fields.sample_slots[1:] == NOBODY).all()
+    assert (fields.slots[1:] == NOBODY).all()
 
 
 def test_a_chunk_that_does_not_sample_writes_to_nobodys_slot():
@@ -104,7 +104,7 @@ def test_a_chunk_that_does_not_sample_writes_to_nobodys_slot():
     fields = batch.shape.split(batch.packed)
     assert fields.positions[:6].tolist() == [*range(8, 14)]
     assert fields.context_lens[0] == 14
-    assert fields.sample_slots[0] == NOBODY
+    assert fields.slots[0] == NOBODY
     assert batch.mode == "greedy"
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def decode_padding(shape: DecodeShape) -> np.ndarray:
     """A packed batch of one token in the first row."""
-    packed = np.zeros(shape.size, np.int32)
+    packed = shape.blank()
     fields = shape.split(packed)
     fields.context_lens[0] = fields.num_tokens[0] = 1
     return packed

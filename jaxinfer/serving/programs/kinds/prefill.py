@@ -65,7 +65,7 @@ class PrefillKind(ProgramKind[PrefillShape]):
 
 
 def _padding(shape: PrefillShape) -> np.ndarray:
-    packed = np.zeros(shape.size, np.int32)
+    packed = shape.blank()
     fields = shape.split(packed)
     fields.context_lens[0] = 1
     fields.cu_seqlens[1:] = 1
