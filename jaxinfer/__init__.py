@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     )
     from jaxinfer.inputs import TextPrompt, TokensPrompt
     from jaxinfer.logprobs import ChosenLogprobs, Logprob
+    from jaxinfer.model.architecture import abstract_params, init_params
     from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
-    from jaxinfer.model.modules import abstract_params, init_params
     from jaxinfer.model.qwen3 import forward
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
@@ -113,9 +113,9 @@ _HOMES = {
     "TextPrompt": "inputs",
     "Tokenizer": "model.text.tokenizer",
     "TokensPrompt": "inputs",
-    "abstract_params": "model.modules",
+    "abstract_params": "model.architecture",
     "forward": "model.qwen3",
-    "init_params": "model.modules",
+    "init_params": "model.architecture",
     "load_params": "model.checkpoint.weights",
     "make_mesh": "model.sharding",
     "save_params": "model.checkpoint.weights",

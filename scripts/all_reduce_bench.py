@@ -30,7 +30,7 @@ from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
 from jaxinfer.measure.random_model import random_params
-from jaxinfer.model.modules import abstract_params
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.collectives import CollectiveChoice, collective_options

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import abstract_params
 
 _STDDEV = 0.02
 

@@ -38,6 +38,7 @@ class ModelConfig:
         dtype: the checkpoint's: ``float32``, ``bfloat16`` or ``float16``.
         eos_token_ids: ids that end a text; may be empty.
         bos_token_id: id that starts a text, if the model has one.
+        model_type: names the architecture, as in Hugging Face's config.json.
 
     Raises:
         ValueError: a field is of the wrong type, out of range, or contradicts another.
@@ -59,6 +60,7 @@ class ModelConfig:
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    model_type: str = "qwen3"
 
     def __post_init__(self) -> None:
         for name, largest in SIZE_LIMITS.items():
@@ -123,7 +125,7 @@ class ModelConfig:
         scaling = None if self.rope_scaling is None else self.rope_scaling.to_hf()
         return {
             "architectures": list(SUPPORTED_ARCHITECTURES),
-            "model_type": "qwen3",
+            "model_type": self.model_type,
             **{name: getattr(self, name) for name in SIZE_LIMITS},
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_norm_eps,

@@ -81,7 +81,7 @@ def decoder_layer(
 
     Args:
         layer: this layer's subtree; inside ``shard_map`` one device's shards of it.
-        residual: the residual residual, the same on every device.
+        residual: the residual stream, the same on every device.
         config: constants and the global number of key/value heads.
         attend: ``attend(attn_params, heads) -> [..., H, D]``. It receives the raw projections,
             because GPU kernels fuse the norm, the rotation and the page write; ``qk_norm_rope``
@@ -174,6 +174,15 @@ def final_hidden(
 ) -> Float[Array, "*batch E"]:
     """Norm of the residual stream after the last layer."""
     return rms_norm(x, params["model"]["norm"], config.rms_norm_eps)
+
+
+def head_params(params: Params) -> dict[str, Any]:
+    """The leaves that `final_hidden` and `lm_head` read, so that a sampler takes no others."""
+    head: dict[str, Any] = {"model": {"norm": params["model"]["norm"]}}
+    if "lm_head" in params:
+        return head | {"lm_head": params["lm_head"]}
+    head["model"]["embed_tokens"] = params["model"]["embed_tokens"]
+    return head
 
 
 def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:

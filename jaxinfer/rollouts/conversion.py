@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import Assignment, ParamsMapping
 from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested

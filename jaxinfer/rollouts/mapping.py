@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import abstract_params
 from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
 
 _LAYER = "{layer}"

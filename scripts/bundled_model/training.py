@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxinfer.model.architecture import init_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import init_params
 from jaxinfer.model.qwen3 import forward
 from scripts.bundled_model.config import Schedule
 from scripts.bundled_model.corpus import Example

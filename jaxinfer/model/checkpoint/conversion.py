@@ -12,11 +12,11 @@ from typing import Literal
 
 import jax
 
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.weight_files import contained_file
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import abstract_params
 
 Format = Literal["safetensors", "orbax"]
 

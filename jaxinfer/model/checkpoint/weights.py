@@ -14,13 +14,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.hub import resolve_model as resolve_model
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, write_file
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]

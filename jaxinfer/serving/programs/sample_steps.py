@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.model.qwen3 import final_hidden, lm_head
 from jaxinfer.serving.programs.layout import DecodeShape, StepInputs
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import LEFT_VOCAB
@@ -24,15 +23,6 @@ from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
 _SCORED_ROWS = 128  # prompt tokens whose logits are in memory at once
-
-
-def head_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves that `final_hidden` and `lm_head` read, so that a sampler takes no others."""
-    head: dict[str, Any] = {"model": {"norm": params["model"]["norm"]}}
-    if "lm_head" in params:
-        return head | {"lm_head": params["lm_head"]}
-    head["model"]["embed_tokens"] = params["model"]["embed_tokens"]
-    return head
 
 
 def sample_step(
@@ -48,7 +38,7 @@ def sample_step(
     """Choose a token for each row and keep it on the device for the next step.
 
     Args:
-        head: from `head_params`.
+        head: from `Architecture.head_params`.
         hidden: final hidden states of the rows.
         rows: each row's slot and the token it was fed last, from the forward step.
         arrays: how each row is sampled.
@@ -60,7 +50,7 @@ def sample_step(
         The newest tokens, and what the host reads (see `result.py`).
     """
     slots, fed = rows[0], rows[1]
-    output = _sample(lm_head(head, hidden), fed, arrays, context, mode)
+    output = _sample(context.architecture.lm_head(head, hidden), fed, arrays, context, mode)
     return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
 
 
@@ -88,7 +78,7 @@ def sample_full_step(
         The newest tokens, what slots hold with these tokens counted, and what the host reads.
     """
     slots, fed = rows[0], rows[1]
-    logits = lm_head(head, hidden)
+    logits = context.architecture.lm_head(head, hidden)
     if mode == "mixed":
         output = _sample_mixed(logits, slots, fed, arrays, state, context)
     else:
@@ -134,7 +124,7 @@ def decode_multi_step(
         The pages, the newest tokens, and what the host reads, stacked over the steps; of a row's
         steps, all after its `num_tokens` yield something without meaning.
     """
-    batch, head = shape.split(packed), head_params(params)
+    batch, head = shape.split(packed), context.architecture.head_params(params)
 
     def one_step(
         carry: tuple[KVCache, jax.Array], step: jax.Array
@@ -185,7 +175,7 @@ def decode_full_multi_step(
     Returns:
         The same, and what slots hold with these tokens counted.
     """
-    batch, head = shape.split(packed), head_params(params)
+    batch, head = shape.split(packed), context.architecture.head_params(params)
 
     def one_step(
         carry: tuple[KVCache, jax.Array, SlotState], step: jax.Array
@@ -230,7 +220,7 @@ def prompt_logprobs_step(
     """Log-probabilities of given next tokens, at temperature 1, a few rows of logits at a time.
 
     Args:
-        head: from `head_params`.
+        head: from `Architecture.head_params`.
         residual: the residual stream from `prefill_step`.
         targets: the token that follows each one; ids in [0, V), anything for padding.
         context: static.
@@ -238,14 +228,14 @@ def prompt_logprobs_step(
     Returns:
         The same columns as `sample_full_step`, with the targets as chosen tokens.
     """
-    axis = VocabAxis(context.axis)
+    axis, model = VocabAxis(context.axis), context.architecture
     T = targets.shape[0]
     chunk = min(_SCORED_ROWS, T)
     pad = -T % chunk
 
     def score(block: tuple[jax.Array, jax.Array]) -> jax.Array:
         x, chosen = block
-        logits = lm_head(head, final_hidden(head, x, context.config))
+        logits = model.lm_head(head, model.final_hidden(head, x, context.config))
         highest = axis.stack(logits.max(-1)).max(-1)
         total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
         report = report_log_softmax(logits, chosen, highest, total, context.num_logprobs, axis)

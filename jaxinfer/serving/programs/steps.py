@@ -20,14 +20,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
-from jaxinfer.kernels.attention.op import Backend, norm_rope_write, paged_attention
+from jaxinfer.kernels.attention.op import Backend, paged_attention
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
+from jaxinfer.model.architecture import Architecture, architecture_of
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import Heads, decoder_layer, embed, embed_share, final_hidden
-from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
-from jaxinfer.model.two_batch_overlap import overlapped_layer
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, StepInputs
 from jaxinfer.serving.programs.token_parts import cut, part_sizes
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
@@ -67,6 +65,11 @@ class StepContext:
     sampler: CustomSampler | None = None
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: LogprobsMode = "processed_logprobs"
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model's parts."""
+        return architecture_of(self.config)
 
     @property
     def has_custom_functions(self) -> bool:
@@ -137,7 +140,7 @@ def prefill_step(
     )
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
     rows = jnp.stack([batch.slots, token_ids.at[ends].get(mode="clip")])
-    hidden = final_hidden(params, last, context.config)
+    hidden = context.architecture.final_hidden(params, last, context.config)
     return kv, hidden, rows, x if shape.all_tokens else None
 
 
@@ -167,7 +170,7 @@ def feed_last_tokens(
     )
     axis = context.tensor_axis(peers)
     kv, x = _run_layers(params, kv, tokens, context, axis, max_query_len=1)
-    return kv, final_hidden(params, x, context.config), token_ids
+    return kv, context.architecture.final_hidden(params, x, context.config), token_ids
 
 
 def decode_step(
@@ -218,7 +221,7 @@ def _run_layers(
     With `sizes`, parts of so many tokens go through the layers in turn. With `last_rows`, only
     those tokens leave the last layer, which takes all tokens at once: the last of each row.
     """
-    config, backend = context.config, context.backend
+    config, backend, model = context.config, context.backend, context.architecture
 
     # Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
     @jax.jit
@@ -231,7 +234,10 @@ def _run_layers(
         last_rows: Array | None,
     ) -> tuple[tuple[Array, Array], list[ResidualStream]]:
         def attend(
-            part: StepInputs, rotation: Rotation, attention: Mapping[str, Any], heads: Heads
+            part: StepInputs,
+            rotation: Rotation,
+            attention: Mapping[str, Any],
+            heads: tuple[Array, ...],
         ) -> Array:
             nonlocal pages
             mixed, pages = _write_and_attend(
@@ -241,17 +247,19 @@ def _run_layers(
 
         attends = [functools.partial(attend, *of) for of in zip(parts, rotations, strict=True)]
         if axis is not None and len(parts) > 1:
-            residuals = overlapped_layer(layer, residuals, config, attends, axis, backend)
+            residuals = model.overlapped_layer(layer, residuals, config, attends, axis, backend)
         else:
             (residual,), (whole,) = residuals, attends
-            residuals = [decoder_layer(layer, residual, config, whole, axis, backend, last_rows)]
+            residuals = [
+                model.decoder_layer(layer, residual, config, whole, axis, backend, last_rows)
+            ]
         return pages, residuals
 
     parts = cut(tokens, sizes)
     # Sums of parts do not depend on each other.
     apart = axis.alone() if axis is not None and len(parts) > 1 else axis
-    residuals = [_embedded(params, part, apart, backend) for part in parts]
-    rotations = [cos_sin(part.positions, config, residuals[0].x.dtype) for part in parts]
+    residuals = [_embedded(model, params, part, apart, backend) for part in parts]
+    rotations = [model.rotation(part.positions, config, residuals[0].x.dtype) for part in parts]
     # The barrier keeps XLA from computing cosines again inside every layer.
     rotations = jax.lax.optimization_barrier(rotations)
     pages_of_layers = []
@@ -268,11 +276,15 @@ def _run_layers(
 
 
 def _embedded(
-    params: Mapping[str, Any], part: StepInputs, axis: TensorAxis | None, backend: Backend
+    model: Architecture,
+    params: Mapping[str, Any],
+    part: StepInputs,
+    axis: TensorAxis | None,
+    backend: Backend,
 ) -> ResidualStream:
     if axis is None:
-        return begin(embed(params, part.token_ids), backend=backend)
-    return begin_sum(embed_share(params, part.token_ids, axis), axis, backend=backend)
+        return begin(model.embed(params, part.token_ids), backend=backend)
+    return begin_sum(model.embed_share(params, part.token_ids, axis), axis, backend=backend)
 
 
 def _as_one(
@@ -289,7 +301,7 @@ def _as_one(
 
 def _write_and_attend(
     attention: Mapping[str, Any],
-    heads: Heads,
+    heads: tuple[Array, ...],
     rotation: Rotation,
     pages: tuple[Array, Array],
     part: StepInputs,
@@ -298,15 +310,9 @@ def _write_and_attend(
     last_rows: Int32[Array, " B"] | None,
 ) -> tuple[Float[Array, "_ H D"], tuple[Array, Array]]:
     """One layer's attention from raw heads, of all tokens or some; and the pages with these in."""
-    q, k_pages, v_pages = norm_rope_write(
-        heads,
-        attention["q_norm"],
-        attention["k_norm"],
-        *rotation,
-        *pages,
-        part.slot_mapping,
-        eps=context.config.rms_norm_eps,
-        backend=context.backend,
+    config, backend = context.config, context.backend
+    q, (k_pages, v_pages) = context.architecture.write_heads(
+        attention, heads, rotation, pages, part.slot_mapping, config, backend
     )
     cu_seqlens = part.cu_seqlens
     if last_rows is not None:  # each row is one query now, as in decoding
@@ -319,9 +325,9 @@ def _write_and_attend(
         cu_seqlens,
         part.context_lens,
         part.block_tables,
-        scale=context.config.head_dim**-0.5,
+        scale=config.head_dim**-0.5,
         max_query_len=max_query_len,
         shared=part.shared,
-        backend=context.backend,
+        backend=backend,
     )
     return mixed, (k_pages, v_pages)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.programs.upload import upload
 

@@ -24,7 +24,6 @@ from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
 from jaxinfer.serving.programs.kinds.swap import SwapKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import all_programs
-from jaxinfer.serving.programs.sample_steps import head_params
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.requests.result import StepResult, unpack_scores
 from jaxinfer.serving.runner import kv_cache
@@ -87,7 +86,7 @@ class Runner:
         self.wanted_params = plan.programs.params
         self._params: Any = params
         self._owns_params = owns_params
-        self._head: Any = head_params(params)
+        self._head: Any = context.architecture.head_params(params)
         self._compile_s = self._allocate_s = 0.0
         self.report = plan.report
         self.num_kv_blocks = plan.report.num_kv_blocks
@@ -284,7 +283,7 @@ class Runner:
         else:
             check_like(params, self.wanted_params, placed=True)
             self._params, self._owns_params = params, False
-        self._head = head_params(self._params)
+        self._head = self._programs.context.architecture.head_params(self._params)
 
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""

@@ -9,7 +9,7 @@ from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
-from jaxinfer.serving.programs.sample_steps import head_params, prompt_logprobs_step
+from jaxinfer.serving.programs.sample_steps import prompt_logprobs_step
 
 if TYPE_CHECKING:
     from jaxinfer.serving.programs.programs import Program, Programs
@@ -40,7 +40,11 @@ class PromptLogprobsKind(ProgramKind[PromptLogprobsKey]):
         """`sample_steps.prompt_logprobs_step`."""
         run = functools.partial(prompt_logprobs_step, context=programs.context)
         residual = programs.whole((key.tokens, programs.context.config.hidden_size), programs.dtype)
-        arguments = (head_params(programs.params), residual, programs.whole((key.tokens,)))
+        arguments = (
+            programs.context.architecture.head_params(programs.params),
+            residual,
+            programs.whole((key.tokens,)),
+        )
         return programs.sharded("prompt_logprobs_step", run, arguments, WHOLE, donate=())
 
     def options(

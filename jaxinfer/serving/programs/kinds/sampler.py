@@ -11,7 +11,7 @@ from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
-from jaxinfer.serving.programs.sample_steps import head_params, sample_full_step, sample_step
+from jaxinfer.serving.programs.sample_steps import sample_full_step, sample_step
 from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode
 
 if TYPE_CHECKING:
@@ -48,7 +48,10 @@ class SamplerKind(ProgramKind[SamplerKey]):
 
     def program(self, programs: "Programs", key: SamplerKey) -> "Program":
         """`sample_steps.sample_step`, or `sample_full_step` with the slots."""
-        inputs = (head_params(programs.params), *_inputs(programs, key))
+        inputs = (
+            programs.context.architecture.head_params(programs.params),
+            *_inputs(programs, key),
+        )
         arguments = (*inputs, programs.last_tokens)
         if key.mode in WITH_SLOTS:
             run = functools.partial(sample_full_step, context=programs.context, mode=key.mode)

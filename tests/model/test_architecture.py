@@ -1,0 +1,94 @@
+"""A model family is a value that the config names: another one runs through the same engine."""
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxinfer
+from jaxinfer import LLM
+from jaxinfer.kernels.norms.norm_rope_write import _rotate, _write
+from jaxinfer.model import architecture
+from jaxinfer.model.architecture import ARCHITECTURES, QWEN3, architecture_of
+from jaxinfer.model.rope import apply_rope
+from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, small_params
+
+TOY = dataclasses.replace(CONFIG, model_type="toy")
+
+
+def _without_head_norms(attention, heads, rotation, pages, slot_mapping, config, backend):
+    q, k, v = heads
+    k_pages, v_pages = pages
+    written = _write(k_pages, _rotate(k, *rotation), slot_mapping), _write(v_pages, v, slot_mapping)
+    return _rotate(q, *rotation), written
+
+
+def _doubled_norm(params, x, config):
+    return 2 * QWEN3.final_hidden(params, x, config)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Qwen3 without norms of its heads, and with another final norm."""
+    toy = dataclasses.replace(QWEN3, write_heads=_without_head_norms, final_hidden=_doubled_norm)
+    monkeypatch.setitem(ARCHITECTURES, "toy", toy)
+    return toy
+
+
+def _forward(params, tokens):
+    """The toy's own plain forward."""
+    from jaxinfer.model.qwen3 import dense_attention
+
+    positions = jnp.arange(len(tokens))
+    cos, sin = QWEN3.rotation(positions, CONFIG, jnp.float32)
+    mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
+
+    def attend(attention, heads):
+        q, k, v = heads
+        return dense_attention(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v, mask)
+
+    residual = architecture.qwen3.begin(QWEN3.embed(params, jnp.asarray(tokens)))
+    for layer in params["model"]["layers"].values():
+        residual = QWEN3.decoder_layer(layer, residual, CONFIG, attend)
+    return QWEN3.lm_head(params, _doubled_norm(params, residual.summed(), CONFIG))
+
+
+def _greedy(params, prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(np.argmax(_forward(params, tokens)[-1])))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}])
+def test_another_family_runs_through_the_engine_as_its_own_forward(toy, options):
+    params = jax.tree.map(lambda x: x * 4 if x.ndim == 2 else x, small_params())
+    options = {"max_model_len": 64, "max_num_seqs": 4, "num_kv_blocks": 65} | options
+    options |= {"compile_ahead": False, "show_progress": False}
+    with LLM(params=params, config=TOY, **options) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    with LLM(params=params, config=CONFIG, **options) as llm:
+        of_qwen3 = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    assert tokens == [_greedy(params, prompt, GREEDY.max_tokens) for prompt in PROMPTS]
+    assert tokens != [output.outputs[0].token_ids for output in of_qwen3]
+
+
+def test_an_unknown_family_is_an_error_that_lists_those_there_are():
+    with pytest.raises(ValueError, match="model_type is 'llama'; architectures: qwen3"):
+        architecture_of(dataclasses.replace(CONFIG, model_type="llama"))
+
+
+def test_serving_imports_no_family():
+    serving = Path(jaxinfer.__file__).parent / "serving"
+    found = subprocess.run(
+        ["grep", "-rnE", r"model\.(qwen3|modules|two_batch_overlap|rope) import", str(serving)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert not found.stdout
