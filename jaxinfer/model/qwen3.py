@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.matmul.linear import Linear, linear_of
 from jaxinfer.kernels.matmul.op import (
     ResidualStream,
     add,
@@ -100,9 +101,9 @@ def decoder_layer(
         # One layer of a step: more kernels would take longer to lower than they save.
         backend = "xla"
     bias = attention.get("o_proj_bias")
-    residual = _project_add(mixed, attention["o_proj"], bias, residual, axis, backend)
+    residual = _project_add(mixed, linear_of(attention, "o_proj"), bias, residual, axis, backend)
     residual, inner = gated_block(layer, residual, config, backend)
-    return _project_add(inner, mlp["down_proj"], None, residual, axis, backend)
+    return _project_add(inner, linear_of(mlp, "down_proj"), None, residual, axis, backend)
 
 
 def attention_block(
@@ -127,8 +128,8 @@ def gated_block(
 ) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
     """What `down_proj` reads: this device's share of F. The residual stream is returned summed."""
     norm, mlp = layer["post_attention_layernorm"], layer["mlp"]
-    gate, up, eps = mlp["gate_proj"], mlp["up_proj"], config.rms_norm_eps
-    return norm_gated(residual, norm, gate, up, eps=eps, backend=backend)
+    gate, up = linear_of(mlp, "gate_proj"), linear_of(mlp, "up_proj")
+    return norm_gated(residual, norm, gate, up, eps=config.rms_norm_eps, backend=backend)
 
 
 def project_qkv(
@@ -145,9 +146,9 @@ def project_qkv(
     """
     own_kv = _own_kv_head(attention, config, axis)
     own = {"q_proj": lambda weight: weight, "k_proj": own_kv, "v_proj": own_kv}
-    weights = [select(attention[name]) for name, select in own.items()]
+    linears = [linear_of(attention, name).of_outputs(select) for name, select in own.items()]
     eps = config.rms_norm_eps
-    residual, projected = norm_project(residual, norm, weights, eps=eps, backend=backend)
+    residual, projected = norm_project(residual, norm, linears, eps=eps, backend=backend)
     if "q_proj_bias" in attention:
         biases = [select(attention[f"{name}_bias"]) for name, select in own.items()]
         biases = biases if len(projected) == len(biases) else [jnp.concatenate(biases)]
@@ -286,18 +287,18 @@ def _dense_mask(shape: tuple[int, ...], attention_mask: jax.Array | None) -> jax
 
 def _project_add(
     x: jax.Array,
-    weight: jax.Array,
+    linear: Linear,
     bias: jax.Array | None,
     residual: ResidualStream,
     axis: TensorAxis | None,
     backend: Backend,
 ) -> ResidualStream:
-    """``residual + (x @ weight.T + bias)``; ``x`` and ``weight`` may be one device's share of I."""
+    """``residual + (x @ weight.T + bias)``; ``x`` and ``linear`` may be one device's share of I."""
     if axis is None and bias is None:
-        return project_add(x, weight, residual, backend=backend)
+        return project_add(x, linear, residual, backend=backend)
     if axis is not None and bias is None:
-        return project_sum_add(x, weight, residual, axis, backend=backend)
-    return sum_and_add(project(x, weight, backend=backend), bias, residual, axis, backend)
+        return project_sum_add(x, linear, residual, axis, backend=backend)
+    return sum_and_add(project(x, linear, backend=backend), bias, residual, axis, backend)
 
 
 def sum_and_add(

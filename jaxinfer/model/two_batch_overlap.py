@@ -19,8 +19,8 @@ import jax
 
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
-from jaxinfer.kernels.matmul.op import ResidualStream
-from jaxinfer.kernels.matmul.xla import linear
+from jaxinfer.kernels.matmul.linear import Linear, linear_of
+from jaxinfer.kernels.matmul.op import ResidualStream, project
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import Attend, Params, attention_block, gated_block, sum_and_add
 
@@ -53,15 +53,15 @@ def overlapped_layer(
     def gated(_: int, residual: ResidualStream) -> tuple[ResidualStream, jax.Array]:
         return gated_block(layer, residual, config, backend)
 
-    output = attention["o_proj"], attention.get("o_proj_bias")
+    output = linear_of(attention, "o_proj"), attention.get("o_proj_bias")
     residuals = _overlapped(residuals, attended, *output, axis, backend)
-    return _overlapped(residuals, gated, layer["mlp"]["down_proj"], None, axis, backend)
+    return _overlapped(residuals, gated, linear_of(layer["mlp"], "down_proj"), None, axis, backend)
 
 
 def _overlapped(
     residuals: Sequence[ResidualStream],
     block: Block,
-    weight: jax.Array,
+    linear: Linear,
     bias: jax.Array | None,
     axis: TensorAxis,
     backend: Backend,
@@ -73,7 +73,7 @@ def _overlapped(
         following = (part + 1) % len(residuals)
         # The part that follows starts when this product is there, and this sum beside it.
         product, residuals[following] = jax.lax.optimization_barrier(
-            (linear(hidden, weight), residuals[following])
+            (project(hidden, linear), residuals[following])
         )
         residuals[part] = sum_and_add(product, bias, settled, axis, backend)
     return residuals

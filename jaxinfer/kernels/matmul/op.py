@@ -3,7 +3,7 @@
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
 with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
-functions of `matmul/xla.py`.
+functions of `matmul/xla.py`. A projection's weight comes as a `Linear`.
 
 With many rows there are kernels for what is elementwise. XLA alone writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
@@ -22,7 +22,8 @@ from jaxtyping import Array, Float, Int32
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
-from jaxinfer.kernels.matmul.xla import linear
+from jaxinfer.kernels.matmul import xla
+from jaxinfer.kernels.matmul.linear import Linear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
@@ -90,24 +91,25 @@ def begin_sum(
 def norm_project(
     residual: ResidualStream,
     norm: Float[Array, " I"],
-    weights: Sequence[Float[Array, "_ I"]],
+    linears: Sequence[Linear],
     *,
     eps: float,
     backend: Backend = "xla",
 ) -> tuple[ResidualStream, tuple[Float[Array, "*batch _"], ...]]:
-    """`rms_norm(residual) @ weight.T` for every weight, and the residual, now summed.
+    """`rms_norm(residual) @ weight.T` of every projection, and the residual, now summed.
 
     Args:
         residual: activations; their dtype is that of the results.
         norm: weight of the RMSNorm.
-        weights: `[O, I]` each.
+        linears: the projections, each with a weight `[O, I]`.
         eps: of the norm.
         backend: the engine's kernels; "xla" asks for none.
 
     Returns:
-        The residual, and one product for each weight; or, where XLA would merge the products and
-        "mosaic" kernels then need them cut apart, a single one with all their features in turn.
+        The residual, and one product for each projection; or, where XLA would merge the products
+        and "mosaic" kernels then need them cut apart, a single one with all their features in turn.
     """
+    weights = [linear.weight for linear in linears]
     if kernels := _kernels(backend, residual.x, weights):
         x = residual.summed()
         return ResidualStream(x), kernels.norm_project(x, norm, weights, eps=eps)
@@ -118,48 +120,50 @@ def norm_project(
 def norm_gated(
     residual: ResidualStream,
     norm: Float[Array, " I"],
-    gate: Float[Array, "F I"],
-    up: Float[Array, "F I"],
+    gate: Linear,
+    up: Linear,
     *,
     eps: float,
     backend: Backend = "xla",
 ) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
-    """`silu(h @ gate.T) * (h @ up.T)` with `h = rms_norm(residual)`, and the residual, now summed.
+    """`silu(gate(h)) * up(h)` with `h = rms_norm(residual)`, and the residual, now summed.
 
-    The first half of SwiGLU (https://arxiv.org/abs/2002.05202). Arguments as in `norm_project`.
+    The first half of SwiGLU (https://arxiv.org/abs/2002.05202). Both projections are `[F, I]`;
+    other arguments as in `norm_project`.
     """
-    if kernels := _kernels(backend, residual.x, (gate, up)):
+    weights = gate.weight, up.weight
+    if kernels := _kernels(backend, residual.x, weights):
         x = residual.summed()
-        return ResidualStream(x), kernels.norm_gated(x, norm, gate, up, eps=eps)
+        return ResidualStream(x), kernels.norm_gated(x, norm, *weights, eps=eps)
     x, hidden = _add_norm(residual, norm, eps, backend)
-    return ResidualStream(x), _gated(hidden, gate, up, backend)
+    return ResidualStream(x), _gated(hidden, *weights, backend)
 
 
 def project_add(
     x: Float[Array, "*batch I"],
-    weight: Float[Array, "O I"],
+    linear: Linear,
     residual: ResidualStream,
     *,
     backend: Backend = "xla",
 ) -> ResidualStream:
     """`residual + x @ weight.T`, the product rounded before it is added."""
-    if kernels := _kernels(backend, x, (weight,)):
-        return ResidualStream(kernels.project_add(x, weight, residual.summed()))
-    return add(residual, project(x, weight, backend=backend), backend=backend)
+    if kernels := _kernels(backend, x, (linear.weight,)):
+        return ResidualStream(kernels.project_add(x, linear.weight, residual.summed()))
+    return add(residual, project(x, linear, backend=backend), backend=backend)
 
 
 def project(
-    x: Float[Array, "*batch I"], weight: Float[Array, "O I"], *, backend: Backend = "xla"
+    x: Float[Array, "*batch I"], linear: Linear, *, backend: Backend = "xla"
 ) -> Float[Array, "*batch O"]:
     """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
-    if kernels := _kernels(backend, x, (weight,)):
-        return kernels.project(x, weight)
-    return _project(x, (weight,), backend)[0]
+    if kernels := _kernels(backend, x, (linear.weight,)):
+        return kernels.project(x, linear.weight)
+    return _project(x, (linear.weight,), backend)[0]
 
 
 def project_sum_add(
     x: Float[Array, "*batch I"],
-    weight: Float[Array, "O I"],
+    linear: Linear,
     residual: ResidualStream,
     axis: TensorAxis,
     *,
@@ -168,9 +172,10 @@ def project_sum_add(
     """`residual` + the sum of all devices' `x @ weight.T`, each of them rounded."""
     if axis.peers is not None and backend == "mosaic" and x.ndim == 2:
         small = module_of("mosaic", "small")
+        weight = linear.weight
         if small.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
             return ResidualStream(small.project_sum_add(x, weight, residual.summed(), axis.peers))
-    return add_sum(residual, project(x, weight, backend=backend), axis, backend=backend)
+    return add_sum(residual, project(x, linear, backend=backend), axis, backend=backend)
 
 
 def add(
@@ -246,8 +251,8 @@ def _project(
         if medium.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
             return medium.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
-            return (linear(hidden, jnp.concatenate(weights)),)
-    return tuple(linear(hidden, weight) for weight in weights)
+            return (xla.linear(hidden, jnp.concatenate(weights)),)
+    return tuple(xla.linear(hidden, weight) for weight in weights)
 
 
 def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
@@ -263,9 +268,9 @@ def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) 
         if medium.choose(rows, shapes, hidden.dtype, matrices=2):
             return medium.gated(hidden, gate, up)
         if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
-            return silu_mul.silu_mul(linear(hidden, gate), linear(hidden, up))
-    opened = jax.nn.silu(linear(hidden, gate).astype(jnp.float32))
-    product = rounded(opened, hidden.dtype) * linear(hidden, up).astype(jnp.float32)
+            return silu_mul.silu_mul(xla.linear(hidden, gate), xla.linear(hidden, up))
+    opened = jax.nn.silu(xla.linear(hidden, gate).astype(jnp.float32))
+    product = rounded(opened, hidden.dtype) * xla.linear(hidden, up).astype(jnp.float32)
     return narrow(product, hidden.dtype)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul import op as projections
+from jaxinfer.kernels.matmul.linear import Linear, linear_of
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
 from jaxinfer.kernels.matmul.op import ResidualStream
@@ -54,10 +55,12 @@ def test_without_kernels_every_operation_rounds(shape, dtype, backend):
     def ops(x):
         residual = ResidualStream(x[::-1], x)
         residual, projected = projections.norm_project(
-            residual, norm, (gate, up), eps=1e-6, backend=backend
+            residual, norm, (Linear(gate), Linear(up)), eps=1e-6, backend=backend
         )
-        same, gated = projections.norm_gated(residual, norm, gate, up, eps=1e-6, backend=backend)
-        added = projections.project_add(gated, down, same, backend=backend)
+        same, gated = projections.norm_gated(
+            residual, norm, Linear(gate), Linear(up), eps=1e-6, backend=backend
+        )
+        added = projections.project_add(gated, Linear(down), same, backend=backend)
         return jnp.concatenate(projected, axis=-1), gated, added.summed()
 
     given, x = x, x[::-1] + x
@@ -71,7 +74,7 @@ def test_without_kernels_every_operation_rounds(shape, dtype, backend):
 
 
 def test_the_kernels_take_few_rows_on_mosaic(monkeypatch):
-    x, norm, gate, down = _draw(2, E), _draw(E), _draw(F, E), _draw(E, F)
+    x, norm, gate, down = _draw(2, E), _draw(E), Linear(_draw(F, E)), Linear(_draw(E, F))
     inner = jnp.ones((2, F), x.dtype)
     monkeypatch.setattr(small, "norm_project", lambda *_, eps: (inner,))
     monkeypatch.setattr(small, "norm_gated", lambda *_, eps: inner + 1)
@@ -108,14 +111,15 @@ def test_with_many_rows_the_norms_kernel_performs_the_addition(monkeypatch):
     residual = projections.begin(x, backend="mosaic")
     assert jax.tree.structure(residual) == jax.tree.structure(ResidualStream(x, x))
     settled, (product,) = projections.norm_project(
-        residual, x[0], (weight,), eps=1e-6, backend="mosaic"
+        residual, x[0], (Linear(weight),), eps=1e-6, backend="mosaic"
     )
     np.testing.assert_array_equal(settled.x, x)
     np.testing.assert_array_equal(product, linear(x * 2, weight))
-    left = projections.project_add(product, weight, settled, backend="mosaic")
+    left = projections.project_add(product, Linear(weight), settled, backend="mosaic")
     assert left.x is settled.x
     np.testing.assert_array_equal(left.delta, linear(product, weight))
-    settled, _ = projections.norm_gated(left, x[0], weight, weight, eps=1e-6, backend="mosaic")
+    both = Linear(weight), Linear(weight)
+    settled, _ = projections.norm_gated(left, x[0], *both, eps=1e-6, backend="mosaic")
     np.testing.assert_array_equal(settled.x, x + left.delta)
     np.testing.assert_array_equal(left.summed(), settled.x)
 
@@ -134,7 +138,9 @@ def test_the_norms_kernel_adds_the_other_devices_share(monkeypatch):
     monkeypatch.setattr(
         add_norm, "add_norm", lambda x, delta, weight, other, *, eps: (x, delta - other)
     )
-    _, (product,) = projections.norm_project(residual, x[0], (weight,), eps=1e-6, backend="mosaic")
+    _, (product,) = projections.norm_project(
+        residual, x[0], (Linear(weight),), eps=1e-6, backend="mosaic"
+    )
     np.testing.assert_array_equal(product, linear(share - share * 2, weight))
 
 
@@ -142,7 +148,8 @@ def test_in_long_prefills_a_kernel_multiplies_gate_and_up(monkeypatch):
     monkeypatch.setattr(add_norm, "supports", lambda *_: False)
     monkeypatch.setattr(silu_mul, "silu_mul", lambda gate, up: gate - up)
     x, gate, up = _draw(1024, 256), _draw(512, 256), _draw(512, 256, seed=1)
-    _, inner = projections.norm_gated(ResidualStream(x), x[0], gate, up, eps=1e-6, backend="mosaic")
+    both = Linear(gate), Linear(up)
+    _, inner = projections.norm_gated(ResidualStream(x), x[0], *both, eps=1e-6, backend="mosaic")
     hidden = rms_norm(x, x[0], 1e-6)
     np.testing.assert_array_equal(inner, linear(hidden, gate) - linear(hidden, up))
 
@@ -156,7 +163,7 @@ def test_some_rows_take_the_kernels_that_read_several_weights(monkeypatch):
     )
     monkeypatch.setattr(medium, "gated", lambda x, gate, up: repeated(x, gate))
     x, norm = _draw(40, 1024), _draw(1024) + 1
-    k, q, up = (jnp.zeros((n, 1024), x.dtype) for n in (1024, 2048, 3072))
+    k, q, up = (Linear(jnp.zeros((n, 1024), x.dtype)) for n in (1024, 2048, 3072))
     hidden = rms_norm(x, norm, 1e-6)
     ops = {"eps": 1e-6, "backend": "mosaic"}
     _, projected = projections.norm_project(ResidualStream(x), norm, (q, k, k), **ops)
@@ -177,9 +184,9 @@ def test_a_product_by_itself_takes_the_kernel_for_its_rows(monkeypatch):
     weight = _draw(4096, 2048)
     for rows, factor in ((2, 2), (24, 1), (64, -1), (256, 1)):
         x = _draw(rows, 2048)
-        got = projections.project(x, weight, backend="mosaic")
+        got = projections.project(x, Linear(weight), backend="mosaic")
         np.testing.assert_array_equal(got, factor * linear(x, weight))
-        np.testing.assert_array_equal(projections.project(x, weight), linear(x, weight))
+        np.testing.assert_array_equal(projections.project(x, Linear(weight)), linear(x, weight))
 
 
 def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
@@ -194,7 +201,9 @@ def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
     for rows in (2, MOST_ROWS, 24):
         x, before = _draw(rows, 256), _draw(rows, 1024)
         begun = projections.begin_sum(before, axis, backend="mosaic")
-        got = projections.project_sum_add(x, weight, ResidualStream(before), axis, backend="mosaic")
+        got = projections.project_sum_add(
+            x, Linear(weight), ResidualStream(before), axis, backend="mosaic"
+        )
         # A layer returns what it is given, so that all layers are traced as one.
         assert jax.tree.structure(begun) == jax.tree.structure(got)
         if rows <= MOST_ROWS:
@@ -202,14 +211,16 @@ def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
             np.testing.assert_array_equal(begun.summed(), before * 2)
         else:
             np.testing.assert_array_equal(got.delta, linear(x, weight))
-    plain = projections.project_sum_add(_draw(2, 256), weight, ResidualStream(before[:2]), axis)
+    stream = ResidualStream(before[:2])
+    plain = projections.project_sum_add(_draw(2, 256), Linear(weight), stream, axis)
     np.testing.assert_array_equal(plain.x, linear(_draw(2, 256), weight) * 2)
 
 
 def _projected(shape, features, backend, dtype="bfloat16"):
     x, norm = _draw(*shape, E, dtype=dtype), _draw(E, dtype=dtype) + 1
     weights = [_draw(n, E, dtype=dtype, seed=n) for n in features]
-    _, got = projections.norm_project(ResidualStream(x), norm, weights, eps=1e-6, backend=backend)
+    linears = [Linear(weight) for weight in weights]
+    _, got = projections.norm_project(ResidualStream(x), norm, linears, eps=1e-6, backend=backend)
     return got, [linear(rms_norm(x, norm, 1e-6), weight) for weight in weights]
 
 
@@ -233,3 +244,13 @@ def test_other_products_are_separate(shape, features, backend, dtype):
     got, expected = _projected(shape, features, backend, dtype)
     for mine, theirs in zip(got, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_projection_crosses_jit_and_can_be_cut_to_some_outputs():
+    weight = _draw(F, E)
+    linear = linear_of({"q_proj": weight}, "q_proj")
+    first = jax.jit(lambda linear: linear.of_outputs(lambda leaf: leaf[:8]))(linear)
+    np.testing.assert_array_equal(first.weight, weight[:8])
+    assert jax.tree.leaves(linear) == [weight]
+    shapes = jax.eval_shape(lambda linear: linear, linear)
+    assert shapes.weight.shape == (F, E)
