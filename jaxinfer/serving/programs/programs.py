@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages, PagesOfLayers
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKey
 from jaxinfer.serving.programs.kinds.registry import kind_of
@@ -96,18 +97,22 @@ class Programs:
         return replace(self, context=replace(self.context, config=config), params=params)
 
     @property
-    def pages(self) -> jax.ShapeDtypeStruct:
-        """One layer's key (or value) pages over all devices."""
+    def cache(self) -> KVCacheSpec:
+        """The layout of the KV cache."""
         config = self.context.config
-        heads = num_page_heads(config, self.context.num_devices)
-        shape = (self.num_blocks, self.context.block_size, heads, config.head_dim)
-        sharding = NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules))
-        return jax.ShapeDtypeStruct(shape, self.dtype, sharding=sharding)
+        layer = LayerPages(num_page_heads(config, self.context.num_devices), config.head_dim)
+        return KVCacheSpec(
+            (layer,) * config.num_hidden_layers,
+            self.num_blocks,
+            self.context.block_size,
+            self.dtype,
+            NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules)),
+        )
 
     @property
-    def kv(self) -> tuple[tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], ...]:
+    def kv(self) -> PagesOfLayers:
         """The whole cache."""
-        return ((self.pages, self.pages),) * self.context.config.num_hidden_layers
+        return self.cache.kv
 
     @property
     def last_tokens(self) -> jax.ShapeDtypeStruct:
@@ -138,12 +143,6 @@ class Programs:
     def whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         """An array that every device has all of."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
-
-    def blocks(self, count: int) -> tuple[tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], ...]:
-        """So many blocks of every layer, as they travel to and from the host."""
-        pages = self.pages
-        part = jax.ShapeDtypeStruct((count, *pages.shape[1:]), pages.dtype, sharding=pages.sharding)
-        return ((part, part),) * self.context.config.num_hidden_layers
 
     def sampling(self, rows: int, mode: SamplerMode) -> SamplingArrays:
         """How so many rows are sampled."""

@@ -1,7 +1,5 @@
 """Host memory for the KV blocks of preempted requests, and the copies in both directions."""
 
-import collections
-import math
 import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,11 +38,11 @@ class HostBlocks:
     copy_size = BLOCKS_A_COPY
 
     def __init__(self, programs: Programs, gibibytes: float) -> None:
-        self._parts = programs.blocks(BLOCKS_A_COPY)
+        cache = programs.cache
+        self._parts = cache.blocks(BLOCKS_A_COPY)
         self._whole = NamedSharding(programs.context.mesh, PartitionSpec())
-        block_bytes = sum(map(_block_bytes, jax.tree.leaves(self._parts)))
-        self.num_blocks = int(gibibytes * 2**30) // block_bytes
-        _check_available(self.num_blocks * block_bytes)
+        self.num_blocks = int(gibibytes * 2**30) // cache.host_block_bytes
+        _check_available(self.num_blocks * cache.host_block_bytes)
         self._memory = [self._host_memory(part) for part in jax.tree.leaves(self._parts)]
 
     def copy_out(
@@ -118,15 +116,6 @@ def _resident_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     array = np.zeros(shape, dtype)
     array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
     return array
-
-
-def _block_bytes(part: jax.ShapeDtypeStruct) -> int:
-    """Bytes of a block of one layer's keys or values on the process that holds most of it."""
-    held: dict[int, set[str]] = collections.defaultdict(set)
-    for device, place in part.sharding.devices_indices_map(part.shape).items():
-        held[device.process_index].add(str(place))
-    shard = math.prod(part.sharding.shard_shape(part.shape)[1:]) * part.dtype.itemsize
-    return shard * max(map(len, held.values()))
 
 
 def _chunks(pairs: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:

@@ -15,7 +15,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.sharding import ShardingRules, num_page_heads, tensor_parallel_size
+from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
@@ -29,7 +29,6 @@ from jaxinfer.serving.programs.program_set import (
 )
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
-from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup import memory
@@ -106,7 +105,7 @@ def plan_engine(
         block_size=engine_config.block_size,
         multi_step_length=engine_config.multi_step_length(device.platform, weight_bytes),
         platform=device.platform,
-        rows_in_item=_rows_in_item(model_config, mesh, rules, backend),
+        rows_in_item=_rows_in_item(programs),
     )
     buckets = shapes(max_model_len=max_model_len)
     if lowering is None:
@@ -136,7 +135,7 @@ def plan_engine(
     report = StartupReport(
         num_kv_blocks=blocks,
         num_kv_tokens=usable,
-        kv_bytes=kv_cache.block_bytes(programs) * blocks,
+        kv_bytes=programs.cache.block_bytes * blocks,
         max_model_len=max_model_len,
         max_context_length=model_config.max_context_length,
         is_cut=engine_config.max_model_len is None
@@ -177,11 +176,11 @@ def choose_attention(
     )
 
 
-def _rows_in_item(config: ModelConfig, mesh: Mesh, rules: ShardingRules, backend: Backend) -> int:
-    if backend != "mosaic":
+def _rows_in_item(programs: Programs) -> int:
+    if programs.context.backend != "mosaic":
         return 0
-    heads = num_page_heads(config, tensor_parallel_size(mesh, rules))
-    return rows_in_item(config.num_attention_heads // heads)
+    heads = min(layer.heads for layer in programs.cache.layers)
+    return rows_in_item(programs.context.config.num_attention_heads // heads)
 
 
 def _max_model_len(
@@ -198,7 +197,7 @@ def _max_model_len(
         return min(longest, (config.num_kv_blocks - 1) * config.block_size)
     if devices[0].platform != "cpu":
         return longest
-    block_bytes = kv_cache.block_bytes(programs) * len(devices)
+    block_bytes = programs.cache.block_bytes * len(devices)
     fits = memory.longest_on_cpu(block_bytes=block_bytes, block_size=config.block_size)
     return min(longest, max(fewest(fits), config.block_size))
 
@@ -229,11 +228,11 @@ def _count_blocks(
     Where all programs are wanted, those that don't depend on that number are traced meanwhile. They
     are not compiled yet: all others have to wait for these few.
     """
-    most = kv_cache.most_blocks(programs)
+    most = programs.cache.most_blocks
     if config.num_kv_blocks is not None:
         memory.check_addressable(config.num_kv_blocks, most)
         return config.num_kv_blocks, []
-    block_bytes = kv_cache.block_bytes(programs)
+    block_bytes = programs.cache.block_bytes
     if devices[0].platform == "cpu":
         blocks = memory.blocks_on_cpu(
             block_bytes=block_bytes * len(devices),

@@ -25,7 +25,6 @@ from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.shared_prefixes import most_items
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.programs.token_parts import part_sizes
-from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.startup.memory import bytes_per_device
 from tests import hlo
 from tests.kernels.h200_target import h200_mesh, needs_plugin
@@ -129,12 +128,12 @@ def step(request):
 
 def test_the_cache_is_updated_in_place(step):
     memory, text = _compile(step.key, step.devices)
-    kv_bytes = kv_cache.block_bytes(_programs(step.devices)) * _BLOCKS
+    kv_bytes = _programs(step.devices).cache.block_bytes * _BLOCKS
     others = 4 * _SLOTS if isinstance(step.key, MultiStepDecodeKey) else 0
     if getattr(step.key, "mode", None) == "full":
         others += bytes_per_device(_programs(step.devices).slot_state)
     assert memory.alias_size_in_bytes == kv_bytes + others
-    pages = _programs(step.devices).pages
+    pages = _programs(step.devices).kv[0][0]
     local = pages.sharding.shard_shape(pages.shape)
     assert hlo.copies(text, functools.reduce(int.__mul__, local)) == []
 

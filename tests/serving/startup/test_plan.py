@@ -18,7 +18,6 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
-from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.startup import memory
 from jaxinfer.serving.startup.plan import plan_engine
 from tests.serving.runner.tiny_runner import CONFIG
@@ -53,17 +52,17 @@ def test_what_fits_a_gpu_can_be_addressed(shape, devices, block_size, gibibytes)
     programs = _programs(shape, devices, block_size)
     blocks = memory.blocks_on_devices(
         gibibytes * _GIB,  # and no weights
-        block_bytes=kv_cache.block_bytes(programs),
+        block_bytes=programs.cache.block_bytes,
         step_bytes=0,
         utilization=1,
     )
-    assert blocks <= kv_cache.most_blocks(programs)
+    assert blocks <= programs.cache.most_blocks
 
 
 def test_a_device_addresses_its_own_share_of_the_heads():
     one, four = (_programs("8b", devices, 16) for devices in (1, 4))
-    assert kv_cache.most_blocks(one) == most_pages(16, 8)
-    assert kv_cache.most_blocks(four) == most_pages(16, 2)
+    assert one.cache.most_blocks == most_pages(16, 8)
+    assert four.cache.most_blocks == most_pages(16, 2)
 
 
 def _plan(monkeypatch, blocks, model_config=CONFIG, **config):

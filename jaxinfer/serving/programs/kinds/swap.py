@@ -38,5 +38,5 @@ class SwapKind(ProgramKind[SwapKey]):
         kv, ids = programs.kv, programs.whole((key.num_blocks,))
         if key.to_host:
             return programs.sharded("gather_blocks", gather_blocks, (kv, ids), kv, donate=())
-        arguments = (kv, ids, programs.blocks(key.num_blocks))
+        arguments = (kv, ids, programs.cache.blocks(key.num_blocks))
         return programs.sharded("scatter_blocks", scatter_blocks, arguments, kv, donate=(0,))
