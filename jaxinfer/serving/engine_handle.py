@@ -28,8 +28,9 @@ from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.profiling import Profiler
 from jaxinfer.serving.runner.device_params import check_like
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
-from jaxinfer.serving.startup.loading import ModelSource, check_given, load_engine
+from jaxinfer.serving.startup.loading import load_engine
 from jaxinfer.serving.startup.memory import return_freed_memory
+from jaxinfer.serving.startup.model_source import ModelSource, check_given
 
 _OWN_KEYWORDS = (
     *("params", "mapping", "config", "mesh", "rules", "logits_processor", "sampler"),

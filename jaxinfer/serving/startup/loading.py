@@ -2,15 +2,14 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError, ModelLoadError
@@ -21,7 +20,6 @@ from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.sharding import (
     ShardingRules,
     check_divisible,
-    make_mesh,
     spans_processes,
     tensor_parallel_size,
 )
@@ -38,12 +36,10 @@ from jaxinfer.serving.processes.description import (
 from jaxinfer.serving.processes.engines import FollowingEngine, LeadingEngine
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.processes.meeting import meet
-from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
+from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.sampling.sampler import (
-    CustomSampler,
-    LogitsProcessor,
     check_logits_processor,
     check_sampler,
 )
@@ -53,12 +49,14 @@ from jaxinfer.serving.startup.engine_start import (
     compile_ahead,
     start_engine,
 )
+from jaxinfer.serving.startup.mesh import announce_devices, choose_mesh, mesh_of
 from jaxinfer.serving.startup.model_files import (
     read_generation_config,
     read_model_config,
     read_tokenizer,
     usable_eos_token_ids,
 )
+from jaxinfer.serving.startup.model_source import ModelSource
 from jaxinfer.serving.startup.plan import choose_attention
 from jaxinfer.serving.startup.replica_start import group_replicas, start_replicas
 from jaxinfer.startup_report import StartupReport, StartUpTimes
@@ -67,53 +65,6 @@ _UNUSED_SWAP_SPACE = (
     'swap_space does nothing: preempted requests are computed again; write preemption_mode="swap" '
     "to have their KV blocks kept in host memory instead"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelSource:
-    """What the caller brought along instead of, or beside, a model directory.
-
-    Attributes:
-        params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
-        owns_params: whether `params` were made for this engine, and nobody else holds them.
-        model_config: goes with `params`.
-        tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
-        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
-        rules: how the devices share the model.
-        logits_processor: see `check_logits_processor`.
-        sampler: see `check_sampler`.
-    """
-
-    params: Mapping[str, Any] | None = None
-    owns_params: bool = False
-    model_config: ModelConfig | None = None
-    tokenizer: Tokenizer | None = None
-    mesh: Mesh | None = None
-    rules: ShardingRules = dataclasses.field(default_factory=ShardingRules)
-    logits_processor: LogitsProcessor | None = None
-    sampler: CustomSampler | None = None
-
-
-def check_given(model: Any, params: Any, config: Any, mesh: Any, rules: Any) -> None:
-    """Check an engine's arguments that are more than text and numbers.
-
-    Raises:
-        TypeError: one has the wrong type; names it.
-        ValueError: two contradict each other.
-    """
-    for name, value, kind, hint in (
-        ("params", params, Mapping, "; a directory is given as model"),
-        ("config", config, ModelConfig, "; ModelConfig.from_directory(...) reads one"),
-        ("mesh", mesh, Mesh, "; jaxinfer.make_mesh(...) makes one"),
-        ("rules", rules, ShardingRules, ""),
-    ):
-        if value is not None and not isinstance(value, kind):
-            wanted, given = kind.__name__, type(value).__name__
-            raise TypeError(f"{name} must be a {wanted}, got {given}{hint}")
-    if params is not None and model is not None:
-        raise ValueError("give either model or params, not both")
-    if (params is None) != (config is None):
-        raise ValueError("params and config go together: give both or neither")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +105,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         ValueError: arguments contradict each other, or the devices can't do what is asked.
         DistributedError: the processes differ, or another one failed.
     """
-    mesh = source.mesh or _mesh_of(source.params)
+    mesh = source.mesh or mesh_of(source.params)
     group = meet() if mesh is None or spans_processes(mesh) else None
     if group is None:
         return _load(config, source, None)
@@ -196,7 +147,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
             f"{group.num_processes}; raise tensor_parallel_size, or start an engine for each host"
         )
     check_divisible(model_config, tensor_parallel_size(mesh, source.rules))
-    say(config, _announce_devices(mesh, group))
+    say(config, announce_devices(mesh, group))
     if group is not None:
         hooks = {"logits_processor": source.logits_processor, "sampler": source.sampler}
         group.require_same(describe_engine(config, model_config, mesh, source.rules))
@@ -268,88 +219,10 @@ def default_sampling_params(generation: GenerationConfig) -> SamplingParams:
         raise ModelLoadError(f"{generation.origin}: {error}") from None
 
 
-def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
-    """The caller's mesh, the one its parameters live on, or a new one; over all replicas.
-
-    Raises:
-        ValueError: it contradicts `tensor_parallel_size` or `data_parallel_size`, or there are too
-            few devices.
-    """
-    mesh = source.mesh or _mesh_of(source.params)
-    replicas, devices_each = config.data_parallel_size, config.tensor_parallel_size
-    if mesh is None:
-        devices = _devices_of(source.params)
-        if replicas == 1:
-            return make_mesh(devices_each, devices)
-        return make_replica_mesh(replicas, devices_each, devices)
-    _check_processes(mesh)
-    size = tensor_parallel_size(mesh, source.rules)
-    if devices_each not in (1, size):
-        raise ValueError(
-            f"tensor_parallel_size is {devices_each}, but the mesh has {size} "
-            "devices to split the model over; leave tensor_parallel_size out"
-        )
-    count = num_replicas(mesh, source.rules)
-    if count == 1:  # replicas take what they need from wherever it lies
-        _check_devices(source.params, mesh)
-    if replicas not in (1, count):
-        raise ValueError(
-            f"data_parallel_size is {replicas}, but the mesh has {count} along the axis "
-            f"{source.rules.data!r}, on which the sharding rules put replicas; leave "
-            "data_parallel_size out, or give a mesh with such an axis"
-        )
-    return mesh
-
-
-def _check_processes(mesh: Mesh) -> None:
-    """Raise unless a mesh of several processes has devices of all of them."""
-    missing = set(range(jax.process_count())) - {d.process_index for d in mesh.devices.flat}
-    if spans_processes(mesh) and missing:
-        names = ", ".join(map(str, sorted(missing)))
-        raise ValueError(
-            f"the mesh has devices of several processes, but none of process {names}; take some "
-            "of each, or of one process alone"
-        )
-
-
-def _check_devices(params: Any, mesh: Mesh) -> None:
-    """Raise if parameters are split over a mesh of other devices than the engine's."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        sharding = getattr(leaf, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or sharding.num_devices == 1:
-            continue
-        if sharding.device_set != set(mesh.devices.flat):
-            name = ".".join(str(getattr(key, "key", key)) for key in path)
-            raise ValueError(
-                f"params[{name}] lies on {sharding.num_devices} devices, which are not the "
-                f"{mesh.devices.size} of mesh; leave mesh out, or move params to it "
-                "(jax.device_put)"
-            )
-
-
 def say(config: EngineConfig, text: str) -> None:
     """Tell the user something about start-up, on stderr, unless they want silence."""
     if config.show_progress:
         print(text, file=sys.stderr, flush=True)
-
-
-def _mesh_of(params: Any) -> Mesh | None:
-    """The mesh that a sharded tree lives on."""
-    for leaf in jax.tree.leaves(params):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
-            return sharding.mesh
-    return None
-
-
-def _devices_of(params: Any) -> list[Any] | None:
-    """The single device of an unsharded tree first, then its siblings."""
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array):
-            (first, *_) = leaf.devices()
-            others = [device for device in jax.devices(first.platform) if device != first]
-            return [first, *others]
-    return None
 
 
 def _engine_of_processes(
@@ -375,21 +248,6 @@ def _on_this_process(config: EngineConfig, group: ProcessGroup, mesh: Mesh) -> E
         # On a GPU, processes tune their kernels together: all of them must compile a program.
         compilation_cache_dir=config.compilation_cache_dir if platform == "cpu" else "",
     )
-
-
-def _announce_devices(mesh: Mesh, group: ProcessGroup | None) -> str:
-    devices = list(mesh.devices.flat)
-    platform, kind = devices[0].platform, devices[0].device_kind
-    text = f"Devices: {len(devices)} x {platform.upper()}" + (
-        f" ({kind})" if kind != platform else ""
-    )
-    if group is not None:
-        text += f" of {group.num_processes} processes, {len(mesh.local_devices)} of this one"
-        if not group.leads:
-            return f"Process {group.process_id} follows process 0. {text}"
-    if devices[0].platform == "cpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
-        return f"{text}. No GPU found: running on the CPU (for one, install jaxinfer[cuda13])"
-    return text
 
 
 def _load_weights(

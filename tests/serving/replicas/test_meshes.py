@@ -8,7 +8,8 @@ from jax.sharding import AxisType, Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.sharding import ShardingRules, make_mesh, tensor_parallel_size
 from jaxinfer.serving.replicas.meshes import make_replica_mesh, num_replicas, split_mesh
-from jaxinfer.serving.startup.loading import ModelSource, choose_mesh
+from jaxinfer.serving.startup.mesh import choose_mesh
+from jaxinfer.serving.startup.model_source import ModelSource
 
 
 def mesh_of(*shape, axes):

@@ -16,7 +16,8 @@ from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.startup import memory
-from jaxinfer.serving.startup.loading import ModelSource, choose_mesh
+from jaxinfer.serving.startup.mesh import choose_mesh
+from jaxinfer.serving.startup.model_source import ModelSource
 from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import CONFIG, MAX_MODEL_LEN, greedy_reference, small_llm, small_params
 

@@ -1,0 +1,59 @@
+"""What a caller brings to an engine beside text and numbers: arrays, a mesh, functions."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """What the caller brought along instead of, or beside, a model directory.
+
+    Attributes:
+        params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
+        owns_params: whether `params` were made for this engine, and nobody else holds them.
+        model_config: goes with `params`.
+        tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
+        mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.
+        rules: how the devices share the model.
+        logits_processor: see `check_logits_processor`.
+        sampler: see `check_sampler`.
+    """
+
+    params: Mapping[str, Any] | None = None
+    owns_params: bool = False
+    model_config: ModelConfig | None = None
+    tokenizer: Tokenizer | None = None
+    mesh: Mesh | None = None
+    rules: ShardingRules = dataclasses.field(default_factory=ShardingRules)
+    logits_processor: LogitsProcessor | None = None
+    sampler: CustomSampler | None = None
+
+
+def check_given(model: Any, params: Any, config: Any, mesh: Any, rules: Any) -> None:
+    """Check an engine's arguments that are more than text and numbers.
+
+    Raises:
+        TypeError: one has the wrong type; names it.
+        ValueError: two contradict each other.
+    """
+    for name, value, kind, hint in (
+        ("params", params, Mapping, "; a directory is given as model"),
+        ("config", config, ModelConfig, "; ModelConfig.from_directory(...) reads one"),
+        ("mesh", mesh, Mesh, "; jaxinfer.make_mesh(...) makes one"),
+        ("rules", rules, ShardingRules, ""),
+    ):
+        if value is not None and not isinstance(value, kind):
+            wanted, given = kind.__name__, type(value).__name__
+            raise TypeError(f"{name} must be a {wanted}, got {given}{hint}")
+    if params is not None and model is not None:
+        raise ValueError("give either model or params, not both")
+    if (params is None) != (config is None):
+        raise ValueError("params and config go together: give both or neither")
