@@ -102,7 +102,10 @@ class OpenRequests:
         sampled = result.sampled
         num_ok = None if sampled.ok.all() else result.num_ok
         now = self._clock()
-        for update in self._scheduler.update(schedule, sampled.tokens.tolist(), num_ok):
+        updates = self._scheduler.update(
+            schedule, sampled.tokens.tolist(), num_ok, result.num_accepted
+        )
+        for update in updates:
             member = self._members.get(update.request.request_id)
             if member is None:  # a sibling's fault has ended it
                 continue
@@ -161,7 +164,7 @@ class OpenRequests:
             member = self._members.get(row.request.request_id)
             if member is not None and row.request.params.prompt_logprobs is not None:
                 self._score_prompt(member, scores, offset, row)
-            offset += row.num_scheduled_tokens
+            offset += row.num_fed
 
     def _score_prompt(
         self, member: _Member, scores: TokenScores, offset: int, row: ScheduledRow
@@ -169,7 +172,7 @@ class OpenRequests:
         group, completion = member
         completion.weight_version = self.weight_version
         try:
-            finite = group.score_prompt(scores, offset, row.start, row.num_scheduled_tokens)
+            finite = group.score_prompt(scores, offset, row.start, row.num_fed)
         except Exception as error:
             self._fail_for(group, error)
             return

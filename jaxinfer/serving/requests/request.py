@@ -61,10 +61,12 @@ class Request:
         priority: requests of a lower one are admitted first and preempted last.
         status: see `RequestStatus`.
         output_token_ids: generated tokens that the host has read.
-        num_in_flight_tokens: generated tokens that the host has not read yet.
+        num_in_flight_tokens: tokens reserved by launched steps that the host has not read yet;
+            fewer may be accepted.
         num_tokens: length of the sequence, tokens in flight included.
         num_cached_tokens: leading tokens whose keys and values are in pages, launched steps
-            included (in host blocks while SWAPPED).
+            included (in host blocks while SWAPPED). What it counts beyond the accepted tokens is
+            given up when they are read, and overwritten by the next step.
         num_prefix_cached_tokens: prompt tokens found in the prefix cache when it first ran.
         max_num_tokens: `num_tokens` never exceeds this; set by `Scheduler.add` from `max_tokens`
             and `max_model_len`.
@@ -75,7 +77,10 @@ class Request:
             `block_table[i // block_size]`. It only grows while `num_admissions` stays the same.
         host_blocks: blocks of the swap space, in order of position, while SWAPPED.
         slot: index in `[0, max_num_seqs)` of its row of per-sequence device state while RUNNING.
-        last_token_on_device: whether the device's `last_tokens[slot]` is the last token.
+        decodes_on_device: whether its next row can be a decode that needs nothing of the host: the
+            device's `last_tokens[slot]` is its last token for certain, and nothing is proposed.
+        proposed_token_ids: a guess of what follows the tokens that the host has read; set by
+            `Scheduler.propose`.
         num_admissions: how often it started or resumed running; with identity, a key under which
             copies of `block_table` may be kept and extended.
         num_preemptions: how often it was preempted.
@@ -110,7 +115,8 @@ class Request:
     block_table: list[int] = field(default_factory=list, init=False)
     host_blocks: list[int] = field(default_factory=list, init=False)
     slot: int | None = field(default=None, init=False)
-    last_token_on_device: bool = field(default=False, init=False)
+    decodes_on_device: bool = field(default=False, init=False)
+    proposed_token_ids: list[int] = field(default_factory=list, init=False)
     num_admissions: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -148,6 +154,14 @@ class Request:
         return min(self.num_tokens, self.max_cached_tokens) - self.num_cached_tokens
 
     @property
+    def awaits_read(self) -> bool:
+        """Whether the host must read its tokens in flight before it can be fed again.
+
+        So it is while a row that verifies is in flight, and when proposals are to follow.
+        """
+        return self.num_in_flight_tokens > 0 and not self.decodes_on_device
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is RequestStatus.FINISHED
@@ -156,6 +170,20 @@ class Request:
         """Make the tokens that the host has read all there is."""
         self.num_in_flight_tokens = 0
         self.num_tokens = self.num_known_tokens
+
+    def give_up_tokens(self, count: int) -> None:
+        """Shorten it by reserved tokens that were not accepted; nothing of it is in flight."""
+        self.num_tokens -= count
+        # 0 if it was preempted meanwhile.
+        self.num_cached_tokens = min(self.num_cached_tokens, self.num_tokens - 1)
+
+    def follow_proposals(self, kept: Sequence[int]) -> None:
+        """Go on in what was proposed past tokens that were read, or drop it if they differ."""
+        count = len(kept)
+        agrees = self.proposed_token_ids[:count] == list(kept)
+        self.proposed_token_ids = self.proposed_token_ids[count:] if agrees else []
+        running = self.status is RequestStatus.RUNNING
+        self.decodes_on_device = running and not self.proposed_token_ids
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where the host must yet read.

@@ -1,5 +1,6 @@
 """What the host reads of a step: NumPy arrays, taken out of the one array that was copied."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,20 +42,36 @@ class StepResult:
     """A finished step.
 
     Attributes:
-        sampled: scores ``[rows, num_steps]`` in the order of the schedule's rows; entries of rows
-            that did not sample mean nothing.
+        sampled: scores ``[rows, positions]`` in the order of the schedule's rows; entries of rows
+            that did not sample, and those past a row's `num_reserved`, mean nothing.
         prompt: scores ``[num_tokens]`` of the step's packed tokens as predictors of their
             successors, if some row asked for prompt log-probabilities. Rows follow each other as
             in the schedule; a row's entry i belongs to the token at position ``start + i + 1``.
+        num_accepted: leading tokens of each row that count (`count_accepted`), if some row had
+            proposals; else None, and all do.
     """
 
     sampled: TokenScores
     prompt: TokenScores | None = None
+    num_accepted: Sequence[int] | None = None
 
     @property
     def num_ok(self) -> list[int]:
         """For each row, how many of its tokens come before the first bad one."""
         return np.cumprod(self.sampled.ok, axis=1, dtype=np.int64).sum(axis=1).tolist()
+
+
+def count_accepted(proposed: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many of a row's sampled tokens count: up to the first that was proposed otherwise.
+
+    Args:
+        proposed: k tokens that were fed.
+        sampled: k + 1 tokens: those sampled in the places of these, and the one after them.
+    """
+    for i, token_id in enumerate(proposed):
+        if sampled[i] != token_id:
+            return i + 1
+    return len(proposed) + 1
 
 
 def unpack_scores(packed: np.ndarray) -> TokenScores:

@@ -95,7 +95,7 @@ class BatchBuilder:
             ValueError: the step fits no bucket.
         """
         rows = schedule.rows
-        ends = [row.start + row.num_scheduled_tokens for row in rows]
+        ends = [row.start + row.num_fed for row in rows]
         update = self._mirror.update
         slots = np.array(
             [update(row.request, end) for row, end in zip(rows, ends, strict=True)], np.int32
@@ -206,7 +206,7 @@ class BatchBuilder:
         *,
         scores: bool,
     ) -> tuple[PrefillShape, np.ndarray]:
-        total = sum(row.num_scheduled_tokens for row in rows)
+        total = sum(row.num_fed for row in rows)
         shape = self._buckets.prefill_shape(total, len(rows), all_tokens=scores)
         tables = self._mirror.tables[slots, : shape.width]
         packed, _ = _pack(shape, self._step_rows(rows, slots, sample_slots, context, tables))
@@ -254,10 +254,10 @@ def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:
     first = 0
     for row in rows:
         if _wants_prompt_scores(row):
-            stop = row.start + row.num_scheduled_tokens
+            stop = row.start + row.num_fed
             following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
             targets[first : first + len(following)] = following
-        first += row.num_scheduled_tokens
+        first += row.num_fed
     return targets
 
 

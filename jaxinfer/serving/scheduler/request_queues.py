@@ -148,7 +148,7 @@ class RequestQueues:
         request.block_table = []
         request.num_registered_blocks = 0
         request.num_cached_tokens = 0
-        request.last_token_on_device = False
+        request.decodes_on_device = False
         if request.slot is not None:
             self.free_slots.append(request.slot)
             request.slot = None

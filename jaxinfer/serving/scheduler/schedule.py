@@ -3,41 +3,59 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.requests.request import Request, pack_ids
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledRow:
     """One sequence's share of a step.
 
-    The step feeds the tokens at positions `[start, start + num_scheduled_tokens)`; afterwards the
-    sequence's context holds `start + num_scheduled_tokens` tokens. The request's own counters
-    have already moved past this row when a `Schedule` is returned.
+    Three counts say what a row does. The launch feeds `num_fed` tokens, at positions `[start, start
+    + num_fed)`. At most `num_reserved` tokens are gained by it: blocks are held for their
+    positions, and the request's own counters have already moved past all of them when a `Schedule`
+    is returned. How many are accepted is known when the step is read (`Scheduler.update`), and the
+    counters move back by the rest.
 
-    In a multi-step decode (`Schedule.num_steps` > 1) inner step i feeds the token at `start + i`
-    and `num_scheduled_tokens` is 1. The block table has room for all steps; in those beyond
-    `num_new_tokens` the row is padding, and their tokens are surplus that the host drops.
+    - A chunk of a prompt reserves nothing, and the last chunk 1: the token sampled after it.
+    - A decode feeds 1 and reserves 1.
+    - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
+      feeds the token at `start + i`. The block table has room for all steps; in those beyond
+      `num_reserved` the row is padding, and their tokens are surplus that the host drops.
+    - A row that verifies feeds k proposed tokens last, samples after each of them and after the
+      token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
+      their place, up to the first that does not, and the token sampled after them.
+
+    In all but the last, what is reserved is accepted.
 
     Attributes:
         request: the sequence; its `slot` and `block_table` are those to use.
         start: position of the first token fed.
-        num_scheduled_tokens: tokens fed.
-        samples: whether the row's last hidden state becomes a token (false for the early chunks
-            of a prompt).
-        num_new_tokens: tokens that the host keeps at most: 0 unless the row samples, 1 in a
-            step, more in a multi-step decode.
+        num_fed: tokens fed, proposals included.
+        num_reserved: tokens that the row can gain; 0 if it samples nothing.
+        proposed_token_ids: the last of the tokens fed, if they are guesses.
     """
 
     request: Request
     start: int
-    num_scheduled_tokens: int
-    samples: bool
-    num_new_tokens: int
+    num_fed: int
+    num_reserved: int
+    proposed_token_ids: Sequence[int] = ()
+
+    @property
+    def samples(self) -> bool:
+        """Whether its hidden states become tokens (not so for the early chunks of a prompt)."""
+        return self.num_reserved > 0
+
+    def packed_tokens(self) -> bytes:
+        """`pack_ids` of the tokens fed; `IN_FLIGHT_TOKEN` where the host must yet read."""
+        num_own = self.num_fed - len(self.proposed_token_ids)
+        own = self.request.packed_tokens(self.start, self.start + num_own)
+        return own + pack_ids(self.proposed_token_ids) if self.proposed_token_ids else own
 
     @property
     def ends_prefill_only(self) -> bool:
         """Whether it is the last row of a request that samples nothing."""
-        end = self.start + self.num_scheduled_tokens
+        end = self.start + self.num_fed
         return self.request.prefill_only and end == self.request.num_prompt_tokens
 
 
@@ -53,6 +71,7 @@ class Schedule:
         is_decode: every row feeds exactly the token in the device's `last_tokens[slot]` and
             samples, so nothing but tables and lengths must be uploaded.
         num_steps: 1, or the length of a multi-step decode.
+        num_proposed: proposed tokens of the row that feeds most of them; 0 if none verifies.
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
             block may be given away again by the next schedule's `swap_out`.
@@ -66,6 +85,7 @@ class Schedule:
     rows: list[ScheduledRow]
     is_decode: bool
     num_steps: int = 1
+    num_proposed: int = 0
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -81,7 +101,8 @@ class RowUpdate:
     Attributes:
         row: index in `Schedule.rows`.
         request: its `finish_reason` is set if the tokens ended it.
-        token_ids: the leading tokens of the row that were kept and appended to the outputs.
+        token_ids: the leading accepted tokens of the row, up to one that ended the request; they
+            were appended to its outputs.
     """
 
     row: int

@@ -9,7 +9,7 @@ from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.requests.stopping import check_stop, set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
-from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule
+from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
 
@@ -213,37 +213,73 @@ class Scheduler:
         schedule: Schedule,
         token_ids: Sequence[Sequence[int]],
         num_ok: Sequence[int] | None = None,
+        num_accepted: Sequence[int] | None = None,
     ) -> list[RowUpdate]:
-        """Append a step's tokens, late, and end the requests that they end.
+        """Append a step's accepted tokens, late, and end the requests that they end.
 
         Tokens for requests that have ended meanwhile are dropped, and so are all tokens of a step
         planned before `requeue_all`. A request that was preempted meanwhile keeps its tokens.
 
         Args:
             schedule: as returned by `schedule`; each is passed once, in order.
-            token_ids: `[rows][num_steps]` tokens; more rows (padding) are ignored.
-            num_ok: leading good tokens of each row, all if None. A row with fewer than it should
-                have ends with the reason "error" after the good ones.
+            token_ids: `[rows][at least num_reserved]` tokens; more rows (padding) are ignored.
+            num_ok: leading good tokens of each row, all if None. A row with fewer than are accepted
+                ends with the reason "error" after the good ones.
+            num_accepted: leading tokens of each row that count, from 1 to its `num_reserved`; what
+                it says of rows without proposals is ignored: all of theirs count. None if no row
+                has proposals.
 
         Returns:
             One entry for each row that gained tokens or ended, in the order of the rows.
+
+        Raises:
+            ValueError: `num_accepted` is missing or out of range.
         """
         updates: list[RowUpdate] = []
         if schedule.epoch != self._epoch:
             return updates
         for i, row in enumerate(schedule.rows):
             request = row.request
-            num_new = row.num_new_tokens
+            num_new = row.num_reserved
             if request.status is RequestStatus.FINISHED:
                 continue
             if num_new:
                 request.num_in_flight_tokens -= num_new
+                if row.proposed_token_ids:
+                    num_new = _accepted(row, num_accepted[i] if num_accepted else None)
+                    request.give_up_tokens(row.num_reserved - num_new)
                 tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                updates.append(RowUpdate(i, request, self._append(request, tokens, num_new)))
+                kept = self._append(request, tokens, num_new)
+                if not request.decodes_on_device:
+                    request.follow_proposals(kept)
+                updates.append(RowUpdate(i, request, kept))
             elif row.ends_prefill_only:
                 self.finish(request, "length")
                 updates.append(RowUpdate(i, request, []))
         return updates
+
+    def propose(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Have a request's next row feed tokens that may be the next of its answer.
+
+        They change no token of the answer: those that differ from what is sampled in their place
+        are dropped. A row feeds as many as the step's token budget, the request's length and the
+        free blocks allow, once the host has read all of the request's tokens. They hold for as
+        long as the tokens that are read agree with them, and replace what was proposed before.
+
+        Args:
+            request: one of this scheduler; nothing happens if it has ended.
+            token_ids: a guess of what follows its prompt and its `output_token_ids`.
+
+        Raises:
+            ValueError: it samples nothing, or late, so that nothing can be verified at once.
+        """
+        if request.prefill_only or request.samples_late:
+            why = "samples nothing" if request.prefill_only else "has bad words"
+            raise ValueError(f"request {request.request_id!r} {why}: propose no tokens for it")
+        if not request.is_finished:
+            request.proposed_token_ids = list(token_ids)
+            if token_ids:
+                request.decodes_on_device = False
 
     def preempt(self, count: int | None = None) -> list[Request]:
         """Take the `count` running requests of highest rank (all if None) off the device.
@@ -341,3 +377,13 @@ class Scheduler:
         if len(token_ids) < num_new:
             self.finish(request, "error")
         return outputs[num_old:]
+
+
+def _accepted(row: ScheduledRow, num_accepted: int | None) -> int:
+    """How many tokens of a row that verifies count, checked."""
+    if num_accepted is None or not 1 <= num_accepted <= row.num_reserved:
+        raise ValueError(
+            f"request {row.request.request_id!r}: {num_accepted} of {row.num_reserved} tokens "
+            "accepted; a step with proposals must say for each row how many, at least 1"
+        )
+    return num_accepted

@@ -44,7 +44,7 @@ class StepPlanner:
         """Plan `num_steps` decode steps at once for all running requests.
 
         Returns:
-            None if somebody waits, a row is no decode or samples late, blocks are not all
+            None if somebody waits, a row is no decode, samples late or verifies, blocks are not all
             free, the block table could not hold a row's last token, or no row could keep that many
             tokens.
         """
@@ -59,20 +59,20 @@ class StepPlanner:
                 continue
             start = request.num_cached_tokens
             end = start + num_steps
-            if pending > 1 or not request.last_token_on_device or end > self._table_capacity:
+            if pending > 1 or not request.decodes_on_device or end > self._table_capacity:
                 return None
             if request.samples_late:
                 return None
-            num_new = min(num_steps, request.max_num_tokens - request.num_tokens)
-            longest = max(longest, num_new)
-            schedule.rows.append(ScheduledRow(request, start, 1, True, num_new))
+            num_reserved = min(num_steps, request.max_num_tokens - request.num_tokens)
+            longest = max(longest, num_reserved)
+            schedule.rows.append(ScheduledRow(request, start, 1, num_reserved))
             missing.append(self._num_missing_blocks(request, end))
         if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
             return None
         for row, count in zip(schedule.rows, missing, strict=True):
             if count:
                 row.request.block_table += self.pool.allocate(count)
-            self._advance(row.request, row.num_new_tokens, row.num_new_tokens)
+            self._advance(row)
         schedule.num_tokens = len(schedule.rows)
         return schedule
 
@@ -85,7 +85,7 @@ class StepPlanner:
             end = start + 1
             if (
                 end == request.num_tokens <= request.max_cached_tokens
-                and request.last_token_on_device
+                and request.decodes_on_device
                 and start % block_size
                 and (end % block_size or request.num_in_flight_tokens)
             ):
@@ -94,7 +94,7 @@ class StepPlanner:
                 request.num_cached_tokens = end
                 request.num_tokens = end + 1
                 request.num_in_flight_tokens += 1
-                rows.append(ScheduledRow(request, start, 1, True, 1))
+                rows.append(ScheduledRow(request, start, 1, 1))
                 schedule.num_tokens += 1
             elif not self._place_or_make_room(request, schedule):
                 return False
@@ -105,7 +105,7 @@ class StepPlanner:
         if request.status is not RequestStatus.RUNNING:
             return False
         pending = request.num_pending_tokens
-        if pending == 0:
+        if pending == 0 or request.awaits_read:
             return True
         count = pending
         if pending > 1:
@@ -130,17 +130,41 @@ class StepPlanner:
         return self.max_num_batched_tokens - schedule.num_tokens - num_behind
 
     def _place(self, request: Request, count: int, schedule: Schedule) -> None:
-        """Add a row of `count` tokens; the blocks it misses are available."""
+        """Add a row of `count` tokens and what is proposed after them; their blocks are free."""
         start = request.num_cached_tokens
-        self._extend_table(request, start + count)
         samples = start + count == request.num_tokens and not request.prefill_only
-        if not (samples and count == 1 and request.last_token_on_device):
+        proposed = request.proposed_token_ids if samples else []
+        if proposed:
+            proposed = proposed[: self._room_for_proposals(request, count, schedule)]
+            schedule.num_proposed = max(schedule.num_proposed, len(proposed))
+        num_fed = count + len(proposed)
+        row = ScheduledRow(request, start, num_fed, samples + len(proposed), proposed)
+        self._extend_table(request, start + num_fed)
+        if not (samples and num_fed == 1 and request.decodes_on_device):
             schedule.is_decode = False
-        self._advance(request, count, int(samples))
+        self._advance(row)
         if samples:
-            request.last_token_on_device = True
-        schedule.rows.append(ScheduledRow(request, start, count, samples, int(samples)))
-        schedule.num_tokens += count
+            request.decodes_on_device = not request.proposed_token_ids
+        schedule.rows.append(row)
+        schedule.num_tokens += num_fed
+
+    def _room_for_proposals(self, request: Request, count: int, schedule: Schedule) -> int:
+        """Most proposals to feed after `count` tokens of its own, of a row that samples.
+
+        A token sampled after the last must still fit into the request. Every running request that
+        has no row yet may need one of the step's tokens. No request loses blocks to proposals.
+        """
+        end = request.num_cached_tokens + count
+        num_unplaced = len(self.queues.running) - len(schedule.rows) - 1
+        num_blocks = self.pool.num_free_blocks + len(request.block_table)
+        return max(
+            0,
+            min(
+                request.max_num_tokens - request.num_tokens - 1,
+                self.max_num_batched_tokens - schedule.num_tokens - count - num_unplaced,
+                num_blocks * self.pool.block_size - end,
+            ),
+        )
 
     def _admit_waiting(self, schedule: Schedule) -> None:
         """Admit waiting requests, lowest rank first, while slots, budget and blocks last."""
@@ -159,6 +183,8 @@ class StepPlanner:
         if self._held_up == (request, self.pool.num_frees):
             return False
         num_blocks = self.pool.blocks_for(min(request.num_tokens, request.max_cached_tokens))
+        # Blocks that were reserved for more than was accepted move, too.
+        num_blocks = max(num_blocks, len(request.host_blocks))
         swapped = request.status is RequestStatus.SWAPPED
         prefix = [] if swapped else self.pool.find_prefix(request)
         if num_blocks - len(prefix) > self.pool.num_available_beside(prefix):
@@ -184,10 +210,14 @@ class StepPlanner:
     def _extend_table(self, request: Request, num_tokens: int) -> None:
         request.block_table += self.pool.allocate(self._num_missing_blocks(request, num_tokens))
 
-    def _advance(self, request: Request, num_fed: int, num_new: int) -> None:
-        """Count tokens as cached and sampled from here on, and offer the blocks they fill."""
-        request.num_cached_tokens += num_fed
-        request.num_tokens += num_new
-        request.num_in_flight_tokens += num_new
+    def _advance(self, row: ScheduledRow) -> None:
+        """Count what a row feeds and reserves as if all were accepted, and offer full blocks."""
+        request = row.request
+        request.num_tokens += row.num_reserved
+        request.num_in_flight_tokens += row.num_reserved
+        # However a row samples, its last token is yet to be fed.
+        request.num_cached_tokens = (
+            request.num_tokens - 1 if row.num_reserved else row.start + row.num_fed
+        )
         if request.num_cached_tokens // self.pool.block_size > request.num_registered_blocks:
             self.pool.register(request)

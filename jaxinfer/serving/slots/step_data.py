@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN
-from jaxinfer.serving.scheduler.schedule import ScheduledRow
 from jaxinfer.serving.slots.step_rows import StepRows
 
 Kind = Literal["token", "row", "row+1", "table"]
@@ -75,18 +74,13 @@ class Datum:
 
 
 def _token_ids(step: StepRows) -> np.ndarray:
-    token_ids = np.frombuffer(b"".join(map(_fed_tokens, step.rows)), np.int32)
+    token_ids = np.frombuffer(b"".join(row.packed_tokens() for row in step.rows), np.int32)
     in_flight = np.flatnonzero(token_ids == IN_FLIGHT_TOKEN)
     if not len(in_flight):
         return token_ids
     token_ids = token_ids.copy()
     token_ids[in_flight] = -1 - step.slots[step.row_of_token[in_flight]]
     return token_ids
-
-
-def _fed_tokens(row: ScheduledRow) -> bytes:
-    """The row's packed token ids."""
-    return row.request.packed_tokens(row.start, row.start + row.num_scheduled_tokens)
 
 
 def _slot_mapping(step: StepRows) -> np.ndarray:
@@ -98,7 +92,7 @@ def _slot_mapping(step: StepRows) -> np.ndarray:
 
 
 def _num_tokens(step: StepRows) -> np.ndarray:
-    return np.array([row.num_new_tokens for row in step.rows], np.int32)
+    return np.array([row.num_reserved for row in step.rows], np.int32)
 
 
 STEP_DATA = (

@@ -34,7 +34,7 @@ class StepRows:
     @cached_property
     def lengths(self) -> np.ndarray:
         """int32 ``[n]`` tokens fed of each row."""
-        return np.array([row.num_scheduled_tokens for row in self.rows], np.int32)
+        return np.array([row.num_fed for row in self.rows], np.int32)
 
     @cached_property
     def cu_seqlens(self) -> np.ndarray:

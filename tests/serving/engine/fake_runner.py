@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN
-from jaxinfer.serving.requests.result import StepResult, TokenScores
+from jaxinfer.serving.requests.result import StepResult, TokenScores, count_accepted
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 NUM_TOP = 5
@@ -76,10 +76,19 @@ class FakeRunner:
         self._copy(self._pages, self._host_pages, schedule.swap_out)
         for device, host in schedule.swap_in:
             self._copy(self._host_pages, self._pages, [(host, device)])
-        tokens = np.zeros((len(schedule.rows), schedule.num_steps), np.int32)
+        num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
+        tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
+        num_accepted = []
         targets: list[int] = []
         for i, row in enumerate(schedule.rows):
-            tokens[i] = list(self._run_row(row, schedule.num_steps))
+            if row.proposed_token_ids:
+                sampled = self._verify_row(row)
+                tokens[i, : len(sampled)] = sampled
+                num_accepted.append(count_accepted(row.proposed_token_ids, sampled))
+                self._last_tokens[_slot(row)] = sampled[num_accepted[-1] - 1]
+            else:
+                tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule.num_steps))
+                num_accepted.append(row.num_reserved)
             targets += self._targets(row)
         self.launches.append(schedule)
         self.unread += 1
@@ -88,7 +97,8 @@ class FakeRunner:
             ok[i] = row.request.request_id not in self.poisoned
         wants_scores = any(r.request.params.prompt_logprobs is not None for r in schedule.rows)
         prompt = _scores(np.array(targets, np.int32)) if wants_scores else None
-        return number, StepResult(_scores(tokens, ok), prompt)
+        accepted = num_accepted if schedule.num_proposed else None
+        return number, StepResult(_scores(tokens, ok), prompt, accepted)
 
     def sample(self, step: Any) -> Any:
         number, _ = step
@@ -126,23 +136,32 @@ class FakeRunner:
         self.closed = True
 
     def _run_row(self, row: ScheduledRow, num_steps: int) -> Iterator[int]:
-        request = row.request
-        slot = request.slot
-        assert slot is not None
-        stop = row.start + row.num_scheduled_tokens
+        slot = _slot(row)
+        stop = row.start + row.num_fed
         # The scheduler has moved past the row: what it will sample is not there to be fed.
-        fed = request.tokens(row.start, stop)
-        table = list(request.block_table)
+        fed = np.frombuffer(row.packed_tokens(), np.int32).tolist()
         for step in range(num_steps):
-            for position, token_id in enumerate(fed, start=row.start + step):
-                real = self._last_tokens[slot] if token_id == IN_FLIGHT_TOKEN else token_id
-                self._pages[self._place(table, position)] = real
-            context = [self._pages[self._place(table, p)] for p in range(stop + step)]
-            token_id = self._next(context)
+            self._write(row, row.start + step, fed)
+            token_id = self._next(self._context(row, stop + step))
             if row.samples:
                 self._last_tokens[slot] = token_id
             fed = [token_id]
             yield token_id
+
+    def _verify_row(self, row: ScheduledRow) -> list[int]:
+        """The tokens sampled after each proposal, and after the token before them."""
+        stop = row.start + row.num_fed
+        self._write(row, row.start, np.frombuffer(row.packed_tokens(), np.int32).tolist())
+        first = stop - len(row.proposed_token_ids)
+        return [self._next(self._context(row, end)) for end in range(first, stop + 1)]
+
+    def _write(self, row: ScheduledRow, start: int, token_ids: Sequence[int]) -> None:
+        for position, token_id in enumerate(token_ids, start):
+            real = self._last_tokens[_slot(row)] if token_id == IN_FLIGHT_TOKEN else token_id
+            self._pages[self._place(row.request.block_table, position)] = real
+
+    def _context(self, row: ScheduledRow, length: int) -> list[int]:
+        return [self._pages[self._place(row.request.block_table, p)] for p in range(length)]
 
     def _place(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size
@@ -154,11 +173,16 @@ class FakeRunner:
                     target[b * self.block_size + i] = source[a * self.block_size + i]
 
     def _targets(self, row: ScheduledRow) -> list[int]:
-        stop = row.start + row.num_scheduled_tokens
+        stop = row.start + row.num_fed
         if row.request.params.prompt_logprobs is None:
-            return [0] * row.num_scheduled_tokens
+            return [0] * row.num_fed
         following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
-        return following + [0] * (row.num_scheduled_tokens - len(following))
+        return following + [0] * (row.num_fed - len(following))
+
+
+def _slot(row: ScheduledRow) -> int:
+    assert row.request.slot is not None
+    return row.request.slot
 
 
 def _scores(tokens: np.ndarray, ok: np.ndarray | None = None) -> TokenScores:

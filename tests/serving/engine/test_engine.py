@@ -331,7 +331,7 @@ def test_n_completions_share_the_prompt_and_differ_in_seed():
     assert output.metrics.num_generated_tokens == 15
     # 40 tokens once, and for the others what does not fill a block.
     prefilled = sum(
-        row.num_scheduled_tokens
+        row.num_fed
         for schedule in setup.runner.launches
         for row in schedule.rows
         if row.start < len(prompt)

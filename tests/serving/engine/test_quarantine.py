@@ -21,7 +21,7 @@ class Poisoned(Setup):
 
         def raising(schedule):
             for row in schedule.rows:
-                end = row.start + row.num_scheduled_tokens + schedule.num_steps - 1
+                end = row.start + row.num_fed + schedule.num_steps - 1
                 if end >= self.poison.get(row.request.request_id.split("/")[0], 10**9):
                     self.runner._pages.clear()
                     raise RuntimeError(f"{row.request.request_id} is poison")

@@ -6,11 +6,13 @@ foreign, stale or missing slot answers differently from its solo run, and `launc
 slot that a row may read.
 """
 
+from array import array
 from typing import NamedTuple
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request, RequestStatus
-from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.requests.result import count_accepted
+from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 24
@@ -97,7 +99,7 @@ class FakeDevice:
             for row in schedule.rows:
                 self.write(row, step, schedule)
             for row, result in zip(schedule.rows, results, strict=True):
-                result.append(self.attend(row, step))
+                result += self.verify(row) if row.proposed_token_ids else [self.attend(row, step)]
         return results
 
     def check_shape(self, schedule: Schedule) -> None:
@@ -106,23 +108,25 @@ class FakeDevice:
         assert 1 <= len(rows) <= scheduler.max_num_seqs
         assert len({row.request.slot for row in rows}) == len(rows)
         assert len({row.request.request_id for row in rows}) == len(rows)
-        assert schedule.num_tokens == sum(row.num_scheduled_tokens for row in rows)
+        assert schedule.num_tokens == sum(row.num_fed for row in rows)
         assert schedule.num_tokens <= scheduler.max_num_batched_tokens
         host_blocks = [host_block for _, host_block in schedule.swap_out]
         assert len(set(host_blocks)) == len(host_blocks)
         max_table_len = scheduler.pool.blocks_for(scheduler.max_model_len)
         for row in rows:
-            assert row.num_scheduled_tokens >= 1
+            assert row.num_fed >= 1
             assert len(row.request.block_table) <= max_table_len
             assert 0 not in row.request.block_table
-            assert (row.num_new_tokens > 0) == row.samples
+            assert (row.num_reserved > 0) == row.samples
             if schedule.num_steps > 1:
                 assert schedule.is_decode
             else:
-                assert row.num_new_tokens <= 1
+                assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= row.num_fed
+                assert row.num_reserved != 1 or not row.proposed_token_ids
+            assert len(row.proposed_token_ids) <= schedule.num_proposed
             if schedule.is_decode:
                 assert row.samples
-                assert row.num_scheduled_tokens == 1
+                assert row.num_fed == 1
 
     def write(self, row: ScheduledRow, step: int, schedule: Schedule) -> None:
         request = row.request
@@ -130,11 +134,14 @@ class FakeDevice:
         if schedule.is_decode:
             tokens = [self.last_tokens[request.slot]]
         else:
-            tokens = request.tokens(start, start + row.num_scheduled_tokens)
+            tokens = unpack_ids(row.packed_tokens())
             if tokens[-1] == IN_FLIGHT_TOKEN:
                 tokens[-1] = self.last_tokens[request.slot]
         true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
-        assert tokens == true_tokens[start : start + len(tokens)], "a row is fed wrong tokens"
+        own = tokens[: len(tokens) - len(row.proposed_token_ids)]
+        assert own == true_tokens[start : start + len(own)], "a row is fed wrong tokens"
+        assert tokens[len(own) :] == list(row.proposed_token_ids)
+        assert len(own) == len(tokens) or len(true_tokens) == start + len(own)
         for position, token in enumerate(tokens, start):
             chain = START if position == 0 else self.slot(request, position - 1).chain
             block = request.block_table[position // self.block_size]
@@ -142,11 +149,33 @@ class FakeDevice:
                 extend_chain(chain, token), position, self.weights, request.cache_salt
             )
 
+    def verify(self, row: ScheduledRow) -> list[int]:
+        """Tokens after each proposal and before the first; those accepted become true."""
+        first = row.start + row.num_fed - len(row.proposed_token_ids)
+        self.check_context(row.request, first)
+        tokens = [
+            next_token(self.slot(row.request, first + i - 1).chain) for i in range(row.num_reserved)
+        ]
+        kept = tokens[: count_accepted(row.proposed_token_ids, tokens)]
+        self.true_tokens[row.request] += kept
+        self.last_tokens[row.request.slot] = kept[-1]
+        return tokens
+
     def attend(self, row: ScheduledRow, step: int) -> int:
         """Check all that the row reads; its next token."""
         request = row.request
         true_tokens = self.true_tokens[request]
-        context_len = row.start + step + row.num_scheduled_tokens
+        context_len = row.start + step + row.num_fed
+        token = next_token(self.check_context(request, context_len))
+        if row.samples:
+            self.last_tokens[request.slot] = token
+            assert len(true_tokens) == context_len or true_tokens[context_len] == token
+            true_tokens[context_len : context_len + 1] = [token]
+        return token
+
+    def check_context(self, request: Request, context_len: int) -> int:
+        """Check that pages hold the leading true tokens; the hash of their history."""
+        true_tokens = self.true_tokens[request]
         chain = START
         for position in range(context_len):
             chain = extend_chain(chain, true_tokens[position])
@@ -155,18 +184,32 @@ class FakeDevice:
             assert slot.position == position
             assert slot.salt == request.cache_salt, "a block crossed salts"
             assert slot.weights >= self.oldest_weights.get(request, 0), "stale weights"
-        token = next_token(chain)
-        if row.samples:
-            self.last_tokens[request.slot] = token
-            assert len(true_tokens) == context_len or true_tokens[context_len] == token
-            true_tokens[context_len : context_len + 1] = [token]
-        return token
+        return chain
 
     def slot(self, request: Request, position: int) -> Slot:
         block = request.block_table[position // self.block_size]
         slot = self.pages[block][position % self.block_size]
         assert slot is not None, f"position {position} was never written"
         return slot
+
+
+def accepted(schedule: Schedule, tokens: list[list[int]]) -> list[int]:
+    """How many of each row's tokens count."""
+    return [
+        count_accepted(row.proposed_token_ids, sampled)
+        if row.proposed_token_ids
+        else row.num_reserved
+        for row, sampled in zip(schedule.rows, tokens, strict=True)
+    ]
+
+
+def read(scheduler: Scheduler, schedule: Schedule, tokens: list[list[int]]) -> list[RowUpdate]:
+    """Have the scheduler take in what a step brought."""
+    return scheduler.update(schedule, tokens, num_accepted=accepted(schedule, tokens))
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
 
 
 def run_to_end(
@@ -183,10 +226,10 @@ def run_to_end(
             in_flight.append((schedule, device.launch(schedule)))
         assert in_flight, "nothing runs and nothing is in flight"
         if schedule is None or len(in_flight) > depth:
-            scheduler.update(*in_flight.pop(0))
+            read(scheduler, *in_flight.pop(0))
         scheduler.check_invariants()
     for late in in_flight:
-        assert scheduler.update(*late) == []
+        assert read(scheduler, *late) == []
     scheduler.check_invariants()
     assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
     return schedules

@@ -68,15 +68,13 @@ def _request(slot, num_prompt, blocks, outputs=(), in_flight=0, **params):
 
 def _schedule(*rows, is_decode=False, num_steps=1):
     rows = [ScheduledRow(*row) for row in rows]
-    return Schedule(
-        rows, is_decode, num_steps, num_tokens=sum(r.num_scheduled_tokens for r in rows)
-    )
+    return Schedule(rows, is_decode, num_steps, num_tokens=sum(r.num_fed for r in rows))
 
 
 def test_prefill_rows_are_packed_one_after_the_other():
     first = _request(2, 11, [5, 9])
     second = _request(0, 3, [7])
-    batch = _builder().build(_schedule((first, 0, 11, True, 1), (second, 0, 3, True, 1)))
+    batch = _builder().build(_schedule((first, 0, 11, 1), (second, 0, 3, 1)))
     fields = batch.shape.split(batch.packed)
     assert fields.token_ids[:14].tolist() == [*range(10, 21), 10, 11, 12]
     assert fields.positions[:14].tolist() == [*range(11), 0, 1, 2]
@@ -90,7 +88,7 @@ def test_prefill_rows_are_packed_one_after_the_other():
 
 
 def test_padding_belongs_to_nobody():
-    batch = _builder().build(_schedule((_request(1, 3, [7]), 0, 3, True, 1)))
+    batch = _builder().build(_schedule((_request(1, 3, [7]), 0, 3, 1)))
     fields = batch.shape.split(batch.packed)
     assert not fields.slot_mapping[3:].any()
     assert (fields.cu_seqlens[1:] == 3).all()
@@ -100,7 +98,7 @@ def test_padding_belongs_to_nobody():
 
 def test_a_chunk_that_does_not_sample_writes_to_nobodys_slot():
     request = _request(1, 20, [7, 8, 9], temperature=1.0)
-    batch = _builder().build(_schedule((request, 8, 6, False, 0)))
+    batch = _builder().build(_schedule((request, 8, 6, 0)))
     fields = batch.shape.split(batch.packed)
     assert fields.positions[:6].tolist() == [*range(8, 14)]
     assert fields.context_lens[0] == 14
@@ -110,15 +108,15 @@ def test_a_chunk_that_does_not_sample_writes_to_nobodys_slot():
 
 def test_a_token_still_in_flight_names_its_slot():
     request = _request(3, 4, [6], outputs=[50], in_flight=2)
-    batch = _builder().build(_schedule((request, 5, 1, True, 1)))
+    batch = _builder().build(_schedule((request, 5, 1, 1)))
     fields = batch.shape.split(batch.packed)
     assert fields.token_ids[0] == -1 - 3
 
 
 def test_decode_uploads_lengths_slots_and_tables():
     rows = [
-        (_request(3, 9, [6, 2], in_flight=1), 9, 1, True, 1),
-        (_request(1, 2, [4]), 2, 1, True, 1),
+        (_request(3, 9, [6, 2], in_flight=1), 9, 1, 1),
+        (_request(1, 2, [4]), 2, 1, 1),
     ]
     batch = _builder().build(_schedule(*rows, is_decode=True))
     fields = batch.shape.split(batch.packed)
@@ -131,8 +129,8 @@ def test_decode_uploads_lengths_slots_and_tables():
 
 def test_a_multi_step_says_how_many_tokens_each_row_keeps():
     rows = [
-        (_request(3, 9, [6, 2], in_flight=1), 9, 1, True, 4),
-        (_request(1, 2, [4]), 2, 1, True, 1),
+        (_request(3, 9, [6, 2], in_flight=1), 9, 1, 4),
+        (_request(1, 2, [4]), 2, 1, 1),
     ]
     batch = _builder(num_decode_steps=4).build(_schedule(*rows, is_decode=True, num_steps=4))
     num_tokens = batch.shape.split(batch.packed).num_tokens
@@ -143,29 +141,29 @@ def test_a_multi_step_says_how_many_tokens_each_row_keeps():
 def test_tables_follow_growth_and_a_slots_next_holder():
     builder = _builder()
     request = _request(0, 8, [6], in_flight=1)
-    builder.build(_schedule((request, 8, 1, True, 1), is_decode=True))
+    builder.build(_schedule((request, 8, 1, 1), is_decode=True))
     request.block_table += [3, 5]
-    batch = builder.build(_schedule((request, 16, 1, True, 1), is_decode=True))
+    batch = builder.build(_schedule((request, 16, 1, 1), is_decode=True))
     assert batch.shape.split(batch.packed).block_tables[0, :3].tolist() == [6, 3, 5]
     other = _request(0, 8, [1], temperature=0.5)
-    batch = builder.build(_schedule((other, 7, 1, True, 1), is_decode=True))
+    batch = builder.build(_schedule((other, 7, 1, 1), is_decode=True))
     assert batch.shape.split(batch.packed).block_tables[0, 0] == 1
     assert batch.mode == "temperature"
     request.block_table = [9]
     request.num_admissions += 1
-    batch = builder.build(_schedule((request, 7, 1, True, 1), is_decode=True))
+    batch = builder.build(_schedule((request, 7, 1, 1), is_decode=True))
     assert batch.shape.split(batch.packed).block_tables[0, 0] == 9
 
 
 def test_the_dearest_row_decides_the_mode():
-    greedy = (_request(0, 2, [1]), 0, 2, True, 1)
+    greedy = (_request(0, 2, [1]), 0, 2, 1)
     builder = _builder()
     for params, mode in (
         ({"temperature": 1.0}, "temperature"),
         ({"temperature": 1.0, "top_k": 5}, "truncate"),
         ({"logprobs": 2}, "full"),
     ):
-        row = (_request(1, 2, [2], **params), 0, 2, True, 1)
+        row = (_request(1, 2, [2], **params), 0, 2, 1)
         assert builder.build(_schedule(greedy, row)).mode == mode
         assert builder.build(_schedule(greedy)).mode == "greedy"
 
@@ -173,16 +171,16 @@ def test_the_dearest_row_decides_the_mode():
 def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
     builder = _builder()
     request = _request(0, 2, [1], outputs=[7], min_tokens=2)
-    assert builder.build(_schedule((request, 2, 1, True, 1), is_decode=True)).mode == "full"
+    assert builder.build(_schedule((request, 2, 1, 1), is_decode=True)).mode == "full"
     # The second token is in flight, but counted.
-    assert builder.build(_schedule((request, 3, 1, True, 1), is_decode=True)).mode == "greedy"
+    assert builder.build(_schedule((request, 3, 1, 1), is_decode=True)).mode == "greedy"
 
 
 def test_a_slot_is_told_of_its_holder_once():
     builder = _builder()
-    plain = (_request(0, 2, [1], logprobs=1), 0, 2, True, 1)
+    plain = (_request(0, 2, [1], logprobs=1), 0, 2, 1)
     penal = _request(1, 2, [2], outputs=[30], repetition_penalty=2.0, logit_bias={5: 1.0})
-    row = (penal, 2, 1, True, 1)
+    row = (penal, 2, 1, 1)
     batch = builder.build(_schedule(plain, row))
     (edits,), (counts,) = batch.edits, batch.counts
     assert edits.slots[:2].tolist() == [1, NOBODY + 1]
@@ -202,7 +200,7 @@ def test_long_histories_of_many_rows_are_counted_in_parts():
     builder = _builder(max_num_seqs=64, max_model_len=4096)
     penalised = {"presence_penalty": 1.0}
     rows = [
-        (_request(slot, 700 + slot, [slot + 1], **penalised), 699 + slot, 1, True, 1)
+        (_request(slot, 700 + slot, [slot + 1], **penalised), 699 + slot, 1, 1)
         for slot in range(10)
     ]
     counts = builder.build(_schedule(*rows, is_decode=True)).counts
@@ -221,7 +219,7 @@ def test_a_step_tells_slots_late_what_depends_on_tokens_read_since():
 
     builder = _builder(tokenizer=Tokenizer())
     request = _request(2, 2, [1], outputs=[30], in_flight=1, bad_words=["x"])
-    schedule = _schedule((request, 3, 1, True, 1), is_decode=True)
+    schedule = _schedule((request, 3, 1, 1), is_decode=True)
     (first,) = builder.build(schedule).edits
     assert first.edits.ids[0, :2].tolist() == [31, -1]
     assert builder.late_edits(schedule) == []
@@ -236,22 +234,22 @@ def test_a_step_tells_slots_late_what_depends_on_tokens_read_since():
 def test_targets_are_the_next_prompt_tokens_of_rows_that_want_scores():
     scored = _request(0, 10, [1, 2], prompt_logprobs=1)
     plain = _request(1, 2, [3])
-    batch = _builder().build(_schedule((plain, 0, 2, True, 1), (scored, 4, 6, True, 1)))
+    batch = _builder().build(_schedule((plain, 0, 2, 1), (scored, 4, 6, 1)))
     assert batch.targets[:8].tolist() == [0, 0, 15, 16, 17, 18, 19, 0]
-    assert _builder().build(_schedule((plain, 0, 2, True, 1))).targets is None
+    assert _builder().build(_schedule((plain, 0, 2, 1))).targets is None
 
 
 def test_bad_words_need_a_tokenizer():
     request = _request(0, 2, [1], bad_words=["x"])
     with pytest.raises(ValueError, match="bad_words needs a tokenizer"):
-        _builder().build(_schedule((request, 0, 2, True, 1)))
+        _builder().build(_schedule((request, 0, 2, 1)))
 
 
 def test_a_request_without_a_slot_is_an_error():
     request = _request(0, 2, [1])
     request.slot = None
     with pytest.raises(ValueError, match="not running"):
-        _builder().build(_schedule((request, 0, 2, True, 1)))
+        _builder().build(_schedule((request, 0, 2, 1)))
 
 
 def test_building_a_decode_step_does_the_same_work_for_long_contexts():
@@ -259,7 +257,7 @@ def test_building_a_decode_step_does_the_same_work_for_long_contexts():
         builder = _builder(max_num_seqs=64, max_model_len=8192, block_size=16)
         blocks = range(1, num_tokens // 16 + 2)
         requests = [_request(slot, num_tokens, blocks, in_flight=1) for slot in range(64)]
-        rows = [(request, num_tokens, 1, True, 1) for request in requests]
+        rows = [(request, num_tokens, 1, 1) for request in requests]
         schedule = _schedule(*rows, is_decode=True)
         builder.build(schedule)
         return calls_of(lambda: builder.build(schedule))
@@ -276,7 +274,7 @@ def _decoding(rows, shared_blocks, num_steps=1, **params):
         own = 1 + shared_blocks + 3 * slot
         blocks = [*common, own, own + 1, own + 2]
         requests.append(_request(slot, (shared_blocks + 2) * S + 3, blocks, in_flight=1, **params))
-    scheduled = [(r, r.num_prompt_tokens, 1, True, num_steps) for r in requests]
+    scheduled = [(r, r.num_prompt_tokens, 1, num_steps) for r in requests]
     return _schedule(*scheduled, is_decode=True, num_steps=num_steps)
 
 

@@ -175,7 +175,7 @@ def test_prompt_log_probabilities_equal_forward_whatever_the_chunks(runner):
     seen = {}
     for schedule, result in loop.results:
         if result.prompt is not None:
-            for i in range(schedule.rows[0].num_scheduled_tokens):
+            for i in range(schedule.rows[0].num_fed):
                 seen[schedule.rows[0].start + i + 1] = result.prompt.logprobs[i]
     for position in range(1, len(prompt)):
         value = exact[position - 1, prompt[position]]

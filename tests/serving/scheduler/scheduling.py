@@ -4,7 +4,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from tests.serving.runner.fake_device import FakeDevice, solo_run
+from tests.serving.runner.fake_device import FakeDevice, read, solo_run
 
 NO_EOS = frozenset([-1])
 
@@ -32,13 +32,13 @@ def step(scheduler, device, num_steps=1):
     device.note_waiting()
     schedule = scheduler.schedule(num_steps)
     assert schedule is not None
-    scheduler.update(schedule, device.launch(schedule))
+    read(scheduler, schedule, device.launch(schedule))
     scheduler.check_invariants()
     return schedule
 
 
 def shape(schedule):
-    return [(row.request.request_id, row.start, row.num_scheduled_tokens) for row in schedule.rows]
+    return [(row.request.request_id, row.start, row.num_fed) for row in schedule.rows]
 
 
 def assert_solo(*requests, max_model_len=200):

@@ -52,7 +52,7 @@ def test_swap_moves_all_blocks_out_and_back_before_new_admissions():
         back = step(scheduler, device)
     assert [host for _, host in back.swap_in] == [host for _, host in out.swap_out]
     # Swapping costs no second prefill: it goes on with one token.
-    assert [row.num_scheduled_tokens for row in back.rows if row.request is newer] == [1]
+    assert [row.num_fed for row in back.rows if row.request is newer] == [1]
     assert not back.is_decode
     run_to_end(scheduler, device)
     assert_solo(older, newer, late)

@@ -117,7 +117,7 @@ def test_limits_are_known_ahead_and_never_overscheduled():
     schedules = run_to_end(scheduler, device, depth=3)
     for request, count in ((by_max_tokens, 3), (by_length, 3)):
         rows = [row for s in schedules for row in s.rows if row.request is request]
-        assert sum(row.num_new_tokens for row in rows) == count
+        assert sum(row.num_reserved for row in rows) == count
         assert request.finish_reason == "length"
         assert len(request.output_token_ids) == count
 
@@ -141,7 +141,7 @@ def test_multi_step_only_when_nobody_waits_and_all_decode():
     scheduler.abort("2")
     multi_step = step(scheduler, device, num_steps=4)
     assert multi_step.num_steps == 4
-    assert [row.num_new_tokens for row in multi_step.rows] == [4, 4]
+    assert [row.num_reserved for row in multi_step.rows] == [4, 4]
 
 
 def test_multi_step_never_outgrows_the_block_table():
@@ -174,7 +174,7 @@ def test_multi_step_has_room_for_the_surplus_of_rows_that_end_in_it():
     requests = add(scheduler, make_request(0, 7, 2), make_request(1, 7, 20, first=5))
     step(scheduler, device)
     multi_step = step(scheduler, device, num_steps=8)
-    assert [row.num_new_tokens for row in multi_step.rows] == [1, 8]
+    assert [row.num_reserved for row in multi_step.rows] == [1, 8]
     run_to_end(scheduler, device)
     assert_solo(*requests)
 

@@ -10,7 +10,7 @@ from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from tests.serving.runner.fake_device import EOS, FakeDevice, solo_run
+from tests.serving.runner.fake_device import EOS, FakeDevice, accepted, solo_run
 
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 44
@@ -118,11 +118,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def update(self):
         schedule, tokens = self.in_flight.pop(0)
-        for change in self.scheduler.update(schedule, tokens):
+        num_accepted = accepted(schedule, tokens)
+        for change in self.scheduler.update(schedule, tokens, num_accepted=num_accepted):
             row = schedule.rows[change.row]
             assert row.request is change.request
             assert change.token_ids == tokens[change.row][: len(change.token_ids)]
-            assert change.request.is_finished or len(change.token_ids) == row.num_new_tokens
+            assert change.request.is_finished or len(change.token_ids) == num_accepted[change.row]
 
     @precondition(lambda self: self.scheduler.has_unfinished)
     @rule(count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]))
@@ -138,17 +139,45 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def update_with_bad_row(self, data):
         schedule, tokens = self.in_flight.pop(0)
-        num_ok = [row.num_new_tokens for row in schedule.rows]
+        num_accepted = accepted(schedule, tokens)
+        num_ok = list(num_accepted)
         bad = data.draw(st.integers(0, len(num_ok) - 1))
         num_ok[bad] = max(0, num_ok[bad] - 1)
         stale = schedule.epoch < max((s.epoch for s, _ in self.in_flight), default=0)
         bad_request = schedule.rows[bad].request
         was_finished = bad_request.is_finished
-        self.scheduler.update(schedule, tokens, num_ok)
+        self.scheduler.update(schedule, tokens, num_ok, num_accepted)
         if schedule.rows[bad].samples and not stale and not was_finished:
             assert bad_request.is_finished or self.scheduler.num_waiting
         if bad_request.finish_reason == "error" and not was_finished:
             self.nothing_of_it_is_found(bad_request)
+
+    @precondition(lambda self: self.scheduler.has_unfinished)
+    @rule(
+        data=st.data(),
+        num_good=st.sampled_from([2, 9, 0, 1, 17]),
+        guesses=st.lists(st.integers(0, 23), max_size=3),
+    )
+    def propose(self, data, num_good, guesses):
+        """Tokens are proposed, of which some are what the request goes on with."""
+        request = data.draw(st.sampled_from(self.scheduler.unfinished()))
+        if not request.prefill_only:
+            outputs, _, _ = self.solo_runs[request.request_id]
+            good = outputs[len(request.output_token_ids) :][:num_good]
+            self.scheduler.propose(request, good + guesses)
+
+    @precondition(lambda self: self.scheduler.num_running)
+    @rule(count=st.integers(2, 9), num_good=st.sampled_from([4, 1, 9]))
+    def run_with_proposals(self, count, num_good):
+        """All that run get proposals for as long as they do; the fourth token is wrong."""
+        for _ in range(count):
+            for request in self.of_status(RequestStatus.RUNNING):
+                outputs, _, _ = self.solo_runs[request.request_id]
+                good = outputs[len(request.output_token_ids) :][:num_good]
+                wrong = [(token + (i == 3)) % 24 for i, token in enumerate(good)]
+                if not request.prefill_only:
+                    self.scheduler.propose(request, wrong)
+            self.run(2, 3)
 
     def nothing_of_it_is_found(self, failed):
         """Who comes with the tokens of a request that failed finds none of its blocks."""

@@ -103,7 +103,7 @@ def test_preemption_around_a_block_edge_resumes_through_its_own_cached_blocks(
     (row,) = schedule.rows
     # Every full block of computed tokens is found again; at least one token is computed.
     assert row.start == min(num_cached // 8, (num_tokens - 1) // 8) * 8
-    assert row.start + row.num_scheduled_tokens == num_tokens
+    assert row.start + row.num_fed == num_tokens
     assert not schedule.is_decode
     scheduler.update(schedule, device.launch(schedule))
     run_to_end(scheduler, device)
