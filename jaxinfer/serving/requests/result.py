@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
+TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
 
 OK = 1
 LEFT_VOCAB = 2
@@ -78,7 +78,7 @@ def unpack_scores(packed: np.ndarray) -> TokenScores:
     """Split int32 ``[..., columns]`` as a step packs it; views, nothing is copied."""
     columns = packed.shape[-1]
     status = packed[..., _STATUS]
-    scores = {"tokens": packed[..., _TOKEN], "ok": status == OK, "status": status}
+    scores = {"tokens": packed[..., TOKEN], "ok": status == OK, "status": status}
     if columns > _LOGPROB:
         scores["logprobs"] = packed[..., _LOGPROB].view(np.float32)
     if columns > _RANK:

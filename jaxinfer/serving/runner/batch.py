@@ -9,6 +9,7 @@ import numpy as np
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
+from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import (
     MODES,
@@ -42,6 +43,7 @@ class Batch:
         counts: likewise.
         targets: int32 ``[T]``, the token after each packed one, or None if no row wants prompt
             log-probabilities.
+        verify: where rows are sampled, or None if all are after their last token.
     """
 
     shape: PrefillShape | DecodeShape
@@ -51,6 +53,7 @@ class Batch:
     edits: Sequence[EditsUpdate] = ()
     counts: Sequence[CountsUpdate] = ()
     targets: np.ndarray | None = None
+    verify: VerifyArrays | None = None
 
 
 class BatchBuilder:
@@ -96,9 +99,15 @@ class BatchBuilder:
         """
         rows = schedule.rows
         ends = [row.start + row.num_fed for row in rows]
+        sampled_first = ends
+        if schedule.num_proposed:
+            sampled_first = [
+                end - len(row.proposed_token_ids) for row, end in zip(rows, ends, strict=True)
+            ]
         update = self._mirror.update
         slots = np.array(
-            [update(row.request, end) for row, end in zip(rows, ends, strict=True)], np.int32
+            [update(row.request, end) for row, end in zip(rows, sampled_first, strict=True)],
+            np.int32,
         )
         context = np.array(ends, np.int32)
         # Rows that do not sample are sampled like padding: greedily, for nobody.
@@ -115,20 +124,25 @@ class BatchBuilder:
         if schedule.is_decode:
             mode = choose_mode(len(rows))
             shape, packed = self._pack_decode(schedule, slots, context, mode)
-            targets = None
+            targets = verify = None
             if schedule.num_steps > 1:
                 mode = self._buckets.multi_step_mode(shape, mode)
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)
-            shape, packed = self._pack_prefill(rows, slots, sample_slots, context, scores=scores)
+            verifies = schedule.num_proposed > 0
+            shape, packed = self._pack_prefill(
+                rows, slots, sample_slots, context, scores=scores or verifies
+            )
             targets = _targets(rows, shape.tokens) if scores else None
             mode = choose_mode(shape.rows)
+            verify = _verified(rows, shape.rows, schedule.num_proposed) if verifies else None
         if schedule.num_steps == 1:
             mode = self._buckets.single_mode(mode)
         arrays = self._pack_scalars(sample_slots, context, shape.rows)
         if mode == "mixed":
             arrays = arrays._replace(special=_filled_up(special, shape.rows))
-        return Batch(shape, packed, mode, arrays, *self._updates_of_new_holders(), targets)
+        updates = self._updates_of_new_holders()
+        return Batch(shape, packed, mode, arrays, *updates, targets, verify)
 
     def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
         """What slots must be told once all earlier tokens are read: bans that depend on them.
@@ -259,6 +273,18 @@ def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:
             targets[first : first + len(following)] = following
         first += row.num_fed
     return targets
+
+
+def _verified(rows: Sequence[ScheduledRow], num_rows: int, num_proposed: int) -> VerifyArrays:
+    """Where rows are sampled, at up to a power of two of positions."""
+    ends = np.zeros(num_rows, np.int32)
+    ends[: len(rows)] = np.cumsum([row.num_fed for row in rows]) - 1
+    fed = np.full((num_rows, 1 << num_proposed.bit_length()), -1, np.int32)
+    for i, row in enumerate(rows):
+        count = len(row.proposed_token_ids)
+        if count:
+            fed[i, : count + 1] = np.frombuffer(row.packed_tokens(), np.int32)[-count - 1 :]
+    return VerifyArrays(ends, fed)
 
 
 def _wants_prompt_scores(row: ScheduledRow) -> bool:

@@ -33,14 +33,16 @@ class InFlightStep(NamedTuple):
     """A step that was launched and not yet read.
 
     Attributes:
-        sampled: int32 ``[B, columns]``, or ``[steps, B, columns]`` of a multi-step decode, on the
-            device.
+        sampled: int32 ``[B, columns]``, or ``[steps, B, columns]`` of a multi-step decode or of
+            a step that verifies, on the device.
         prompt: int32 ``[T, columns]`` on the device, or None.
         num_rows: rows of the schedule.
         num_tokens: packed tokens of the schedule.
+        proposed: each row's proposed tokens, if some row had any.
     """
 
     sampled: jax.Array
     prompt: jax.Array | None
     num_rows: int
     num_tokens: int
+    proposed: Sequence[Sequence[int]] | None = None

@@ -25,7 +25,9 @@ from jaxinfer.serving.programs.kinds.swap import SwapKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.upload import upload
-from jaxinfer.serving.requests.result import StepResult, unpack_scores
+from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
+from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
+from jaxinfer.serving.requests.result import StepResult, count_accepted, unpack_scores
 from jaxinfer.serving.runner import kv_cache
 from jaxinfer.serving.runner.batch import Batch, BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
@@ -243,9 +245,13 @@ class Runner:
             sampled = np.asarray(step.sampled)
         by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
         scores = unpack_scores(by_row[: step.num_rows])
-        if step.prompt is None:
-            return StepResult(scores)
-        return StepResult(scores, unpack_scores(np.asarray(step.prompt)[: step.num_tokens]))
+        prompt = num_accepted = None
+        if step.prompt is not None:
+            prompt = unpack_scores(np.asarray(step.prompt)[: step.num_tokens])
+        if step.proposed is not None:
+            by_row = zip(step.proposed, scores.tokens.tolist(), strict=True)
+            num_accepted = [count_accepted(proposed, tokens) for proposed, tokens in by_row]
+        return StepResult(scores, prompt, num_accepted)
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.
@@ -318,18 +324,40 @@ class Runner:
 
     def _sample(self, step: UnsampledStep) -> InFlightStep:
         batch = step.batch
-        sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode)]
-        inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
-        if batch.mode in WITH_SLOTS:
-            self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
+        if batch.verify is None:
+            sampled = self._sample_last(step)
         else:
-            self._last_tokens, sampled = sample(*inputs)
+            sampled = self._verify(step, batch.verify)
         prompt = None
         if batch.targets is not None:
             self._await_if_emulated(sampled)
             score = self._compiled[PromptLogprobsKey(len(batch.targets))]
             prompt = score(self._head, *step.residual, upload(batch.targets, self._whole))
         return self._in_flight(step.schedule, sampled, prompt)
+
+    def _sample_last(self, step: UnsampledStep) -> jax.Array:
+        batch = step.batch
+        sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode)]
+        inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
+        if batch.mode in WITH_SLOTS:
+            self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
+        else:
+            self._last_tokens, sampled = sample(*inputs)
+        return sampled
+
+    def _verify(self, step: UnsampledStep, where: VerifyArrays) -> jax.Array:
+        batch, (residual,) = step.batch, step.residual
+        if batch.mode in WITH_SLOTS:
+            raise ValueError(
+                "tokens were proposed in a step with logit edits, penalties or log-probabilities "
+                "of likeliest tokens, which are sampled one at a time: propose none"
+            )
+        tokens, (rows, positions) = residual.shape[0], where.fed.shape
+        verify = self._compiled[VerifyKey(tokens, rows, positions, batch.mode)]
+        places = upload(where, self._whole)
+        inputs = (self._head, residual, step.rows, *places, step.sampling, self._last_tokens)
+        self._last_tokens, sampled = verify(*inputs)
+        return sampled
 
     def _update_slots(self, edits: Iterable[EditsUpdate], counts: Iterable[CountsUpdate]) -> None:
         state: SlotState = self._slots
@@ -368,7 +396,9 @@ class Runner:
             if array is not None:
                 self._await_if_emulated(array)
                 array.copy_to_host_async()
-        return InFlightStep(sampled, prompt, len(schedule.rows), schedule.num_tokens)
+        rows = schedule.rows
+        proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
+        return InFlightStep(sampled, prompt, len(rows), schedule.num_tokens, proposed)
 
     def _await_if_emulated(self, array: jax.Array) -> None:
         if self._await_each:

@@ -126,7 +126,8 @@ class Loop:
             schedule, step = self.in_flight.popleft()
             result = self.runner.fetch(step)
             self.results.append((schedule, result))
-            self.scheduler.update(schedule, result.sampled.tokens.tolist(), result.num_ok)
+            tokens = result.sampled.tokens.tolist()
+            self.scheduler.update(schedule, tokens, result.num_ok, result.num_accepted)
 
     def run(self, num_steps: int = 1) -> list[list[int]]:
         """Run until nobody is left; the outputs in order of `add`."""

@@ -11,6 +11,7 @@ from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind
 from jaxinfer.serving.programs.kinds.swap import SwapKind
+from jaxinfer.serving.programs.verify.verify_kind import VerifyKind
 
 KINDS: dict[type, ProgramKind[Any]] = {
     kind.key_type: kind
@@ -22,6 +23,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         SetEditsKind(),
         CountTokensKind(),
         PromptLogprobsKind(),
+        VerifyKind(),
         SwapKind(),
     )
 }

@@ -27,6 +27,7 @@ from jaxinfer.serving.programs.program_set import (
     options_of,
     uses_pages,
 )
+from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from tests.serving.compile.test_lowering import _programs
 from tests.serving.runner.tiny_runner import make_runner
 
@@ -173,7 +174,7 @@ def test_it_is_warmed_up():
 
 
 def test_keys_of_every_kind_survive_json():
-    keys = all_programs(_BUCKETS, swaps=True)
+    keys = [*all_programs(_BUCKETS, swaps=True), VerifyKey(64, 8, 4, "greedy")]
     assert {type(key) for key in keys} == {*KINDS}
     for key in keys:
         again = key_from_values(json.loads(json.dumps(key_values(key))))

@@ -1,0 +1,1 @@
+"""Proposed tokens, checked on the devices by sampling in the place of each."""

@@ -1,0 +1,57 @@
+"""Programs that verify proposed tokens with the hidden states of their prefill step."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
+from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
+from jaxinfer.serving.programs.sample_steps import head_params
+from jaxinfer.serving.programs.verify.verify_step import verify_step
+from jaxinfer.serving.sampling.layout import SamplerMode
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+
+@dataclass(frozen=True)
+class VerifyKey:
+    """A sampler of several positions of each row of a prefill step; of any mode without slots."""
+
+    tokens: int
+    rows: int
+    positions: int
+    mode: SamplerMode
+
+
+class VerifyKind(ProgramKind[VerifyKey]):
+    """Verifying samplers, by the step's tokens and rows. No engine has them ahead of their use."""
+
+    key_type = VerifyKey
+    uses_pages = False
+    runs_user_code = True
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[VerifyKey]:
+        """None: nothing proposes tokens unless a caller of the scheduler does."""
+        return ()
+
+    def program(self, programs: "Programs", key: VerifyKey) -> "Program":
+        """`verify_step`."""
+        run = functools.partial(verify_step, context=programs.context, mode=key.mode)
+        whole = programs.whole
+        arguments = (
+            head_params(programs.params),
+            whole((key.tokens, programs.context.config.hidden_size), programs.dtype),
+            whole((2, key.rows)),
+            whole((key.rows,)),
+            whole((key.rows, key.positions)),
+            programs.sampling(key.rows, key.mode),
+            programs.last_tokens,
+        )
+        return programs.sharded(f"verify_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(6,))
+
+    def options(self, key: VerifyKey, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+        """The head's."""
+        return dict(HEAD_OPTIONS)

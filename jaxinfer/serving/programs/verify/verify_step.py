@@ -1,0 +1,87 @@
+"""Samples at several positions of each row, and keeps the last token that counts for the next step.
+
+Pure functions for one device's shards, as in `sample_steps.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from jaxinfer.model.qwen3 import final_hidden
+from jaxinfer.serving.programs.sample_steps import sample_step
+from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.requests.result import TOKEN
+from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays
+
+
+class VerifyArrays(NamedTuple):
+    """Where rows are sampled, at up to N positions each; NumPy on the host, JAX arrays in a step.
+
+    Attributes:
+        ends: int32 ``[B]``, index of each row's last token in the packed ones.
+        fed: int32 ``[B, N]``, for a row with k proposals the token before them, these, and -1 after
+            them; -1 everywhere for rows without.
+    """
+
+    ends: Any
+    fed: Any
+
+
+def verify_step(
+    head: Mapping[str, Any],
+    residual: Float[Array, "T E"],
+    rows: Int32[Array, "2 B"],
+    ends: Int32[Array, " B"],
+    fed: Int32[Array, "B N"],
+    arrays: SamplingArrays,
+    last_tokens: Int32[Array, " slots"],
+    *,
+    context: StepContext,
+    mode: SamplerMode,
+) -> tuple[Int32[Array, " slots"], Int32[Array, "N B columns"]]:
+    """Choose a token after each of a row's proposals, and after the token before them.
+
+    Randomness is keyed by seed and position, so that each is the token that a step of its own would
+    have drawn, if all proposals before it are right.
+
+    Args:
+        head: from `head_params`.
+        residual: the residual stream of all tokens, from `prefill_step`.
+        rows: each row's slot and the token it was fed last, from `prefill_step`.
+        ends: as in `VerifyArrays`; so is `fed`.
+        arrays: how each row is sampled after its last token.
+        last_tokens: newest token of each slot; donated.
+        context: static.
+        mode: what the batch needs at most, but not "full" or "mixed"; static.
+
+    Returns:
+        The newest tokens, of each row the last that `count_accepted` counts; and what the host
+        reads. A row's entries past its k + 1 mean nothing.
+    """
+    slots, last_fed = rows[0], rows[1]
+    B, N = fed.shape
+    proposed = fed[:, 1:].T
+    num_proposed = jnp.sum(proposed >= 0, axis=0, dtype=jnp.int32)
+    steps = jnp.arange(N, dtype=jnp.int32)[:, None]
+    behind = jnp.maximum(num_proposed[None] - steps, 0).reshape(-1)
+    hidden = residual.at[jnp.tile(ends, N) - behind].get(mode="clip")
+    last_ids = jnp.where(fed < 0, last_fed[:, None], fed).T.reshape(-1)
+    scalars = jnp.tile(arrays.scalars, (N, 1)).at[:, Column.POSITION].add(-behind)
+    nowhere = jnp.full_like(last_ids, last_tokens.shape[0])
+    last_tokens, packed = sample_step(
+        head,
+        final_hidden(head, hidden, context.config),
+        jnp.stack([nowhere, last_ids]),
+        SamplingArrays(scalars),
+        last_tokens,
+        context=context,
+        mode=mode,
+    )
+    packed = packed.reshape(N, B, -1)
+    tokens = packed[:, :, TOKEN]
+    agrees = (tokens[:-1] == proposed).astype(jnp.int32)
+    last_kept = jnp.cumprod(agrees, axis=0).sum(0, dtype=jnp.int32)
+    newest = jnp.take_along_axis(tokens, last_kept[None], axis=0)[0]
+    return last_tokens.at[slots].set(newest, mode="drop"), packed
