@@ -152,11 +152,12 @@ class StepPlanner:
         """Most proposals to feed after `count` tokens of its own, of a row that samples.
 
         A token sampled after the last must still fit into the request. Every running request that
-        has no row yet may need one of the step's tokens. No request loses blocks to proposals.
+        has no row yet may need one of the step's tokens, and a block for it: proposals leave both.
         """
         end = request.num_cached_tokens + count
         num_unplaced = len(self.queues.running) - len(schedule.rows) - 1
-        num_blocks = self.pool.num_free_blocks + len(request.block_table)
+        num_spare = self.pool.num_free_blocks - num_unplaced
+        num_blocks = max(len(request.block_table) + num_spare, self.pool.blocks_for(end))
         return max(
             0,
             min(

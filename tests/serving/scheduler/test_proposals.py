@@ -148,16 +148,29 @@ def test_no_more_is_reserved_than_the_request_may_become(limits):
     assert_solo(request, max_model_len=max_model_len)
 
 
-def test_proposals_take_free_blocks_and_nobodys_else():
+def test_proposals_take_free_blocks_but_those_that_decodes_behind_them_may_need():
     scheduler, device = make_scheduler(num_blocks=4, max_model_len=24)
     older, newer = add(scheduler, *(make_request(i, 6, max_tokens=9, first=i) for i in (1, 2)))
     step(scheduler, device)
     scheduler.propose(older, guess(older, 8))
     scheduler.propose(newer, guess(newer, 8))
     schedule = step(scheduler, device)
-    # One block is left, which the older takes; the newer has a single place in its own.
-    assert [counts(row) for row in schedule.rows] == [(8, 8, 7), (2, 2, 1)]
+    # The older has a single place in its own block, and leaves the last one to the newer.
+    assert [counts(row) for row in schedule.rows] == [(2, 2, 1), (8, 8, 7)]
     assert schedule.preempted == []
+
+
+def test_no_request_loses_its_blocks_to_the_proposals_of_another():
+    scheduler, device = make_scheduler(num_blocks=6, max_model_len=40)
+    requests = add(scheduler, *(make_request(i, 8, max_tokens=20, first=i) for i in (1, 2)))
+    last = add(scheduler, make_request(3, 4, max_tokens=9, first=3))[0]
+    step(scheduler, device)
+    scheduler.propose(requests[0], guess(requests[0], 12))
+    # Both of 8 tokens need a block for the ninth, and two are left: the first fills up its own.
+    schedule = step(scheduler, device)
+    assert schedule.preempted == []
+    assert [row.request for row in schedule.rows] == [*requests, last]
+    assert counts(schedule.rows[0]) == (8, 8, 7)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
