@@ -39,7 +39,7 @@ class DeviceArrays:
 
     Attributes:
         params: the parameter tree.
-        head: from `sample_steps.head_params`.
+        head: from `Architecture.head_params`.
         kv: the pages.
         last_tokens: newest token of each slot.
         slots: what mode "full" keeps of each slot.

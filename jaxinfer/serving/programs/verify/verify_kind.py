@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
-from jaxinfer.serving.programs.sample_steps import head_params
 from jaxinfer.serving.programs.verify.verify_step import verify_step
 from jaxinfer.serving.sampling.layout import SamplerMode
 
@@ -42,7 +41,7 @@ class VerifyKind(ProgramKind[VerifyKey]):
         run = functools.partial(verify_step, context=programs.context, mode=key.mode)
         whole = programs.whole
         arguments = (
-            head_params(programs.params),
+            programs.context.architecture.head_params(programs.params),
             whole((key.tokens, programs.context.config.hidden_size), programs.dtype),
             whole((2, key.rows)),
             whole((key.rows,)),

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.model.qwen3 import final_hidden
 from jaxinfer.serving.programs.sample_steps import sample_step
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.requests.result import TOKEN
@@ -47,7 +46,7 @@ def verify_step(
     have drawn, if all proposals before it are right.
 
     Args:
-        head: from `head_params`.
+        head: from `Architecture.head_params`.
         residual: the residual stream of all tokens, from `prefill_step`.
         rows: each row's slot and the token it was fed last, from `prefill_step`.
         ends: as in `VerifyArrays`; so is `fed`.
@@ -72,7 +71,7 @@ def verify_step(
     nowhere = jnp.full_like(last_ids, last_tokens.shape[0])
     last_tokens, packed = sample_step(
         head,
-        final_hidden(head, hidden, context.config),
+        context.architecture.final_hidden(head, hidden, context.config),
         jnp.stack([nowhere, last_ids]),
         SamplingArrays(scalars),
         last_tokens,
