@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.model.architecture import ARCHITECTURES, QWEN3
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs import steps
@@ -92,7 +93,7 @@ def _build(*rows, is_decode=False):
         params = SamplingParams(temperature=0.0)
         request = Request(f"r{slot}", [*range(length)], params, seed=30 + slot)
         request.slot, request.block_table = slot, [slot + 1, slot + 11]
-        scheduled.append(ScheduledRow(request, start, length - start, True, 1))
+        scheduled.append(ScheduledRow(request, start, length - start, 1))
     return builder.build(Schedule(scheduled, is_decode, 1, num_tokens=0))
 
 
@@ -133,7 +134,8 @@ def test_the_layers_of_a_prefill_get_each_datum_by_name(monkeypatch):
             return kv, jnp.zeros((len(tokens.context_lens), 1))
 
         monkeypatch.setattr(steps, "_run_layers", layers)
-        monkeypatch.setattr(steps, "final_hidden", lambda params, hidden, config: hidden)
+        headless = dataclasses.replace(QWEN3, final_hidden=lambda params, hidden, config: hidden)
+        monkeypatch.setitem(ARCHITECTURES, "qwen3", headless)
         steps.prefill_step(*args, **kwargs)
 
     batch = _build((2, 10, 7), (0, 2, 0))
