@@ -84,7 +84,7 @@ def compilation_cache() -> dict[str, Any]:
     """The directory of compiled programs and their number."""
     import jax
 
-    from jaxinfer.serving.compile.compile_cache import default_directory
+    from jaxinfer.serving.compile.cache.persistent_cache import default_directory
 
     configured = jax.config.jax_compilation_cache_dir
     directory = Path(configured) if configured else default_directory()

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.measure.cache_hits import CacheHits
-from jaxinfer.serving.compile.compile_cache import persistent_cache
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import jax.monitoring
 
 from jaxinfer.cores import usable_cores
 from jaxinfer.progress import ProgressBar
-from jaxinfer.serving.compile.compile_cache import persistent_cache
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.compile.compile_notice import compile_notice
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -90,7 +90,7 @@ class CompiledPrograms[Key: Hashable]:
     Args:
         lower: traces and lowers one key's program.
         options: XLA's options for one key's program.
-        cache_directory: as in `compile_cache.persistent_cache`.
+        cache_directory: as in `persistent_cache`.
         says_so: write to stderr when somebody waits for a program at its first use.
 
     Attributes:
@@ -214,9 +214,9 @@ class CompiledPrograms[Key: Hashable]:
 
 
 def _num_threads() -> int:
-    """Fewer than there are cores.
+    """As many as there are cores, and a few where there is hardly one.
 
-    Mosaic compiles one kernel at a time, and never while XLA runs LLVM for any program: the more
-    programs compile at once, the longer each kernel waits, and all that need it.
+    More would not help: Mosaic compiles one kernel at a time, and never while XLA runs LLVM for any
+    program, so that each kernel waits the longer the more programs compile at once.
     """
-    return max(4, 3 * usable_cores() // 4)
+    return max(4, usable_cores())

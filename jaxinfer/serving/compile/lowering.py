@@ -9,7 +9,7 @@ import jax
 import jax.export
 
 from jaxinfer.kernels.implementations import import_all
-from jaxinfer.serving.compile.compile_cache import store_directory
+from jaxinfer.serving.compile.cache.persistent_cache import store_directory
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.compile.tracing import TracingWorkers
 from jaxinfer.serving.programs.kinds.kind import ProgramKey

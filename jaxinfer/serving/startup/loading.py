@@ -26,7 +26,7 @@ from jaxinfer.model.sharding import (
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.compile.compile_cache import persistent_cache
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.processes.description import (
     describe_engine,

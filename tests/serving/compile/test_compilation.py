@@ -3,12 +3,12 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compilation_cache
 
-from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
-from jaxinfer.serving.compile.compile_cache import (
+from jaxinfer.serving.compile.cache.persistent_cache import (
     default_directory,
     persistent_cache,
     store_directory,
 )
+from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
 
 
 def _lower(size):

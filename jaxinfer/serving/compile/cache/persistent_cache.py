@@ -9,7 +9,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxinfer.serving.compile.cache_repair import damaged_entries_dropped
+from jaxinfer.serving.compile.cache.cache_repair import damaged_entries_dropped
+from jaxinfer.serving.compile.cache.cache_writer import written_in_background
 
 # The settings are the process's: two engines that compile at once would undo each other's.
 _ONE_AT_A_TIME = threading.RLock()
@@ -65,7 +66,7 @@ def _switched_on(directory: str | None) -> Iterator[Path | None]:
     for name, value in _SETTINGS.items():
         jax.config.update(name, value)
     try:
-        with damaged_entries_dropped(path):
+        with damaged_entries_dropped(path), written_in_background():
             yield path
     finally:
         jax.config.update("jax_compilation_cache_dir", None)

@@ -1,0 +1,1 @@
+"""Compiled programs on disk, in JAX's own compilation cache."""

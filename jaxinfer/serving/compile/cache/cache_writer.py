@@ -1,0 +1,48 @@
+"""Writes compiled programs to JAX's compilation cache on threads of their own.
+
+JAX writes an entry in the thread that compiled it, and making one holds Python's lock for 0.1 to
+0.4 s. Threads that compile side by side finish together, so that each waits for the others' entries
+before it can begin its next program, and the processor's other cores stand still meanwhile.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from jax._src import compiler
+
+# One makes an entry, and one compresses the last one, for which Python's lock is free.
+_THREADS = 2
+
+
+@contextlib.contextmanager
+def written_in_background() -> Iterator[None]:
+    """Inside, entries are written while other programs compile; all are on disk afterwards.
+
+    One thread at a time may be inside; programs may be compiled by others meanwhile. Where JAX
+    writes its cache in another way than this file knows, it goes on doing so.
+
+    Raises:
+        Exception: what JAX raises of a write, if `jax_raise_persistent_cache_errors` is set.
+    """
+    write = getattr(compiler, "_cache_write", None)
+    if write is None:
+        yield
+        return
+    writes: list[Future[None]] = []
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxinfer-cache") as pool:
+
+        def write_soon(*args: Any, **kwargs: Any) -> None:
+            writes.append(pool.submit(write, *args, **kwargs))
+
+        compiler._cache_write = write_soon
+        try:
+            yield
+        except BaseException:  # Ctrl-C, too: what was not begun is compiled again next time
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            compiler._cache_write = write
+    for written in writes:
+        written.result()
