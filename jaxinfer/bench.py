@@ -41,7 +41,7 @@ def build_parser() -> CommandParser:
         nargs="?",
         const="",
         metavar="NAME",
-        help="time the GPU kernels by themselves, those whose case contains NAME (default: all)",
+        help="time single GPU kernels: the cases whose name contains NAME (default: all)",
     )
     parser.add_argument(
         "--batch-sizes", type=comma_separated_integers, help="numbers of sequences (default: 1,8)"

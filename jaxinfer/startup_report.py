@@ -8,7 +8,7 @@ class StartupReport:
     """What an engine says of itself before its first request.
 
     Attributes:
-        num_kv_blocks: blocks, block 0 included, which nobody gets.
+        num_kv_blocks: blocks, including block 0, which is reserved for padding.
         num_kv_tokens: tokens that fit the cache.
         kv_bytes: bytes of the pages on each device.
         max_model_len: most tokens of a sequence.
@@ -21,8 +21,8 @@ class StartupReport:
         num_devices: how many share the model.
         weight_bytes: of the parameters on each device.
         step_bytes: what the largest step needs beside weights and pages, on each device; None where
-            `num_kv_blocks` was given or the device is a CPU, so that nobody asked.
-        num_replicas: of the model; blocks, tokens and devices are those of all of them.
+            `num_kv_blocks` was given or the device is a CPU.
+        num_replicas: of the model; blocks, tokens and devices count all of them.
     """
 
     num_kv_blocks: int
@@ -61,7 +61,7 @@ class StartupReport:
         return text
 
     def of_replicas(self, count: int) -> "StartupReport":
-        """The report of so many replicas, of which this is one's."""
+        """The report of a number of replicas, each like this one."""
         return replace(
             self,
             num_kv_blocks=self.num_kv_blocks * count,

@@ -198,7 +198,7 @@ def _programs(mesh: Mesh, shape: str, *, num_blocks: int) -> Programs:
 
 
 def _batch(shape: DecodeShape, context: int) -> np.ndarray:
-    """Rows of so many tokens each, in blocks of their own."""
+    """Rows of a given number of tokens each, in blocks of their own."""
     packed = np.zeros(shape.size, np.int32)
     fields = shape.split(packed)
     fields.context_lens[:] = context

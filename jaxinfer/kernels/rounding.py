@@ -21,7 +21,7 @@ def rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     kept = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
     if info.minexp == jnp.finfo(jnp.float32).minexp:
         return kept
-    # reduce_precision flushes float16's subnormals to zero: those keep their float32 value.
+    # reduce_precision flushes float16's subnormals to zero: they keep their float32 value here.
     return jnp.where(jnp.abs(x) < float(info.tiny), x, kept)
 
 

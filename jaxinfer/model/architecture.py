@@ -100,7 +100,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
     """The architecture that a config names.
 
     Raises:
-        ValueError: there is none of that name; lists those that there are.
+        ValueError: no architecture has that name; the message lists the names.
     """
     if config.model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))

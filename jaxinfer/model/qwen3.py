@@ -89,7 +89,7 @@ def decoder_layer(
             does the first two.
         axis: mesh axis of tensor parallelism, inside ``shard_map``.
         backend: whose kernels compute the projections.
-        rows: of a stream ``[T, E]``, those whose output is wanted, and which ``attend`` returns;
+        rows: the rows of ``[T, E]`` whose output is wanted, and which ``attend`` returns;
             None is all of them. Keys and values are computed of all in any case.
 
     Returns:

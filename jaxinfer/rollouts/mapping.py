@@ -23,7 +23,7 @@ class ParamSource:
         path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
             it, where the engine's path has it, the layers are stacked.
         transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
-        reshape: whether neighbouring dimensions are then merged into those of the engine.
+        reshape: whether neighbouring dimensions are then merged into the engine's.
         scale: a factor, multiplied in float32.
     """
 
@@ -213,7 +213,7 @@ def _source(path: str, given: Any) -> ParamSource:
 
 
 def _patterns(config: ModelConfig) -> list[str]:
-    """The engine's paths, those of all layers as one with ``{layer}``."""
+    """The engine's paths; the layers' paths are one, with ``{layer}``."""
     paths = leaves_by_path(abstract_params(dataclasses.replace(config, num_hidden_layers=1), "f4"))
     return [path.replace("model.layers.0.", f"model.layers.{_LAYER}.") for path in paths]
 

@@ -96,7 +96,7 @@ def _leaf(
     elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
         yield from _attributes(leaf, parts, above)
     else:
-        yield parts, leaf  # whoever needs an array here names it
+        yield parts, leaf  # the caller, who needs an array here, names it
 
 
 def _attributes(

@@ -99,7 +99,8 @@ class CallArguments:
         return given
 
     def params(self, given: Any, count: int) -> list[SamplingParams]:
-        """Parameters for so many prompts: copies, so that later assignments change no request.
+        """Parameters for each of a number of prompts: copies, so that later assignments change no
+        request.
 
         Args:
             given: None for the model's defaults, one for all, or a sequence with one for each.

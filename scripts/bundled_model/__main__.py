@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=TEMPLATE.parent, help="model directory")
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), help="default: by the device")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="shorten the first phase to so many steps")
+    parser.add_argument("--steps", type=int, help="shorten the first phase to this many steps")
     parser.add_argument("--items", type=int, help="training items drawn")
     parser.add_argument("--max-seconds", type=float, default=7200.0, help="of training")
     parser.add_argument("--questions", type=int, help="held-out items a kind; 0 asks nothing")

@@ -29,7 +29,7 @@ def model_config(vocab_size: int, eos_token_ids: tuple[int, ...], bos_token_id: 
 
 @dataclass(frozen=True)
 class Phase:
-    """So many optimizer steps on batches of one shape."""
+    """A number of optimizer steps on batches of one shape."""
 
     steps: int
     rows: int

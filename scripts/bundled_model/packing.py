@@ -13,7 +13,7 @@ OPEN_ROWS = 32
 def pack_epoch(
     examples: Sequence[Example], length: int, pad_id: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Packs every example whole into some row; those longer than a row are left out.
+    """Packs every example whole into some row; examples longer than a row are left out.
 
     Args:
       examples: what to pack.

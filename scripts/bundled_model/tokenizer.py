@@ -26,7 +26,7 @@ TAG_TOKENS = (
     "<think>",
     "</think>",
 )
-"""One token each, but ordinary text to whoever skips special tokens, as in Qwen3."""
+"""One token each, but ordinary text where special tokens are skipped, as in Qwen3."""
 
 # Qwen2's and Qwen3's pre-tokenization: contractions, words with the character before them, single
 # digits, punctuation, line ends, blanks.

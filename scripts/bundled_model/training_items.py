@@ -1,4 +1,4 @@
-"""The kinds of training item: those that evaluation asks, and some that only teach."""
+"""The kinds of training item: the tasks that evaluation asks, and some that only teach."""
 
 from collections.abc import Callable, Mapping
 from random import Random

@@ -1,7 +1,8 @@
 """The plots of docs/performance.md: drawn with matplotlib, checked without it.
 
 Each SVG carries the numbers that it shows as JSON in its description. Whether a plot is up to date
-is decided by those, because the drawing itself differs from one version of matplotlib to the next.
+is decided by the data, because the drawing itself differs from one version of matplotlib to the
+next.
 """
 
 import json

@@ -15,7 +15,7 @@ from jaxinfer.serving.runner import batch
 from scripts.gpu_gate.agreement import CheckError, check_greedy_all, check_sampled
 from scripts.gpu_gate.rows import Row
 
-# So many rows that reading what they share once is worth it.
+# Enough rows that reading what they share once is worth it.
 _NUM_GROUPS, _GROUP, _GROUP_PROMPT = 4, 16, 4 * KEYS + 44
 _ISOLATED_EVERY = 3
 _LENGTHS = (5, 40, 64, 65, 130, 200)
@@ -62,7 +62,7 @@ def check_groups(llm: LLM) -> str:
             common += check_sampled(alone, sample)
             total += len(sample.token_ids)
     if common < 0.75 * total:
-        raise CheckError(f"{common} of {total} tokens are those of isolated runs")
+        raise CheckError(f"{common} of {total} tokens are as in isolated runs")
     read_once = f"{max(shared.keys, default=0)} keys read once"
     return f"{common} of {total} tokens as in isolated runs, {read_once}"
 

@@ -52,7 +52,7 @@ def save_record(
     }
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{kind}.json"
-    # Where the checkout and its caches lay is nobody's business.
+    # Where the checkout and its caches lay is not recorded.
     path.write_text(_DIRECTORIES.sub("", json.dumps(record, indent=2)) + "\n")
     return path
 

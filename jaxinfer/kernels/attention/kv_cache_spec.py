@@ -54,7 +54,7 @@ class KVCacheSpec:
         return self.blocks(self.num_blocks)
 
     def blocks(self, count: int) -> PagesOfLayers:
-        """So many blocks, as they also travel to and from the host."""
+        """Shapes of a number of blocks, as they also travel to and from the host."""
         return tuple((pages, pages) for pages in self._pages(count))
 
     @property
@@ -80,7 +80,7 @@ class KVCacheSpec:
         )
 
     def _pages(self, count: int) -> Iterator[jax.ShapeDtypeStruct]:
-        """So many pages of each layer's keys, or values."""
+        """Shape of a number of pages of one layer's keys, or values."""
         return (self._describe(layer, count) for layer in self.layers)
 
     def _describe(self, layer: LayerPages, count: int) -> jax.ShapeDtypeStruct:

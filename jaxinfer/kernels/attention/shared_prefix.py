@@ -1,10 +1,10 @@
 """Which rows of a decoding batch begin with the same pages, and how work on these is cut.
 
 Rows that share a prompt (samples of a group, requests below one system prompt) name the same pages
-first. Attention over those can be computed for all of them at once, each page read once, and joined
-with what every row sees alone (Hydragen, Juravsky et al. 2024, arXiv:2402.05099; cascade inference
-in FlashInfer, Ye et al. 2024). The host finds such rows, a kernel computes in *work items*: up to
-`rows_in_item` neighbouring rows and a stretch of the keys that they share.
+first. Attention over the shared keys can be computed for all rows at once, each page read once, and
+joined with what every row sees alone (Hydragen, Juravsky et al. 2024, arXiv:2402.05099; cascade
+inference in FlashInfer, Ye et al. 2024). The host finds such rows, a kernel computes in *work
+items*: up to `rows_in_item` neighbouring rows and a stretch of the keys that they share.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jaxtyping import Array, Int32
 
 KEYS = 64
-"""Shared keys are counted in tiles of so many, so that no tile needs a mask."""
+"""Keys of a tile. Shared keys are counted in whole tiles, so that no tile needs a mask."""
 MOST_ITEMS_OF_A_ROW = 4
 """Stretches that one row's shared keys are cut into at most."""
 QUERIES = 64

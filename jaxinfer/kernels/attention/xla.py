@@ -64,7 +64,7 @@ def paged_prefill_attention(
         scale=scale,
         window=window,
     )
-    # Index T is out of range on purpose: mode="drop" discards those rows.
+    # Index T is out of range on purpose: mode="drop" discards the rows.
     out = jnp.zeros_like(q).at[jnp.where(single, starts, T)].set(decoded, mode="drop")
     pieces = cut_pages(k_pages, v_pages, _CHUNK)
     tables = _pad_tables(block_tables, k_pages.shape[1])

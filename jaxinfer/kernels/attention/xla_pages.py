@@ -30,7 +30,7 @@ class Pieces(NamedTuple):
 def cut_pages(
     k_pages: Float[Array, "P S K D"], v_pages: Float[Array, "P S K D"], chunk: int
 ) -> Pieces:
-    """View the pools for chunks of so many keys."""
+    """View the pools for chunks of a given number of keys."""
     P, S, K, D = k_pages.shape
     size = math.gcd(S, chunk)
     shape = (P * (S // size), size, K, D)
@@ -41,6 +41,6 @@ def gather_pieces(
     pool: Float[Array, "P size K D"], ids: Int32[Array, "R count"]
 ) -> Float[Array, "R C K D"]:
     """The pieces of each row side by side; C is ``count * size``."""
-    # Gathered as rows of a matrix: XLA's CPU backend copies those in one piece.
+    # Gathered as rows of a matrix: XLA's CPU backend copies a row in one piece.
     found = jnp.take(pool.reshape(pool.shape[0], -1), ids.reshape(-1), axis=0, mode="clip")
     return found.reshape(ids.shape[0], -1, *pool.shape[2:])

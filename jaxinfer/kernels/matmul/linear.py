@@ -22,7 +22,7 @@ class Linear:
     weight: Any
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "Linear":
-        """The projection to those outputs that `select` takes from an array ``[O, ...]``."""
+        """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
         return Linear(select(self.weight))
 
 

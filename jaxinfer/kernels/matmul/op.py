@@ -27,8 +27,8 @@ from jaxinfer.kernels.matmul.linear import Linear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
-# Up to here XLA is asked for Triton's products (serving/programs/kinds), and merges those of one
-# operand: they read weights where they lie, as pieces with a multiple of so many features.
+# Up to this many rows XLA is asked for Triton's products (serving/programs/kinds), and merges those
+# of one operand: they read weights where they lie, as pieces of whole `_MERGED_FEATURES` features.
 MERGED_BELOW_ROWS = 128
 _MERGED_FEATURES = 64
 

@@ -62,7 +62,7 @@ def call_built_for(
 def at_least(
     first_dimensions: Sequence[int], args: Sequence[jax.Array]
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes of `args`, with those first dimensions where the arrays' own are smaller.
+    """The shapes of `args`, with at least the given first dimensions.
 
     So engines of usual sizes share a kernel, and arrays of any size have one.
     """

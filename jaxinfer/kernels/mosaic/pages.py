@@ -116,7 +116,7 @@ class Tiling:
 def zero_rows_after(values: Ref, first_key: Scalar, length: Scalar) -> None:
     """Zeroes the rows of a value tile whose key position is `length` or more.
 
-    Their probability is 0, but memory nobody wrote may hold NaN and 0 * NaN is NaN. Works in
+    Their probability is 0, but unwritten memory may hold NaN and 0 * NaN is NaN. Works in
     64x64 pieces to keep few registers alive.
     """
     rows, columns = values.shape

@@ -25,7 +25,7 @@ _DESCRIPTOR_BYTES = 128
 def compile_quickly() -> None:
     """Change every kernel lowered from now on; may be called again.
 
-    Reaches into JAX. Where it finds other insides than those it knows, it changes nothing, and
+    Reaches into JAX. Where JAX's internals are not as expected, it changes nothing, and
     kernels only take longer to compile.
     """
     lower = getattr(core, "_mosaic_gpu_lowering_rule", None)

@@ -49,7 +49,7 @@ def load_global(ref: Ref, layout: RegisterLayout) -> jax.Array:
 
 def store_anyhow(ref: Ref, values: jax.Array) -> None:
     """Stores registers, also with bank conflicts or to less than whole cache lines."""
-    if hasattr(plgpu, "store"):  # From jax 0.12 on, `ref[...] =` refuses those.
+    if hasattr(plgpu, "store"):  # From jax 0.12 on, `ref[...] =` refuses them.
         plgpu.store(ref, values, optimized=False)
     else:
         ref[...] = values

@@ -118,7 +118,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def least_tokens(self, text: str) -> int:
-        """No fewer tokens than so many are in a text; much quicker than `encode`."""
+        """A lower bound of a text's number of tokens; much quicker than `encode`."""
         return self._bound.least_tokens(text)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -161,7 +161,7 @@ class Tokenizer:
         return data
 
     def token_text(self, token_id: int) -> str:
-        """What `token_bytes` are as text of their own; those that are not UTF-8 become U+FFFD."""
+        """`token_bytes` decoded by themselves; bytes that are not UTF-8 become U+FFFD."""
         known = self._texts.get(token_id)
         if known is None:
             known = self.token_bytes(token_id).decode("utf-8", errors="replace")

@@ -20,7 +20,7 @@ _PROBE_EVENT = "/jaxinfer/is_listening"
 
 
 class CompilationCounter:
-    """Counts the programs that XLA builds in this process, whoever asks for them.
+    """Counts the programs that XLA builds in this process, for any caller.
 
     A program found in the persistent cache counts too: it was not yet in this process. Call
     `close` when done; JAX's listeners are global.
@@ -123,7 +123,7 @@ class CompiledPrograms[Key: Hashable]:
         return compiled
 
     def both(self, first: Key, second: Key) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-        """Two executables that run after each other; those missing are compiled side by side."""
+        """Two executables that run after each other; missing ones are compiled side by side."""
         if first not in self._compiled or second not in self._compiled:
             self._compile_now([first, second])
         return self._compiled[first], self._compiled[second]

@@ -1,4 +1,4 @@
-"""Lowers an engine's programs, those that an earlier process traced without tracing them again."""
+"""Lowers an engine's programs; what an earlier process traced is not traced again."""
 
 import dataclasses
 import time

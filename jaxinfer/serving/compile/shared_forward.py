@@ -1,7 +1,7 @@
 """One decoding forward pass, traced once, for all programs that decode with the same shapes.
 
 A decode step and its multi-step decodes, one for each way of sampling, have the same kernels, and
-lowering those is most of tracing. Here they are lowered into one module, which each program then
+lowering them is most of tracing. Here they are lowered into one module, which each program then
 calls. XLA inlines the call, so what it compiles is the same.
 """
 

@@ -36,7 +36,7 @@ class TracingWorkers:
         self._processes: list[subprocess.Popen[str]] = []
         self._owed: dict[int, list[str]] = {}  # by process, what it has not yet traced
         # The identity of what a process has traced, or "" at the end of its output; of no process,
-        # that of what nobody traces.
+        # that of programs that are not traced.
         self._news: queue.SimpleQueue[tuple[int | None, str]] = queue.SimpleQueue()
         self._directory = tempfile.TemporaryDirectory(prefix="jaxinfer-tracing-")
         self._num_tasks = 0
@@ -46,7 +46,7 @@ class TracingWorkers:
         self._start_processes(_most_workers())
 
     def start(self, programs: Programs, work: Mapping[ProgramKey, str], *, platform: str) -> None:
-        """Begin to trace; returns at once. Those with the same kernels go to the same process.
+        """Begin to trace; returns at once. Programs with the same kernels go to the same process.
 
         Args:
             programs: of an engine without custom functions.
@@ -115,8 +115,8 @@ class TracingWorkers:
         self._news.put((process.pid, ""))
 
     def _send(self, process: "subprocess.Popen[str]", description: dict[str, Any]) -> None:
-        # The task lies in a file, of which the pipe takes the name: so nobody waits until the
-        # other process has come to read.
+        # The task lies in a file, of which the pipe takes the name: so the sender does not wait
+        # until the other process has come to read.
         self._num_tasks += 1
         path = Path(self._directory.name) / f"{self._num_tasks}.json"
         path.write_text(json.dumps(description))
@@ -126,7 +126,7 @@ class TracingWorkers:
 
 
 def _groups(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
-    """Programs with the same large kernels side by side: it is those whose lowering takes long."""
+    """Programs grouped by their large kernels, whose lowering takes most of the time."""
     groups: dict[Hashable, list[ProgramKey]] = {}
     for key in keys:
         groups.setdefault(kind_of(key).kernels(key), []).append(key)
@@ -139,7 +139,7 @@ def _groups(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
 
 
 def _shares(groups: Sequence[list[ProgramKey]], count: int) -> list[list[ProgramKey]]:
-    """Each group to whoever has least to do: its first costs as much as three that follow."""
+    """Each group to the process with the least work; its first program costs as much as three."""
     shares: list[list[ProgramKey]] = [[] for _ in range(count)]
     costs = [0] * count
     for group in groups:

@@ -17,7 +17,7 @@ def warm_up(
     run: Callable[..., Any],
     arrays: DeviceArrays,
 ) -> DeviceArrays:
-    """Run programs on padding, those of the kinds that answers wait for.
+    """Run the programs that answers wait for on padding.
 
     Args:
         programs: the engine's.

@@ -38,7 +38,7 @@ class Forwarder:
         self._spawn(self._accept)
 
     def close(self) -> None:
-        """Accept no more connections, and give up those that were not made yet."""
+        """Accept no more connections, and give up pending ones."""
         self._closed = True
         self._listener.close()
 

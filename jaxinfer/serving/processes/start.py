@@ -104,7 +104,7 @@ def start_processes(
 def part_from_others() -> None:
     """Wait, not for long, until the other processes end too.
 
-    An ordinary exit of Python does this by itself; it is for those that leave by a shorter way.
+    An ordinary exit of Python does this by itself; call it before `os._exit`.
     """
     if coordination.is_started():
         thread = threading.Thread(target=jax.distributed.shutdown, daemon=True)
@@ -191,7 +191,7 @@ def _initialize(address: str, place: Place, timeout: int) -> None:
 
 def _end_without(address: str, *, ending: bool) -> None:
     """End this process, whose coordinator has gone; one that ends anyway gets time to do so."""
-    time.sleep(1)  # and whoever knows more says it first
+    time.sleep(1)  # a process that knows more says it first
     if ending:
         os._exit(0)
     text = f"jaxinfer: process 0 (at {address}) has ended; this process ends too"

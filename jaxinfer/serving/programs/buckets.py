@@ -18,7 +18,7 @@ _MOST_ROWS_OF_ONE_WIDTH = 32
 # Many rows of long contexts take long anyway: they are padded to one of few sizes.
 _WIDE_ROWS = (64, 256, 1024)
 
-# A kernel's tiles have up to so many keys: tables of whole tiles are read without a check.
+# Most keys of a kernel's tile: tables of whole tiles are read without a check.
 _TILE_KEYS = 128
 
 # A request that arrives waits for the multi-step decodes on their way. Steps of many rows take
@@ -30,13 +30,13 @@ _MOST_LONG_MULTI_STEP_ROWS = 64
 # own, of few sizes: what they save is worth some rows of padding.
 _SHARING_ROWS = (64, 256, 1024)
 
-# Of up to so many rows, all may as well be sampled in full where one must be; of more, the few that
+# Up to this many rows, all may as well be sampled in full where one must be; of more, the few that
 # need it are picked out (mode "mixed"). Both have few sizes, for their programs are large.
 _MOST_FULL_ROWS = 32
 _FULL_ROWS = (32, 64)
 _MIXED_ROWS = (64, 128, 192, 256, 1024)
 
-# Above so many rows, drawing for a greedy row, too, is nothing beside the step.
+# Above this many rows, drawing for a greedy row, too, is nothing beside the step.
 _MOST_GREEDY_ROWS = 8
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
@@ -84,7 +84,7 @@ class Buckets:
     def decode_shape(
         self, rows: int, width: int, *, mode: SamplerMode = "greedy", num_steps: int = 1
     ) -> DecodeShape:
-        """The smallest bucket for so many rows and blocks of the longest."""
+        """The smallest bucket for a number of rows and the blocks of the longest."""
         sizes = self.rows
         if num_steps > 1:
             sizes = tuple(size for size, steps in self.multi_step_decodes if steps == num_steps)
@@ -133,7 +133,7 @@ class Buckets:
     def sharing_shape(
         self, rows: int, *, mode: SamplerMode = "greedy", num_steps: int = 1
     ) -> DecodeShape | None:
-        """The smallest bucket for so many rows that share keys; None if there is none."""
+        """The smallest bucket for a number of rows that share keys; None if there is none."""
         if mode in WITH_SLOTS and num_steps > 1:
             return None
         mode = self.single_mode(mode)
@@ -144,7 +144,7 @@ class Buckets:
         return None
 
     def prefill_shape(self, tokens: int, rows: int, *, all_tokens: bool = False) -> PrefillShape:
-        """The smallest bucket for so many tokens and rows; tables are always full width."""
+        """The smallest bucket for a number of tokens and rows; tables are always full width."""
         for bucket_tokens, bucket_rows in self.scored if all_tokens else self.prefill:
             if tokens <= bucket_tokens and rows <= bucket_rows:
                 return PrefillShape(bucket_tokens, bucket_rows, self.widths[-1], all_tokens)
@@ -157,7 +157,7 @@ class Buckets:
         return next((steps for size, steps in self.multi_step_decodes if rows <= size), 1)
 
     def prefill_shapes(self) -> list[PrefillShape]:
-        """Every prefill bucket, the largest last; then those that score."""
+        """Every prefill bucket, the largest last; then the buckets that score."""
         pairs = [(pair, False) for pair in self.prefill] + [(pair, True) for pair in self.scored]
         return [PrefillShape(*pair, self.widths[-1], every) for pair, every in pairs]
 

@@ -36,11 +36,11 @@ class StepInputs(NamedTuple):
         context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding, and
             for a row without any.
         slots: ``[B]`` where in last_tokens a sampled token goes, and a decoding row's token to feed
-            is; max_num_seqs for padding rows and rows that do not sample, a slot nobody reads.
+            is; max_num_seqs for padding rows and rows that do not sample: the padding slot.
         num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
             row; from the multi-step decode's step of that number on, the row is as good as padding.
         block_tables: ``[B, W]`` page ids.
-        shared: which decoding rows begin with the same pages; None where nobody looks.
+        shared: which decoding rows begin with the same pages; None where that is not looked for.
         of_tokens: ``[T]`` each, by name: what `Datum` declares beyond these.
         of_rows: ``[B]``, ``[B + 1]`` or ``[B, W]`` each, likewise.
     """
@@ -145,7 +145,7 @@ class DecodeShape:
         return _named(self.data, arrays)._replace(shared=self.shared(arrays))
 
     def shared(self, arrays: Sequence[Any]) -> SharedPrefixes | None:
-        """Those of `arrays` that say what rows share; None where nobody looks."""
+        """The arrays that say what rows share; None where that is not looked for."""
         return SharedPrefixes(*arrays[len(self.data) :]) if self.work_items else None
 
     def blank(self) -> np.ndarray:

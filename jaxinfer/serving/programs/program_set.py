@@ -19,7 +19,7 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
 
 
 def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:
-    """Those among which the one that needs most memory is, the slowest to compile first."""
+    """Candidates for the largest peak memory, the slowest to compile first."""
     return [key for kind in KINDS.values() for key in kind.largest(buckets, backend)]
 
 
@@ -31,7 +31,7 @@ def uses_pages(key: ProgramKey) -> bool:
 def options_of(
     key: ProgramKey, *, platform: str, num_devices: int, peer_buffers: bool
 ) -> dict[str, Any]:
-    """XLA's options for one program on a mesh of so many devices."""
+    """XLA's options for one program, by the number of devices of the mesh."""
     if platform == "cpu":
         return {}
     # Ways to compute a product are timed, but not checked against each other, which takes longer.

@@ -88,7 +88,7 @@ class Programs:
         return kind_of(key).program(self, key)
 
     def with_layers(self, count: int) -> "Programs":
-        """Those of the same model with its first layers only, at most so many."""
+        """The same model's programs with at most `count` of its layers."""
         config = self.context.config
         config = replace(config, num_hidden_layers=min(count, config.num_hidden_layers))
         model = self.params["model"]
@@ -116,12 +116,12 @@ class Programs:
 
     @property
     def last_tokens(self) -> jax.ShapeDtypeStruct:
-        """Newest token of each slot, and of the slot that nobody holds."""
+        """Newest token of each slot, and of the padding slot."""
         return self.whole((self.num_slots,))
 
     @property
     def slot_state(self) -> SlotState:
-        """What mode "full" keeps of each slot, and of the slot that nobody holds."""
+        """What mode "full" keeps of each slot, and of the padding slot."""
         vocab_size = self.context.config.vocab_size
         sharding = NamedSharding(self.context.mesh, logits_spec(self.context.rules))
         counts = jax.ShapeDtypeStruct((self.num_slots, vocab_size), jnp.int32, sharding=sharding)
@@ -145,12 +145,12 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
 
     def sampling(self, rows: int, mode: SamplerMode) -> SamplingArrays:
-        """How so many rows are sampled."""
+        """Shapes of how a number of rows is sampled."""
         special = self.whole((num_special_rows(rows),)) if mode == "mixed" else None
         return SamplingArrays(self.whole((rows, len(Column))), special=special)
 
     def edits(self, slots: int) -> LogitEdits:
-        """The logit edits of so many slots."""
+        """Shapes of the logit edits of a number of slots."""
         ids = self.whole((slots, EDIT_WIDTH))
         values = self.whole((slots, EDIT_WIDTH), jnp.float32)
         words = -(-self.context.config.vocab_size // 32)

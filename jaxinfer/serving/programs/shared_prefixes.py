@@ -41,7 +41,7 @@ class Group(NamedTuple):
 
 
 def most_items(rows: int) -> int:
-    """U of a batch of so many rows: what each group has beyond one is part of what is aimed at."""
+    """U of a batch, by its number of rows; each group's items beyond its first count towards it."""
     return rows // _FEWEST_ROWS + _WANTED_ITEMS
 
 
@@ -109,7 +109,7 @@ def _shared_with_previous(
 
 
 def _split(keys: np.ndarray, last_window: int, rows_in_item: int) -> Iterator[Group]:
-    """Groups, each as long as saves most of those that begin with its first row.
+    """Groups; each is the one with the largest saving among those beginning with its first row.
 
     Args:
         keys: ``[n]`` keys that each row shares with the one before it.

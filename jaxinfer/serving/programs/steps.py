@@ -158,7 +158,7 @@ def feed_last_tokens(
     rows = jnp.arange(batch.slots.shape[0], dtype=jnp.int32)
     positions = jnp.maximum(batch.context_lens - 1, 0)
     blocks = batch.block_tables.at[rows, positions // S].get(mode="clip")
-    # Padding rows write to slot 0, of the page that nobody holds.
+    # Padding rows write to slot 0, of page 0, which is never allocated.
     slot_mapping = jnp.where(batch.context_lens > 0, blocks * S + positions % S, 0)
     token_ids = last_tokens.at[batch.slots].get(mode="clip")
     cu_seqlens = jnp.arange(batch.slots.shape[0] + 1, dtype=jnp.int32)
@@ -218,8 +218,8 @@ def _run_layers(
 ) -> tuple[KVCache, Float[Array, "_ E"]]:
     """Embed and run every layer; each writes its keys and values before it attends.
 
-    With `sizes`, parts of so many tokens go through the layers in turn. With `last_rows`, only
-    those tokens leave the last layer, which takes all tokens at once: the last of each row.
+    With `sizes`, parts of these numbers of tokens go through the layers in turn. With `last_rows`,
+    only these tokens leave the last layer, which takes all tokens at once: the last of each row.
     """
     config, backend, model = context.config, context.backend, context.architecture
 

@@ -15,5 +15,5 @@ def gather_blocks(kv: KVCache, ids: Int32[Array, " n"]) -> Blocks:
 
 
 def scatter_blocks(kv: KVCache, ids: Int32[Array, " n"], blocks: Blocks) -> KVCache:
-    """The pages with blocks `ids` replaced; `kv` is donated. Padding has id 0, nobody's block."""
+    """The pages with blocks `ids` replaced; `kv` is donated. Padding has id 0, reserved for it."""
     return jax.tree.map(lambda pages, new: pages.at[ids].set(new, mode="drop"), kv, blocks)

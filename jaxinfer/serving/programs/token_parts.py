@@ -29,7 +29,8 @@ def part_sizes(num_tokens: int, num_devices: int) -> tuple[int, ...]:
 
 
 def cut(whole: StepInputs, sizes: Sequence[int]) -> list[StepInputs]:
-    """Parts of so many tokens, in order; together they are the whole. No sizes are one part.
+    """Parts of the given numbers of tokens, in order; together they are the whole. No sizes are one
+    part.
 
     A row may lie across a border: its earlier tokens are then cached context to the later ones,
     as if the prompt had come in chunks.

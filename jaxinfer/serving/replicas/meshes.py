@@ -18,7 +18,7 @@ def make_replica_mesh(
     Args:
         num_replicas: M, data-parallel degree.
         devices_each: N, tensor-parallel degree of each replica.
-        devices: `jax.Device`s to take the first M x N of; None takes those of this process.
+        devices: `jax.Device`s to take the first M x N of; None takes this process's.
 
     Raises:
         ValueError: there are fewer; gives both numbers.

@@ -61,7 +61,7 @@ class BatchBuilder:
 
     Args:
         buckets: the shapes there are.
-        max_num_seqs: slots; the slot of that number is nobody's and takes padding rows.
+        max_num_seqs: slots; the slot of that number takes padding rows.
         block_size: S.
         vocab_size: V.
         prepare: turns a request into what its sampling takes at each step (`prepare_row`).
@@ -78,7 +78,7 @@ class BatchBuilder:
     ) -> None:
         self._buckets = buckets
         self._block_size = block_size
-        self._nobody = max_num_seqs
+        self._padding_slot = max_num_seqs
         self._updates = SlotUpdates(max_num_seqs + 1, vocab_size)
         self._banned: dict[int, frozenset[int]] = {}
         self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
@@ -110,9 +110,9 @@ class BatchBuilder:
             np.int32,
         )
         context = np.array(ends, np.int32)
-        # Rows that do not sample are sampled like padding: greedily, for nobody.
+        # Rows that do not sample are sampled like padding: greedily, and discarded.
         samples = schedule.is_decode or np.array([row.samples for row in rows])
-        sample_slots = np.where(samples, slots, np.int32(self._nobody))
+        sample_slots = np.where(samples, slots, np.int32(self._padding_slot))
         levels = self._mirror.levels[sample_slots]
         special = np.flatnonzero(levels == MODES.index("full"))
         choose_mode = functools.partial(
@@ -234,12 +234,14 @@ class BatchBuilder:
         context: np.ndarray,
         tables: np.ndarray,
     ) -> StepRows:
-        return StepRows(rows, slots, sample_slots, context, tables, self._nobody, self._block_size)
+        return StepRows(
+            rows, slots, sample_slots, context, tables, self._padding_slot, self._block_size
+        )
 
     def _pack_scalars(
         self, sample_slots: np.ndarray, context: np.ndarray, num_rows: int
     ) -> SamplingArrays:
-        padded = np.full(num_rows, self._nobody, np.int32)
+        padded = np.full(num_rows, self._padding_slot, np.int32)
         padded[: len(sample_slots)] = sample_slots
         scalars = self._mirror.scalars[padded]
         scalars[: len(context), Column.POSITION] = context

@@ -31,7 +31,7 @@ def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def free(*trees: object) -> None:
-    """Give back the memory of all arrays now, whoever still refers to them."""
+    """Give back the memory of all arrays now, even if something still refers to them."""
     for leaf in jax.tree.leaves(trees):
         if isinstance(leaf, jax.Array) and not leaf.is_deleted():
             leaf.delete()

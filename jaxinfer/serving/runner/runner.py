@@ -54,7 +54,7 @@ class Runner:
         config: sizes, compilation, swapping.
         eos_token_ids: tokens that min_tokens bans.
         tokenizer: needed for bad words only.
-        owns_params: whether nobody else holds the parameters, so that they may be overwritten.
+        owns_params: whether nothing else holds the parameters, so that they may be overwritten.
 
     Attributes:
         report: what to tell the user at start-up.

@@ -98,5 +98,5 @@ class SamplingArrays(NamedTuple):
 
 
 def num_special_rows(rows: int) -> int:
-    """K, most of so many rows that mode "mixed" samples in full."""
+    """K, the most rows of a batch that mode "mixed" samples in full."""
     return max(8, rows // 8)

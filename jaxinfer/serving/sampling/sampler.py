@@ -106,7 +106,7 @@ def sample(
         logits_processor: Replaces the logits after all edits, in every mode. With a split
             vocabulary it gets gathered, full logits.
         sampler: Replaces temperature, truncation and draw, in every mode, likewise. The
-            log-probabilities are then those before truncation, at the row's temperature.
+            log-probabilities are then taken before truncation, at the row's temperature.
     """
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)

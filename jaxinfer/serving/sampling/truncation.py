@@ -145,7 +145,7 @@ def _sum_from(keys: jax.Array, measure: Measure, least: jax.Array) -> jax.Array:
 
 
 def _in_parts(keys: Int[Array, "B V"], least: jax.Array) -> Int[Array, "B N M"]:
-    """The keys `[B, N, M]` in parts that are summed side by side, without those below `least`."""
+    """The keys `[B, N, M]` in parts that are summed side by side, without keys below `least`."""
     keys = jnp.where(keys >= least[:, None], keys, DROPPED)
     keys = jnp.pad(keys, ((0, 0), (0, -keys.shape[1] % _PARTS)), constant_values=DROPPED)
     return keys.reshape(keys.shape[0], _PARTS, -1)

@@ -1,6 +1,6 @@
 """The distribution of a row as a function of its logits and a few scalars.
 
-Nothing of vocabulary size is stored: whoever needs weights computes them again from the logits,
+Nothing of vocabulary size is stored: each use of the weights computes them again from the logits,
 which costs less than a round trip through memory.
 """
 
@@ -25,7 +25,7 @@ class RowDistribution(NamedTuple):
         inverse_temperature: float32; 1 for greedy rows, whose log-probabilities are reported at
             temperature 1.
         threshold: int32 key (see `sort_keys`); tokens with a smaller key have probability 0.
-        last_tie: int32 token id; of the tokens whose key is the threshold, those with a larger id
+        last_tie: int32 token id; of the tokens whose key is the threshold, tokens with a larger id
             have probability 0. None keeps them all.
     """
 
@@ -69,7 +69,7 @@ def weights(logits: jax.Array, ids: jax.Array, rows: RowDistribution) -> jax.Arr
 
     Args:
         logits: Any columns of the logits; minus infinity gives 0.
-        ids: The token ids of those columns, broadcastable to `logits`.
+        ids: The token ids of the columns, broadcastable to `logits`.
         rows: The rows' distributions.
     """
     return jnp.where(_kept(logits, ids, rows), jnp.exp(scaled_logits(logits, rows)), 0.0)

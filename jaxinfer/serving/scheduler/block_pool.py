@@ -13,8 +13,8 @@ MAX_BLOCK_SIZE = 256
 class BlockPool:
     """Hands out the device's KV-cache blocks and keeps freed ones for prefix hits.
 
-    A block is held (by one request or, through prefix hits, by several), cached (nobody holds it,
-    its content is indexed), or free. Cached blocks are given away when no free one is left, the
+    A block is held (by one request or, through prefix hits, by several), cached (no request holds
+    it, its content is indexed), or free. Cached blocks are given away when no free one is left, the
     least recently used first; a sequence gives its blocks back tail first, so that a prefix
     outlives what follows it.
 
@@ -65,7 +65,7 @@ class BlockPool:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that nobody holds and a prefix hit can revive."""
+        """Blocks that no request holds and a prefix hit can revive."""
         return len(self._cached)
 
     @property
@@ -101,7 +101,7 @@ class BlockPool:
         """Give back a sequence's blocks, listed in order of position.
 
         Raises:
-            RuntimeError: if a block is held by nobody.
+            RuntimeError: a block is not held.
         """
         self.num_frees += 1
         self._index.settle()
@@ -109,7 +109,7 @@ class BlockPool:
         for block in reversed(blocks):
             left = num_holders[block] - 1
             if left < 0:
-                raise RuntimeError(f"block {block} is freed but nobody holds it")
+                raise RuntimeError(f"block {block} is freed but no request holds it")
             num_holders[block] = left
             if left == 0:
                 if block in indexed:
@@ -152,7 +152,7 @@ class BlockPool:
         """Offer the request's full blocks of known, scheduled tokens to all who come later.
 
         May be called as soon as the step that fills a block is scheduled: the device runs steps
-        in order and within a step each layer writes before it attends, so whoever reads the
+        in order and within a step each layer writes before it attends, so a request that reads the
         block, in the same step or later, reads it filled.
         """
         num_blocks = min(request.num_known_tokens, request.num_cached_tokens) // self.block_size
@@ -160,12 +160,12 @@ class BlockPool:
             self._index.register(request, num_blocks)
 
     def distrust(self, request: Request) -> None:
-        """Let nobody find the blocks of the request's tokens again: they may hold NaN.
+        """Never find the blocks of the request's tokens again: they may hold NaN.
 
-        That goes for a prefix that it found, too: whoever filled it may not have been read yet, or
-        have ended before it was, and one bad block would fail all that ever find it. Who holds such
-        blocks keeps them, and fails by itself if they are bad. The price is that they are computed
-        once more.
+        That goes for a prefix that it found, too: the step that filled it may not have been read
+        yet, or have ended before it was, and one bad block would fail all that ever find it. Who
+        holds such blocks keeps them, and fails by itself if they are bad. The price is that they
+        are computed once more.
 
         To be called before the request's own blocks are freed.
         """

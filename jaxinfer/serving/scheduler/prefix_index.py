@@ -7,7 +7,7 @@ from jaxinfer.serving.requests.request import ID_BYTES, Request
 
 
 def sha256(data: bytes) -> bytes:
-    """SHA-256 of `data`: strong enough that nobody can craft a prompt that hits another's block."""
+    """SHA-256 of `data`: strong enough that a prompt can't be crafted that hits another's block."""
     return hashlib.sha256(data).digest()
 
 
@@ -101,7 +101,7 @@ class PrefixIndex:
         del self._entries[self.content_of_block.pop(block)]
 
     def remove_chain(self, request: Request) -> list[int]:
-        """Forget the blocks that hold the request's tokens, whoever filled them.
+        """Forget the blocks that hold the request's tokens, also those of other requests.
 
         Returns:
             The blocks that were indexed.

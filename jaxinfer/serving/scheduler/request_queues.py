@@ -58,7 +58,7 @@ class RequestQueues:
     def park_all_but(self, kept: Collection[str] | None) -> None:
         """Let only these of the waiting requests be admitted, and none that comes; None lets all.
 
-        Those that run go on: preempt them first if they are to wait too.
+        Running requests go on: preempt them first if they are to wait too.
         """
         everyone = [*self.waiting, *self.parked.values()]
         self._parks_others = kept is not None

@@ -28,7 +28,7 @@ class ScheduledRow:
     In all but the last, what is reserved is accepted.
 
     Attributes:
-        request: the sequence; its `slot` and `block_table` are those to use.
+        request: the sequence; its `slot` and `block_table` are the ones to use.
         start: position of the first token fed.
         num_fed: tokens fed, proposals included.
         num_reserved: tokens that the row can gain; 0 if it samples nothing.

@@ -29,7 +29,7 @@ class Scheduler:
 
     `schedule` may be called again before `update` has brought the tokens of earlier schedules;
     updates come in the order of the schedules. That freed blocks and slots are reused while such
-    steps are in flight is safe, because the device runs steps in order: whoever gets a block
+    steps are in flight is safe, because the device runs steps in order: the next owner of a block
     next writes it after the last step of its former holder.
 
     When a running request needs a block and none is left, the running request of the highest rank
@@ -103,7 +103,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot, preempted ones and those that `run_only` holds up included."""
+        """Requests without a slot, including preempted ones and requests held up by `run_only`."""
         return len(self._queues.waiting) + len(self._queues.parked)
 
     @property
@@ -120,7 +120,7 @@ class Scheduler:
         return self._queues.unfinished()
 
     def runnable(self) -> list[Request]:
-        """Unfinished requests but for those that `run_only` holds up."""
+        """Unfinished requests, except those held up by `run_only`."""
         return [r for r in self.unfinished() if self._kept is None or r.request_id in self._kept]
 
     def check(self, request: Request) -> None:
@@ -187,8 +187,8 @@ class Scheduler:
 
         Args:
             num_steps: length of the multi-step decode wanted. There is a multi-step decode only if
-                nobody waits, every row is a decode, all blocks for it are free, and some row can
-                use all of it; otherwise one step is planned.
+                no request waits, every row is a decode, all blocks for it are free, and some row
+                can use all of it; otherwise one step is planned.
 
         Returns:
             The step, or None if nothing can run before tokens in flight are read (or at all).
@@ -261,9 +261,9 @@ class Scheduler:
     def propose(self, request: Request, token_ids: Sequence[int]) -> None:
         """Have a request's next row feed tokens that may be the next of its answer.
 
-        They change no token of the answer: those that differ from what is sampled in their place
-        are dropped. A row feeds as many as the step's token budget, the request's length and the
-        free blocks allow, once the host has read all of the request's tokens. They hold for as
+        They change no token of the answer: proposals that differ from the token sampled in their
+        place are dropped. A row feeds as many as the step's token budget, the request's length and
+        the free blocks allow, once the host has read all of the request's tokens. They hold for as
         long as the tokens that are read agree with them, and replace what was proposed before.
 
         Args:
@@ -297,7 +297,7 @@ class Scheduler:
         """Let only these run until the next call; all others keep their place and wait.
 
         Args:
-            requests: unfinished ones; None lets everybody run again.
+            requests: unfinished ones; None lets every request run again.
         """
         kept = None if requests is None else {request.request_id for request in requests}
         before, self._kept = self._kept, kept
@@ -332,7 +332,7 @@ class Scheduler:
     def invalidate_prefix_cache(self) -> None:
         """Stop finding what was cached so far: the weights have changed, or the caller wants it.
 
-        Running requests go on with the blocks they have, which nobody else will share.
+        Running requests go on with the blocks they have, which are no longer shared.
         """
         self.pool.invalidate()
 
@@ -343,7 +343,7 @@ class Scheduler:
             raise RuntimeError("several requests are partly prefilled")
 
     def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
-        """Append the leading `num_new` tokens up to one that ends the request; returns those.
+        """Append the leading `num_new` tokens up to one that ends the request; returns them.
 
         The request ends with an error if there are fewer.
         """

@@ -22,7 +22,7 @@ class SwapSpace:
 
     @property
     def num_free_blocks(self) -> int:
-        """Host blocks that nobody holds."""
+        """Host blocks that are free."""
         return len(self._free)
 
     def take(self, request: Request, num_blocks: int) -> bool:

@@ -38,7 +38,7 @@ class RowSampling:
     edits: RowEdits | None
 
     def mode(self, num_output_tokens: int) -> SamplingMode:
-        """Return the least mode that serves the next token after so many output tokens.
+        """Return the least mode that serves the token that follows a given number of output tokens.
 
         A request that is "full" for its `min_tokens` alone gets cheaper once they are out.
         """

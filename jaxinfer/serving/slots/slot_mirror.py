@@ -29,7 +29,7 @@ class SlotMirror:
         scalars: int32 ``[num_slots + 1, columns]`` as `SamplingArrays.scalars`, position unset.
         levels: ``[num_slots + 1]`` index in `MODES` of the mode that the slot's row needs.
         truncates: bool ``[num_slots + 1]``, whether it has `top_k` or `top_p`.
-        sampling: of each slot's holder; the last entry is what nobody's row is sampled by.
+        sampling: of each slot's request; the last entry is for padding rows.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class SlotMirror:
         self.num_slots = num_slots
         self._prepare = prepare
         self.tables = np.zeros((num_slots + 1, width), np.int32)
-        nobody = prepare_row(
+        padding = prepare_row(
             SamplingParams(temperature=0.0), seed=0, vocab_size=1, prompt_token_ids=[]
         )
-        self.sampling = [nobody] * (num_slots + 1)
-        self.scalars = np.repeat(nobody.scalars[None], num_slots + 1, axis=0)
+        self.sampling = [padding] * (num_slots + 1)
+        self.scalars = np.repeat(padding.scalars[None], num_slots + 1, axis=0)
         self.levels = np.zeros(num_slots + 1, np.int8)
         self.truncates = np.zeros(num_slots + 1, np.bool_)
         self._holders: list[Request | None] = [None] * num_slots

@@ -21,7 +21,7 @@ Kind = Literal["token", "row", "row+1", "table"]
 class Padding(Enum):
     """Padding that is not the same number in every step; `Datum.padding` is a number otherwise."""
 
-    NOBODY = "the slot that nobody holds"
+    SLOT = "the padding slot"
     LAST = "the last value that is not padding"
 
 
@@ -67,8 +67,8 @@ class Datum:
             into[:count, : values.shape[1]] = values
         else:
             into[:count] = values
-        if self.padding is Padding.NOBODY:
-            into[count:] = step.nobody
+        if self.padding is Padding.SLOT:
+            into[count:] = step.padding_slot
         elif self.padding is Padding.LAST:
             into[count:] = values[-1]
 
@@ -101,7 +101,7 @@ STEP_DATA = (
     Datum("slot_mapping", "token", _slot_mapping, only="prefill"),
     Datum("cu_seqlens", "row+1", lambda step: step.cu_seqlens, Padding.LAST, only="prefill"),
     Datum("context_lens", "row", lambda step: step.context),
-    Datum("slots", "row", lambda step: step.sample_slots, Padding.NOBODY),
+    Datum("slots", "row", lambda step: step.sample_slots, Padding.SLOT),
     Datum("num_tokens", "row", _num_tokens, only="decode"),
     Datum("block_tables", "table", lambda step: step.tables),
 )

@@ -16,10 +16,10 @@ class StepRows:
     Attributes:
         rows: from the schedule; the requests are in them.
         slots: int32 ``[n]`` that the rows hold.
-        sample_slots: int32 ``[n]`` the same, but `nobody` for rows that do not sample.
+        sample_slots: int32 ``[n]`` the same, but `padding_slot` for rows that do not sample.
         context: int32 ``[n]`` tokens of each row's context, the fed ones included.
         tables: int32 ``[n, width]`` block tables.
-        nobody: the slot that stands for padding, max_num_seqs.
+        padding_slot: the slot that stands for padding, max_num_seqs.
         block_size: S.
     """
 
@@ -28,7 +28,7 @@ class StepRows:
     sample_slots: np.ndarray
     context: np.ndarray
     tables: np.ndarray
-    nobody: int
+    padding_slot: int
     block_size: int
 
     @cached_property

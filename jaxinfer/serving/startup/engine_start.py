@@ -34,7 +34,7 @@ class EngineSetup:
         tokenizer: None for token ids only.
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
-        owns_params: whether nobody else holds the parameters.
+        owns_params: whether nothing else holds the parameters.
         fewest: from this process's number of KV blocks to that of all processes.
     """
 
@@ -64,7 +64,7 @@ def start_engine(
         params: the parameter tree; arrays that are placed already are used without a copy.
         mesh: the engine's devices.
         lowering: what it shares with other replicas of the model.
-        devices: those of all replicas, which bound the KV blocks.
+        devices: all replicas' devices, which bound the KV blocks.
 
     Raises:
         CapacityError: the KV cache can't hold one full-length request.

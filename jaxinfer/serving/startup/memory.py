@@ -18,7 +18,7 @@ _LARGEST_SHARE_OF_ALLOCATOR = 0.95
 _ALLOCATOR_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 _LARGEST_SHARE_OF_RAM = 0.25
-# Pages are zeroed at start-up, and whoever serves from a CPU has little use for more.
+# Pages are zeroed at start-up, and serving from a CPU has little use for more.
 _ENOUGH_ON_A_CPU = 1 << 29
 
 
@@ -43,7 +43,8 @@ def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -
     """
     wanted = max_num_seqs * blocks_per_seq
     enough = max(_ENOUGH_ON_A_CPU // block_bytes, blocks_per_seq)
-    return min(wanted, enough, _most_blocks_on_cpu(block_bytes)) + 1  # block 0 is nobody's
+    # Block 0 is reserved for padding.
+    return min(wanted, enough, _most_blocks_on_cpu(block_bytes)) + 1
 
 
 def longest_on_cpu(*, block_bytes: int, block_size: int) -> int:
@@ -71,7 +72,7 @@ def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
     anything compiles: XLA tries kernels out on the device.
 
     Args:
-        devices: those that hold the pages.
+        devices: the devices that hold the pages.
         utilization: share of a device's memory that the engine may use.
 
     Raises:
@@ -129,7 +130,7 @@ def check_capacity(
     """Refuse a cache that can't hold one full-length request.
 
     Args:
-        num_blocks: those of the cache, block 0 included.
+        num_blocks: blocks of the cache, block 0 included.
         block_size: tokens of a block.
         max_model_len: tokens of such a request.
         remedy: what else helps, beside a lower `max_model_len`.

@@ -18,7 +18,7 @@ class ModelSource:
 
     Attributes:
         params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
-        owns_params: whether `params` were made for this engine, and nobody else holds them.
+        owns_params: whether `params` were made for this engine and are held by nothing else.
         model_config: goes with `params`.
         tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
         mesh: the devices; None makes a mesh of `tensor_parallel_size` devices for each replica.

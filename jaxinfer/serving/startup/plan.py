@@ -35,7 +35,7 @@ from jaxinfer.serving.startup import memory
 from jaxinfer.startup_report import StartupReport
 
 # A layer's temporaries are free before the next layer takes its own: of a model's steps of 2 and of
-# 28 layers on an H200, those differ by 3 to 8 KB a layer.
+# 28 layers on an H200, they differ by 3 to 8 KB a layer.
 _PROBED_LAYERS = 2
 
 # Trying out products takes time and changes no more than the size of their scratch memory, of which
@@ -69,7 +69,7 @@ def plan_engine(
         sampler: likewise.
         fewest: from this process's number of blocks to that of all processes.
         lowering: what this engine shares with other replicas; its own if None.
-        devices: those of all replicas, which bound the blocks; the mesh's if None.
+        devices: all replicas' devices, which bound the blocks; the mesh's if None.
 
     Raises:
         CapacityError: the cache can't hold one full-length request, or has more blocks than kernels
@@ -225,8 +225,8 @@ def _count_blocks(
 ) -> tuple[int, list[jax.stages.Compiled]]:
     """The number of blocks, and the programs that were compiled to find it.
 
-    Where all programs are wanted, those that don't depend on that number are traced meanwhile. They
-    are not compiled yet: all others have to wait for these few.
+    Where all programs are wanted, programs that don't depend on that number are traced meanwhile.
+    They are not compiled yet: all others have to wait for these few.
     """
     most = programs.cache.most_blocks
     if config.num_kv_blocks is not None:

@@ -16,7 +16,7 @@ from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from tests.call_count import calls_of
 
-S, NOBODY = 8, 4
+S, PADDING_SLOT = 8, 4
 
 
 def test_every_array_of_a_batch_begins_where_gpu_kernels_can_read_it():
@@ -27,7 +27,7 @@ def test_every_array_of_a_batch_begins_where_gpu_kernels_can_read_it():
 
 
 def _builder(
-    max_num_seqs=NOBODY,
+    max_num_seqs=PADDING_SLOT,
     max_model_len=64,
     block_size=S,
     num_decode_steps=1,
@@ -87,22 +87,22 @@ def test_prefill_rows_are_packed_one_after_the_other():
     assert fields.block_tables[1, 0] == 7
 
 
-def test_padding_belongs_to_nobody():
+def test_padding_belongs_to_no_request():
     batch = _builder().build(_schedule((_request(1, 3, [7]), 0, 3, 1)))
     fields = batch.shape.split(batch.packed)
     assert not fields.slot_mapping[3:].any()
     assert (fields.cu_seqlens[1:] == 3).all()
     assert not fields.context_lens[1:].any()
-    assert (fields.slots[1:] == NOBODY).all()
+    assert (fields.slots[1:] == PADDING_SLOT).all()
 
 
-def test_a_chunk_that_does_not_sample_writes_to_nobodys_slot():
+def test_a_chunk_that_does_not_sample_writes_to_the_padding_slot():
     request = _request(1, 20, [7, 8, 9], temperature=1.0)
     batch = _builder().build(_schedule((request, 8, 6, 0)))
     fields = batch.shape.split(batch.packed)
     assert fields.positions[:6].tolist() == [*range(8, 14)]
     assert fields.context_lens[0] == 14
-    assert fields.slots[0] == NOBODY
+    assert fields.slots[0] == PADDING_SLOT
     assert batch.mode == "greedy"
 
 
@@ -122,7 +122,7 @@ def test_decode_uploads_lengths_slots_and_tables():
     fields = batch.shape.split(batch.packed)
     assert fields.context_lens.tolist()[:2] == [10, 3]
     assert fields.slots[:2].tolist() == [3, 1]
-    assert (fields.slots[2:] == NOBODY).all()
+    assert (fields.slots[2:] == PADDING_SLOT).all()
     assert fields.block_tables[0, :2].tolist() == [6, 2]
     assert batch.sampling.scalars[:2, Column.POSITION].tolist() == [10, 3]
 
@@ -183,11 +183,11 @@ def test_a_slot_is_told_of_its_holder_once():
     row = (penal, 2, 1, 1)
     batch = builder.build(_schedule(plain, row))
     (edits,), (counts,) = batch.edits, batch.counts
-    assert edits.slots[:2].tolist() == [1, NOBODY + 1]
+    assert edits.slots[:2].tolist() == [1, PADDING_SLOT + 1]
     assert edits.edits.ids[0, :2].tolist() == [5, -1]
-    assert counts.cleared[:2].tolist() == [1, NOBODY + 1]
+    assert counts.cleared[:2].tolist() == [1, PADDING_SLOT + 1]
     assert counts.tokens[:, :3].tolist() == [[1, 1, 1], [10, 11, 30], [0, 0, 1]]
-    assert (counts.tokens[0, 3:] == NOBODY + 1).all()
+    assert (counts.tokens[0, 3:] == PADDING_SLOT + 1).all()
     assert batch.sampling[1:] == (None, None, None)
     again = builder.build(_schedule(plain, row))
     assert not again.edits
@@ -225,7 +225,7 @@ def test_a_step_tells_slots_late_what_depends_on_tokens_read_since():
     assert builder.late_edits(schedule) == []
     request.output_token_ids.append(7)
     (late,) = builder.late_edits(schedule)
-    assert late.slots[:2].tolist() == [2, NOBODY + 1]
+    assert late.slots[:2].tolist() == [2, PADDING_SLOT + 1]
     assert (late.edits.ids[0] == -1).all()
     request.slot = None  # what was read has ended it
     assert builder.late_edits(schedule) == []

@@ -63,7 +63,7 @@ def test_freeing_twice_is_an_error():
     pool = BlockPool(4, 8)
     blocks = pool.allocate(1)
     pool.free(blocks)
-    with pytest.raises(RuntimeError, match="nobody holds it"):
+    with pytest.raises(RuntimeError, match="no request holds it"):
         pool.free(blocks)
 
 

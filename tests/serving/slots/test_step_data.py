@@ -22,7 +22,7 @@ from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_data import Datum, Padding
 from tests.serving.runner.tiny_runner import CONFIG, Loop, expected_greedy, make_runner, prompts
 
-NOBODY = 4
+PADDING_SLOT = 4
 _SHAPES = [DecodeShape(3, 5, 2), PrefillShape(100, 7, 3)]
 
 
@@ -38,7 +38,7 @@ TABLE = (
     Datum("adapter", "row", _adapters, padding=-1),
     Datum("scale", "row", _scales, padding=0.5, dtype="float32"),
     Datum("place", "token", lambda step: 100 + step.positions, padding=-7),
-    Datum("owner", "token", lambda step: step.slots[step.row_of_token], Padding.NOBODY),
+    Datum("owner", "token", lambda step: step.slots[step.row_of_token], Padding.SLOT),
     Datum("pages", "table", lambda step: step.tables + 1000, padding=-2),
     Datum("first", "token", lambda step: step.positions == 0, only="prefill"),
 )
@@ -72,7 +72,7 @@ def _context():
 def _build(*rows, is_decode=False):
     """A packed step of (slot, prompt length, start) rows that feed all the rest."""
     buckets = _with_table(
-        max_num_seqs=NOBODY,
+        max_num_seqs=PADDING_SLOT,
         max_num_batched_tokens=64,
         max_model_len=64,
         block_size=8,
@@ -81,7 +81,7 @@ def _build(*rows, is_decode=False):
     )
     builder = BatchBuilder(
         buckets,
-        max_num_seqs=NOBODY,
+        max_num_seqs=PADDING_SLOT,
         block_size=8,
         vocab_size=CONFIG.vocab_size,
         prepare=functools.partial(
@@ -102,7 +102,7 @@ def _received(batch, step, **arguments):
 
     def run(packed):
         seen = []
-        last_tokens = jnp.zeros(NOBODY + 1, jnp.int32)
+        last_tokens = jnp.zeros(PADDING_SLOT + 1, jnp.int32)
         given = {name: functools.partial(each, seen) for name, each in arguments.items()}
         step({}, (), packed, last_tokens, context=_context(), shape=batch.shape, **given)
         return seen[0]
@@ -121,7 +121,7 @@ def test_a_decode_step_gets_each_datum_by_name():
     assert inputs.of_rows["adapter"][:3].tolist() == [32, 30, -1]
     assert inputs.of_rows["scale"][:3].tolist() == [2.5, 0.75, 0.5]
     assert inputs.of_tokens["place"][:3].tolist() == [109, 102, -7]
-    assert inputs.of_tokens["owner"][:3].tolist() == [2, 0, NOBODY]
+    assert inputs.of_tokens["owner"][:3].tolist() == [2, 0, PADDING_SLOT]
     assert inputs.of_rows["pages"][:3, :2].tolist() == [[1003, 1013], [1001, 1011], [-2, -2]]
     assert "first" not in inputs.of_tokens
     assert inputs.context_lens[:3].tolist() == [10, 3, 0]
@@ -142,7 +142,7 @@ def test_the_layers_of_a_prefill_get_each_datum_by_name(monkeypatch):
     inputs = _received(batch, prefill, record=list.append)
     assert inputs.of_rows["adapter"][:3].tolist() == [32, 30, -1]
     assert inputs.of_tokens["place"][:6].tolist() == [107, 108, 109, 100, 101, -7]
-    assert inputs.of_tokens["owner"][:6].tolist() == [2, 2, 2, 0, 0, NOBODY]
+    assert inputs.of_tokens["owner"][:6].tolist() == [2, 2, 2, 0, 0, PADDING_SLOT]
     assert inputs.of_tokens["first"][:6].tolist() == [0, 0, 0, 1, 0, 0]
     assert inputs.positions[:5].tolist() == [7, 8, 9, 0, 1]
 

@@ -24,7 +24,7 @@ _STAGE_BYTES = 32 * 1024  # of the decode kernel with tiles of 64 keys
 
 
 def most_splits(head_bytes: int, stages: int) -> int:
-    """How many splits, each with an output of so many bytes, are combined beside so many stages."""
+    """Splits that can be combined, by the bytes of a split's output and the number of stages."""
     return min(_MOST_SPLITS, 1 + (_SHARED_BYTES - stages * _STAGE_BYTES) // (2 * head_bytes))
 
 

@@ -193,7 +193,7 @@ def _columns(group: int) -> int:
 def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> DecodeConfig:
     """Tile, stages and splits for `B` sequences of at most `longest` keys and `K` kv heads.
 
-    `head_bytes` are those of a split's output for one kv head, in float32.
+    `head_bytes` is the size of a split's output for one kv head, in float32.
 
     Measured on an H200 (`scripts/kernel_bench.py --sweep`): with work for every multiprocessor, one
     block with 192 KB in flight each is fastest; below that, smaller tiles of which two blocks fit,
@@ -218,7 +218,7 @@ def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> De
 def _out_type(
     p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The rows' results, or those of each split and the logarithms of their sums."""
+    """The rows' results, or each split's results and the logarithms of their sums."""
     rows, context_lens = shapes[0], shapes[3]
     if not p.leaves_partials:
         return (jax.ShapeDtypeStruct(rows.shape, p.dtype),)

@@ -100,7 +100,7 @@ def write_joined(
 
 
 def _join(own, own_log_sum, of_items, items, kv_head, query):
-    """`[D]` of one query head: its own normalised output with those of the row's work items."""
+    """`[D]` of one query head: its own normalised output joined with the row's work items."""
     first, count = items
     D = own.shape[0]
     layout = row_layout(1, D).reduce(0)

@@ -285,7 +285,7 @@ def _mask(s, first_position, first_key, window):
 
 
 def _store(p, item, consumer, result, o_smem, out):
-    """Writes the rows that belong to the item's sequence, and only those."""
+    """Writes the rows that belong to the item's sequence, and no others."""
     swizzled, plain = (ref.at[consumer] for ref in o_smem)
     head, offset = p.head_and_offset(item.head_tile, consumer)
     first_query = item.first_query + offset

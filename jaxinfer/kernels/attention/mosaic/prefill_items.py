@@ -99,7 +99,7 @@ class Item:
 
 
 def num_rounds(p: Problem, count: Ref) -> Scalar:
-    """Items that a block walks through, counting those that do not exist."""
+    """Items that a block walks through, padding included."""
     return pl.cdiv(count[0] * p.head_tiles, jnp.int32(MULTIPROCESSORS))
 
 

@@ -170,7 +170,7 @@ def _block(p, q, k_pages, v_pages, tables, items, count, partial, log_sums, *, q
             acc, m, sums = _attend(p, item, done, q_smem, k_smem, v_smem, k_filled, v_filled,
                                    k_free, v_free)  # fmt: skip
             out = acc * lax.broadcast_in_dim(1.0 / sums, acc.shape, [0])
-            q_smem[...] = out.astype(p.dtype)  # Nobody reads the queries any more.
+            q_smem[...] = out.astype(p.dtype)  # The queries have been read.
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(q_smem, partial.at[item.item, item.kv_head])
             store_anyhow(log_sums.at[item.item, item.kv_head], m + jnp.log(sums) * LOG2_E)

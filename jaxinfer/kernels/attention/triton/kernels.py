@@ -101,7 +101,7 @@ def prefill_kernel(
 ):
     """One program per line of the work list and query head, which runs fastest; `out[T, H, D]`.
 
-    Columns of a line are those of `jaxinfer.kernels.attention.mosaic.work_list.Field`. WINDOW 0
+    Columns of a line: `jaxinfer.kernels.attention.mosaic.work_list.Field`. WINDOW 0
     means none.
     """
     head, item = tl.program_id(0) % H, tl.program_id(0) // H

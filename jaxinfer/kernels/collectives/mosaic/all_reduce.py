@@ -50,24 +50,24 @@ _MOST_PACKETS = 128
 
 
 def supports(size: int, dtype: jax.typing.DTypeLike, num_devices: int) -> bool:
-    """Whether `all_reduce` takes arrays of `size` elements of this dtype over so many GPUs."""
+    """Whether `all_reduce` takes arrays of this size and dtype over that number of GPUs."""
     narrow = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     return supports_devices(num_devices) and narrow and _per_block(size, _LINE) > 0
 
 
 def supports_norm(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, num_devices: int) -> bool:
-    """Whether `all_reduce_norm` takes arrays of this shape and dtype over so many GPUs."""
+    """Whether `all_reduce_norm` takes arrays of this shape and dtype over that number of GPUs."""
     size = shape[0] * shape[1] if len(shape) == 2 else 0
     return supports(size, dtype, num_devices) and _per_block(size, shape[1]) > 0
 
 
 def supports_devices(num_devices: int) -> bool:
-    """Whether so many GPUs can sum here."""
+    """Whether sums over a given number of GPUs are supported."""
     return num_devices in (2, 4)
 
 
 def peer_buffer_bytes(num_devices: int) -> int:
-    """Bytes of device memory that each of so many GPUs keeps for the others to write to."""
+    """Bytes of device memory on each GPU that the others write to."""
     return shared_peer_buffer(num_devices).num_bytes
 
 
@@ -166,7 +166,7 @@ def _blocks(size: int, row: int) -> tuple[int, int, int]:
 
 
 def _per_block(size: int, row: int) -> int:
-    """How many rows of so many elements each block takes; 0 if they can't be divided."""
+    """Rows of a given number of elements that each block takes; 0 if they can't be divided."""
     if size % row or row % _LINE:
         return 0
     count = size // row

@@ -15,7 +15,7 @@ would take hours. Nothing has to be cleared afterwards.
 STORE = "st.relaxed.sys.global.v4.b32 [$0], {$1, $2, $3, $4};"
 LOAD = "ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];"
 # Numbers go round: after the largest comes 2, so that odd ones and even ones still take turns, and
-# none is 0, which is what nobody has written yet.
+# none is 0, the value of memory that has not been written yet.
 _NEXT = "add.u32 {0}, {0}, 1; setp.eq.u32 wraps, {0}, 0; @wraps mov.b32 {0}, 2;"
 COUNT = "{ .reg .pred wraps; ld.relaxed.sys.global.b32 $0, [$1]; " + _NEXT.format("$0") + " }"
 _FIRST = "{ .reg .pred first; setp.eq.u32 first, $2, 0; @first %s [$0], $1; }"

@@ -32,7 +32,7 @@ type Offset = Any
 _THREADS = 128  # that take part in an exchange: a warpgroup
 MOST_BLOCKS = 128  # fewer than there are multiprocessors, so that all run at once
 MOST_LINES = 10  # of a block, which holds them and all that arrives in registers
-MOST_PACKET_LINES = 5  # of those, as packets
+MOST_PACKET_LINES = 5  # of them sent as packets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class PeerBuffer:
 
 
 def shared_peer_buffer(num_devices: int) -> PeerBuffer:
-    """The one that all kernels of so many GPUs use."""
+    """The peer buffer that all kernels of a given number of GPUs share."""
     return PeerBuffer(num_devices, MOST_BLOCKS, MOST_LINES, MOST_PACKET_LINES, 16 * _THREADS)
 
 
@@ -213,7 +213,7 @@ class _Post:
 
     @property
     def distances(self) -> range:
-        """Those of the partners."""
+        """The partners' buffers."""
         return range(1, self.peer_buffer.num_devices)
 
     @property

@@ -35,7 +35,7 @@ def widened(value: Any) -> Word:
 
 
 def constant(value: int, bits: int) -> Any:
-    """An integer of so many bits."""
+    """The integer type of a given number of bits."""
     return arith.constant(ir.IntegerType.get_signless(bits), value)
 
 

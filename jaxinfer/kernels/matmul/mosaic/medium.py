@@ -1,7 +1,7 @@
 """Products of 32 to 256 rows with several weights in one launch: decode with a large batch.
 
-With so many rows a product keeps the tensor cores busy about as long as its weights take to read,
-and lasts little longer than its launch. Two kernels read several matrices where they lie:
+With 32 rows or more a product keeps the tensor cores busy about as long as its weights take to
+read, and lasts little longer than its launch. Two kernels read several matrices where they lie:
 
 * `project`: any number of projections of the same rows (q, k and v at once);
 * `gated`: `silu(x gate^T) * (x up^T)`.
@@ -134,7 +134,7 @@ class _Problem:
         for index, features in enumerate(self.outputs):
             count = -(-features // self.config.features)
             mine = self.tile >= first
-            if index + 1 < len(self.outputs):  # Beyond the last tile are those of a whole cluster.
+            if index + 1 < len(self.outputs):  # Beyond the last tile lie a whole cluster's.
                 mine &= self.tile < first + count
             pl.when(mine)(functools.partial(do, index, (self.tile - first) * self.config.features))
             first += count
@@ -166,7 +166,7 @@ def _run(x, weights, matrices, config):
         (p.consumers, c.group, c.features), p.dtype, transforms=_staging(c.features)
     )
     free = plgpu.Barrier(num_arrivals=p.consumers, num_barriers=c.stages)
-    if p.cluster:  # A slot is free when no block reads it of those that it is filled with.
+    if p.cluster:  # A slot is free when no block that it was filled for reads it.
         free = plgpu.ClusterBarrier(
             collective_axes=tuple(p.cluster), num_arrivals=p.consumers, num_barriers=c.stages
         )

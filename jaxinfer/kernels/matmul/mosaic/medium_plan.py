@@ -103,7 +103,7 @@ def _cut_rows(B: int, weights: int, matrices: int) -> tuple[int, int] | None:
 
 
 def _one_wave(outputs: list[int], row_blocks: int, blocks: int) -> int:
-    """The fewest features of a block with which all of so many blocks run at once."""
+    """The fewest features a block can have so that all blocks run at once."""
     step = 8 * row_blocks  # Each of a cluster's blocks fetches as much of a shared tile.
     features = step
     while row_blocks * sum(-(-n // features) for n in outputs) > blocks:

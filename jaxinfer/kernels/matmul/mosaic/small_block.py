@@ -160,7 +160,7 @@ def _add_products(
     x_smem: Ref,
     filled: Ref,
 ) -> tuple[jax.Array, ...]:
-    """Adds the products of `chunks`, given with their stages, once those have arrived."""
+    """Adds the products of `chunks`, given with their stages, once they have arrived."""
 
     def run(*accumulators: Ref) -> list[jax.Array]:
         for chunk, slot in chunks:

@@ -4,7 +4,7 @@ Between two blocks of products the residual stream takes the last product's outp
 feeds the next product: one read of two inputs and one write of two outputs. A row stays in the
 registers of a warp (of all four warps of a block, where rows are long) from its load to its store.
 
-Roundings are those of `jaxinfer.kernels.norms.xla`: the sum is rounded to the rows' dtype and the
+Rounds as `jaxinfer.kernels.norms.xla` does: the sum is rounded to the rows' dtype and the
 norm is taken of the rounded sum; the normalised value is rounded, then multiplied by the weight.
 """
 

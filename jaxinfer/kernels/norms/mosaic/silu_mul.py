@@ -1,7 +1,7 @@
 """SwiGLU's elementwise half, `silu(gate) * up`, at the speed of the memory.
 
 A thread loads 16 bytes of each input; nothing else. (Several such vectors a thread were slower.)
-Roundings are those of `jaxinfer.kernels.matmul.op`: silu is rounded before the product is.
+Rounds as `jaxinfer.kernels.matmul.op` does: silu is rounded before the product is.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def default_directory() -> Path:
 
 @contextlib.contextmanager
 def persistent_cache(directory: str | None) -> Iterator[Path | None]:
-    """Keep programs compiled inside this block on disk, and find those of earlier processes.
+    """Keep programs compiled inside this block on disk, and find what earlier processes compiled.
 
     A cache that the user configured (``jax_compilation_cache_dir``, by whatever means) is theirs:
     it serves as it is and nothing is changed. In any other, entries that can't be read are dropped

@@ -82,7 +82,7 @@ class ProgramKind[Key: ProgramKey](ABC):
         """One program, for the engine that `programs` describes."""
 
     def largest(self, buckets: Buckets, backend: Backend) -> Sequence[Key]:
-        """Those that may need more memory than any other program of the engine."""
+        """Candidates for the largest peak memory of the engine."""
         return ()
 
     def options(self, key: Key, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class ProgramKind[Key: ProgramKey](ABC):
     def warm_up(
         self, programs: "Programs", key: Key, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
-        """Run it once on padding, which writes to block 0 and to slots that nobody holds yet.
+        """Run it once on padding, which writes to block 0 and to unused slots.
 
         Programs that answers do not wait for are left out: they do nothing here.
 

@@ -66,7 +66,7 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
     def options(
         self, key: MultiStepDecodeKey, *, num_devices: int, peer_buffers: bool
     ) -> dict[str, Any]:
-        """Those of its steps."""
+        """As a decode step's."""
         return step_options(
             key.shape.rows,
             num_devices=num_devices,
@@ -75,7 +75,7 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
         )
 
     def kernels(self, key: MultiStepDecodeKey) -> Hashable:
-        """Those of a decode step."""
+        """As a decode step's."""
         return key.shape
 
     def warm_up(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplerKey:
-    """A sampler for so many rows."""
+    """A sampler, by its number of rows."""
 
     rows: int
     mode: SamplerMode
