@@ -1,27 +1,52 @@
 """The flags of sampling; the destination of each is a `SamplingParams` field."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxinfer.cli.parser import given
 from jaxinfer.cli.texts import text_argument
 
-SAMPLING_FIELDS = frozenset(
-    {
-        "max_tokens",
-        "min_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
-        "ignore_eos",
-    }
-)
+_ON: Mapping[str, Any] = {"action": "store_true"}
+_TEXTS: Mapping[str, Any] = {"action": "append", "type": text_argument}
+_INTEGER: Mapping[str, Any] = {"type": int}
+_NUMBER: Mapping[str, Any] = {"type": float}
+
+# Of each field: its flags, how they are read, and their help.
+_FLAGS: Mapping[str, tuple[Sequence[str], Mapping[str, Any], str]] = {
+    "max_tokens": (
+        ("-m", "--max-tokens"),
+        _INTEGER,
+        "maximum number of tokens to generate (default: {max_tokens})",
+    ),
+    "min_tokens": (
+        ("--min-tokens",),
+        _INTEGER,
+        "minimum number of tokens to generate (default: 0)",
+    ),
+    "temperature": (("--temp", "--temperature"), _NUMBER, "0 always takes the likeliest token"),
+    "top_p": (("--top-p",), _NUMBER, "nucleus: likeliest mass kept"),
+    "top_k": (("--top-k",), _INTEGER, "likeliest tokens kept (0: all)"),
+    "min_p": (("--min-p",), _NUMBER, "drop tokens below this share of the likeliest"),
+    "repetition_penalty": (
+        ("--repetition-penalty",),
+        _NUMBER,
+        "divide the logits of tokens seen (1: off)",
+    ),
+    "presence_penalty": (
+        ("--presence-penalty",),
+        _NUMBER,
+        "subtract from tokens already written (0: off)",
+    ),
+    "frequency_penalty": (
+        ("--frequency-penalty",),
+        _NUMBER,
+        "subtract for each time a token was written (0: off)",
+    ),
+    "stop": (("--stop",), _TEXTS, "stop at this text (may be repeated)"),
+    "ignore_eos": (("--ignore-eos",), _ON, "go on past the end-of-text token"),
+}
+SAMPLING_FIELDS = frozenset(_FLAGS)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str) -> None:
@@ -31,50 +56,15 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str
         parser: the command's.
         max_tokens: the command's own default, for --help.
     """
-    unset: Any = argparse.SUPPRESS
     group = parser.add_argument_group("sampling (defaults are the model's)")
-    group.add_argument(
-        "-m",
-        "--max-tokens",
-        type=int,
-        default=unset,
-        help=f"maximum number of tokens to generate (default: {max_tokens})",
-    )
-    group.add_argument(
-        "--min-tokens",
-        type=int,
-        default=unset,
-        help="minimum number of tokens to generate (default: 0)",
-    )
-    group.add_argument(
-        "--temp",
-        "--temperature",
-        dest="temperature",
-        type=float,
-        default=unset,
-        help="0 always takes the likeliest token",
-    )
-    group.add_argument("--top-p", type=float, default=unset, help="nucleus: likeliest mass kept")
-    group.add_argument("--top-k", type=int, default=unset, help="likeliest tokens kept (0: all)")
-    group.add_argument(
-        "--min-p", type=float, default=unset, help="drop tokens below this share of the likeliest"
-    )
-    for name, what in (
-        ("repetition", "divide the logits of tokens seen (1: off)"),
-        ("presence", "subtract from tokens already written (0: off)"),
-        ("frequency", "subtract for each time a token was written (0: off)"),
-    ):
-        group.add_argument(f"--{name}-penalty", type=float, default=unset, help=what)
-    group.add_argument(
-        "--stop",
-        action="append",
-        type=text_argument,
-        default=unset,
-        help="stop at this text (may be repeated)",
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", default=unset, help="go on past the end-of-text token"
-    )
+    for field, (flags, reading, text) in _FLAGS.items():
+        group.add_argument(
+            *flags,
+            dest=field,
+            default=argparse.SUPPRESS,
+            help=text.format(max_tokens=max_tokens),
+            **reading,
+        )
 
 
 def sampling_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
