@@ -35,6 +35,7 @@ SERVING = (
     "processes",
     "replicas",
     "startup",
+    "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
 WITHOUT_JAX = ("requests", "scheduler", "engine", "slots")
