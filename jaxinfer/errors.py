@@ -32,3 +32,11 @@ class QueueFullError(JaxinferError, RuntimeError):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ShuttingDownError(JaxinferError, RuntimeError):
+    """The service ends and takes no more requests; a server answers 503."""
+
+
+class EngineDeadError(StepError):
+    """The engine's process has ended, or failed for good."""

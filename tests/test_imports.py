@@ -35,10 +35,11 @@ SERVING = (
     "processes",
     "replicas",
     "startup",
+    "service",
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots")
+WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "service")
 MOST_FILES_OF_A_ROOM = 12
 
 

@@ -12,12 +12,13 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.engine.open_requests import OpenRequests
+from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_runner import StepRunner
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.token_group import TokenGroup
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
@@ -117,7 +118,7 @@ class Engine:
         self.check_alive()
         self.enqueue(self.prepare(request, seed=self._seeds.getrandbits(63)))
 
-    def prepare(self, request: NewRequest, *, seed: int) -> RequestGroup:
+    def prepare(self, request: NewRequest, *, seed: int) -> AnyGroup:
         """Check a request and get it ready for `enqueue`; any thread may, while others step.
 
         Args:
@@ -129,14 +130,12 @@ class Engine:
         """
         if request.key in self._requests:
             raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
-        group = RequestGroup(
-            request, seed=seed, arrival_time=self._clock(), tokenizer=self._tokenizer
-        )
+        group = self._group(request, seed)
         for completion in group.completions:
             self._scheduler.check(completion.request)
         return group
 
-    def enqueue(self, group: RequestGroup) -> None:
+    def enqueue(self, group: AnyGroup) -> None:
         """Let a request from `prepare` wait for its turn.
 
         If the engine has failed for good since then, it ends with the reason "error".
@@ -231,6 +230,12 @@ class Engine:
         self._in_flight.clear()
         self._requests.fail_all(reason)
         return self._failure
+
+    def _group(self, request: NewRequest, seed: int) -> AnyGroup:
+        now = self._clock()
+        if request.kind == "tokens":
+            return TokenGroup(request, seed=seed, arrival_time=now)
+        return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
     def _schedule(self) -> Schedule | None:
         try:

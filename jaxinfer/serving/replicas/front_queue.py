@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxinfer.serving.engine.open_requests import AnyGroup
 from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.scheduler.ranked_queue import RankedQueue
 
 
@@ -45,7 +45,7 @@ class FrontRequest:
     """
 
     new: NewRequest
-    group: RequestGroup
+    group: AnyGroup
     member: Member | None = None
     load: int = 0
     cause: str | None = None

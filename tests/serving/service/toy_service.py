@@ -1,0 +1,92 @@
+"""A service on a toy device in one process: engine, socket, and a front end as it is used."""
+
+import contextlib
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from jaxinfer import EngineConfig, ModelConfig, SamplingParams
+from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.service.description import EngineDescription
+from jaxinfer.serving.service.engine_link import EngineLink
+from jaxinfer.serving.service.engine_server import EngineServer
+from jaxinfer.serving.service.limits import ServiceLimits
+from jaxinfer.serving.service.metrics import metrics_to_message
+from jaxinfer.serving.service.remote_llm import RemoteLLM
+from tests.serving.engine.test_engine import TOKENIZER, Setup
+from tests.serving.small_llm import CONFIG
+
+MODEL_CONFIG: ModelConfig = dataclasses.replace(CONFIG, vocab_size=TOKENIZER.vocab_size)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+class ToyService:
+    """An engine on a toy device that front ends can connect to.
+
+    Args:
+        limits: of the service.
+        scheduling_policy: as in `EngineConfig`.
+        options: of `Setup`.
+    """
+
+    def __init__(self, *, limits=None, scheduling_policy="fcfs", **options):
+        self.setup = Setup(tokenizer=TOKENIZER, **options)
+        self.driver = EngineDriver(self.setup.engine)
+        self.limits = limits or ServiceLimits()
+        self.description = EngineDescription(
+            config=EngineConfig(scheduling_policy=scheduling_policy),
+            directory=Path("no directory"),
+            max_model_len=self.setup.scheduler.max_model_len,
+            max_logprobs=5,
+            default_params=GREEDY,
+            num_kv_blocks=64,
+            kv_bytes=1,
+            limits=self.limits,
+        )
+        engine = self.setup.engine
+        self.server = EngineServer(
+            self.driver,
+            counts=engine.counts,
+            num_slots=self.setup.scheduler.max_num_seqs,
+            max_waiting=self.limits.max_waiting_requests,
+            hello=self.description.to_message(),
+            calls={
+                "get_metrics": lambda: metrics_to_message(
+                    engine.counts().metrics(num_compilations=0, compile_seconds=0.0)
+                ),
+                "reset_prefix_cache": engine.reset_prefix_cache,
+            },
+        )
+
+    @contextlib.asynccontextmanager
+    async def listening(self):
+        """The socket's path; afterwards nothing is left in the engine."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = f"{directory}/engine"
+            async with self.server.listening(path):
+                yield path
+        self.driver.call(lambda: None)
+        assert not self.driver.has_unfinished
+        self.driver.call(self.setup.scheduler.check_invariants)
+        pool = self.setup.scheduler.pool
+        assert pool.num_free_blocks == pool.num_usable_blocks
+        self.driver.close()
+
+    @contextlib.asynccontextmanager
+    async def connected(self):
+        """One front end."""
+        async with self.listening() as path:
+            llm = await connect(path)
+            yield llm
+            await llm.shutdown()
+
+
+async def connect(path):
+    """A front end of a toy service."""
+    link = await EngineLink.open(path)
+    return RemoteLLM(link, TOKENIZER, MODEL_CONFIG)
+
+
+async def collect(llm, prompt, params=GREEDY, **options):
+    """All outputs of a request."""
+    return [output async for output in llm.generate(prompt, params, **options)]
