@@ -34,8 +34,8 @@ class QueueFullError(JaxinferError, RuntimeError):
         self.retry_after = retry_after
 
 
-class ShuttingDownError(JaxinferError, RuntimeError):
-    """The service ends and takes no more requests; a server answers 503."""
+class ShuttingDownError(QueueFullError):
+    """The service ends and takes no more requests; another one of the same model may."""
 
 
 class EngineDeadError(StepError):

@@ -12,7 +12,7 @@ import pytest
 import jaxinfer
 
 ROOT = Path(jaxinfer.__file__).parent
-COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "env", "__main__"}
+COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "serve", "env", "__main__"}
 ROOMS = {
     "basis": {"basis"},
     "kernels": {"basis", "kernels"},

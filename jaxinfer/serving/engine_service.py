@@ -1,4 +1,4 @@
-"""The engine's own process: an engine, and a socket for front ends. Run by the `serve` command."""
+"""An engine with a socket for front ends: what the engine's process of a service runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,6 @@ from jaxinfer.serving.service.description import (
 from jaxinfer.serving.service.engine_server import EngineServer
 from jaxinfer.serving.service.limits import ServiceLimits
 from jaxinfer.serving.service.metrics import metrics_to_message
-
-_HEALTH_INTERVAL_S = 0.2
 
 
 def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
@@ -30,7 +28,7 @@ def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
     )
 
 
-def serve_handle(handle: EngineHandle, limits: ServiceLimits) -> EngineServer:
+def engine_server(handle: EngineHandle, limits: ServiceLimits) -> EngineServer:
     """A server of an engine, which does not listen yet."""
     loaded = handle.loaded
     calls: dict[str, Callable[..., Any]] = {
