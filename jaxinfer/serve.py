@@ -71,7 +71,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     from jaxinfer.cli.service.supervisor import ServicePlan, Supervisor
 
-    engine = {"show_progress": not arguments.quiet, **engine_arguments(arguments)}
+    engine = {"online": True, "show_progress": not arguments.quiet, **engine_arguments(arguments)}
     _check(engine)
     with (
         listen(arguments.host, arguments.port) as listener,

@@ -10,6 +10,8 @@ from jaxinfer.cores import usable_cores
 
 SERVE_DEFAULTS = {
     "max_num_batched_tokens": "8192 on a GPU, 2048 on a CPU",
+    "num_decode_steps": "4; 1 for large models on a CPU",
+    "online": "True",
 }
 """The engine's defaults that differ here, as --help shows them."""
 

@@ -13,6 +13,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
+from jaxinfer.serving.engine.pacing import Pacing
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_runner import StepRunner
 from jaxinfer.serving.requests.new_request import NewRequest
@@ -51,8 +52,7 @@ class Engine:
         scheduler: decides who runs.
         tokenizer: None for token ids only.
         seed: what requests without a seed of their own derive theirs from.
-        multi_step_steps: tokens decoded a launch while nobody waits, for so many running requests;
-            1 for no multi-step decodes.
+        pacing: how much a launch may do; by default one step, of as much as fits.
         clock: seconds; for metrics.
     """
 
@@ -63,14 +63,14 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         *,
         seed: int = 0,
-        multi_step_steps: Callable[[int], int] = lambda rows: 1,
+        pacing: Pacing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
-        self._multi_step_steps = multi_step_steps
+        self._pacing = pacing or Pacing()
         self._clock = clock
         self._requests = OpenRequests(scheduler, clock)
         self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
@@ -141,6 +141,7 @@ class Engine:
         If the engine has failed for good since then, it ends with the reason "error".
         """
         self._requests.add(group)
+        self._pacing.note_arrival()
         if self._failure is not None:
             self.give_up(str(self._failure))
 
@@ -240,7 +241,9 @@ class Engine:
     def _schedule(self) -> Schedule | None:
         try:
             self._quarantine.settle()
-            schedule = self._scheduler.schedule(self._multi_step_steps(self._scheduler.num_running))
+            num_steps = self._pacing.num_steps(self._scheduler.num_running)
+            schedule = self._scheduler.schedule(num_steps, self._pacing.max_tokens)
+            self._pacing.note_launch()
         except Exception as error:  # nobody knows how far it came, so that all starts over
             self._recover(_Fault(self._scheduler.runnable(), error))
             return None
@@ -258,7 +261,7 @@ class Engine:
         if not self._in_flight or self._in_flight[-1][0].is_decode or self._scheduler.num_waiting:
             return False
         running = self._scheduler.num_running
-        return running <= _MOST_KEPT_WAITING and self._multi_step_steps(running) > 1
+        return running <= _MOST_KEPT_WAITING and self._pacing.num_steps(running) > 1
 
     def _launch(self, schedule: Schedule) -> bool:
         """Launch a step; whether that worked."""

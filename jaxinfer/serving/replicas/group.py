@@ -42,6 +42,7 @@ class EngineGroup:
         max_num_seqs: most sequences that a replica runs at once.
         seed: what requests without a seed of their own derive theirs from.
         threads: each replica is run by a thread of its own, or all in turn by the caller's.
+        is_fair: as of `Scheduler`.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class EngineGroup:
         max_num_seqs: int,
         seed: int,
         threads: bool,
+        is_fair: bool = False,
     ) -> None:
-        self._front = FrontQueue(token_budget, max_num_seqs)
+        self._front = FrontQueue(token_budget, max_num_seqs, is_fair=is_fair)
         self._seeds = random.Random(seed)
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._arrived: collections.deque[tuple[str, RequestOutput | TokenOutput]] = (

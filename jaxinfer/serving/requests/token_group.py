@@ -168,7 +168,7 @@ class TokenGroup:
 
 
 def _cut(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) -> TokenScores:
-    """The scores at `place`, with the `num_top` likeliest tokens alone; copies.
+    """The scores at `place`, with the `num_top` likeliest tokens alone.
 
     Raises:
         RuntimeError: the step did not compute what was asked for.
@@ -179,14 +179,12 @@ def _cut(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) -> T
         raise RuntimeError("likeliest tokens were asked for, but the step reported none")
     most = (*place, slice(num_top))
     return TokenScores(
-        tokens=scores.tokens[place].copy(),
-        ok=scores.ok[place].copy(),
-        logprobs=scores.logprobs[place].copy(),
-        ranks=None if scores.ranks is None else scores.ranks[place].copy(),
-        top_ids=scores.top_ids[most].copy() if num_top and scores.top_ids is not None else None,
+        tokens=scores.tokens[place],
+        ok=scores.ok[place],
+        logprobs=scores.logprobs[place],
+        ranks=None if scores.ranks is None else scores.ranks[place],
+        top_ids=scores.top_ids[most] if num_top and scores.top_ids is not None else None,
         top_logprobs=(
-            scores.top_logprobs[most].copy()
-            if num_top and scores.top_logprobs is not None
-            else None
+            scores.top_logprobs[most] if num_top and scores.top_logprobs is not None else None
         ),
     )

@@ -126,6 +126,8 @@ class EngineLink:
         try:
             while (data := await read_frame(self._reader)) is not None:
                 self._take(data)
+                # Readers go first: what lies in the buffer must not make them look slow.
+                await asyncio.sleep(0)
         except Exception as error:
             logger.exception("what the engine sent can't be used")
             cause = f"the connection to the engine broke: {error}"
