@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
+import time
 from pathlib import Path
 
 from jaxinfer import EngineConfig, ModelConfig, SamplingParams
@@ -17,6 +18,7 @@ from tests.serving.engine.test_engine import TOKENIZER, Setup
 from tests.serving.small_llm import CONFIG
 
 MODEL_CONFIG: ModelConfig = dataclasses.replace(CONFIG, vocab_size=TOKENIZER.vocab_size)
+STEP_S = 0.001
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -31,6 +33,9 @@ class ToyService:
 
     def __init__(self, *, limits=None, scheduling_policy="fcfs", **options):
         self.setup = Setup(tokenizer=TOKENIZER, **options)
+        # A device takes its time, in which the front end's thread runs.
+        launch = self.setup.runner.launch
+        self.setup.runner.launch = lambda schedule: time.sleep(STEP_S) or launch(schedule)
         self.driver = EngineDriver(self.setup.engine)
         self.limits = limits or ServiceLimits()
         self.description = EngineDescription(
