@@ -68,8 +68,9 @@ class Client:
 def make_client(engine):
     apps = []
 
-    def make(**settings):
-        app = create_app(engine, ServerSettings(**{"served_model_names": ("tiny",)} | settings))
+    def make(engine=engine, telemetry=None, **settings):
+        settings = ServerSettings(**{"served_model_names": ("tiny",)} | settings)
+        app = create_app(engine, settings, telemetry=telemetry)
         apps.append(app)
         return Client(app)
 
