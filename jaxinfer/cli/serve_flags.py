@@ -183,7 +183,7 @@ def with_config_file(argv: Sequence[str], parser: CommandParser) -> list[str]:
     words: list[str] = []
     for key, value in _read_yaml(file).items():
         name = "--" + str(key).replace("_", "-")
-        if name not in known and name not in INSTEAD_OF_VLLM_FLAGS:
+        if not {name, _negative(name)} & known.keys() and name not in INSTEAD_OF_VLLM_FLAGS:
             raise ValueError(f"{file}: no flag {name}; `jaxinfer serve --help` lists them")
         words += _as_words(file, name, value, known)
     return [*words, *argv]
@@ -206,10 +206,8 @@ def _as_words(file: str, name: str, value: Any, known: Mapping[str, argparse.Act
     if value is None:
         raise ValueError(f"{file}: {name} has no value")
     if isinstance(value, bool):
-        if value:
-            return [name]
-        negative = f"--no-{name[2:]}"
-        return [negative] if negative in known else []
+        word = name if value else _negative(name)
+        return [word] if word in known or name in INSTEAD_OF_VLLM_FLAGS else []
     if isinstance(value, dict):
         import json
 
@@ -219,6 +217,10 @@ def _as_words(file: str, name: str, value: Any, known: Mapping[str, argparse.Act
     if action is not None and action.nargs == "+":
         return [name, *map(str, values), "--config", file]  # a flag ends the list
     return [f"{name}={each}" for each in values]
+
+
+def _negative(name: str) -> str:
+    return f"--no-{name[2:]}"
 
 
 def _port(text: str) -> int:

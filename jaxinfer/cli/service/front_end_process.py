@@ -43,7 +43,7 @@ async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> in
         make_app(llm, settings["http"]),
         http="h11",  # httptools reads headers of any length
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-        lifespan="off",
+        lifespan="on",
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_CLOSE_WITHIN_S,

@@ -52,6 +52,7 @@ class Supervisor:
         self._front_ends: list[ChildProcess] = []
         self._signals: asyncio.Queue[None] = asyncio.Queue()
         self._restarts: list[float] = []
+        self._is_ready = False
 
     async def run(self) -> int:
         """Serve until a signal comes, or something can't go on; the command's exit status."""
@@ -86,7 +87,7 @@ class Supervisor:
                     await self._drain()
                     return OK
                 if engine.has_ended:
-                    return await self._without_engine(engine, was_ready=announced.done())
+                    return self._without_engine(engine)
                 if not await self._replace_ended():
                     return FAILED
         finally:
@@ -97,6 +98,7 @@ class Supervisor:
         is_ready = await engine.ready()
         for child in self._front_ends:
             is_ready = is_ready and await child.ready()
+        self._is_ready = is_ready
         if is_ready and self._plan.announcement:
             print(self._plan.announcement, file=sys.stderr, flush=True)
 
@@ -123,10 +125,10 @@ class Supervisor:
         for child in self._front_ends:
             child.send(signal.SIGTERM)
 
-    async def _without_engine(self, engine: ChildProcess, *, was_ready: bool) -> int:
+    def _without_engine(self, engine: ChildProcess) -> int:
         """Say what became of the engine, and give the front ends time to tell their clients."""
         how = engine.how_it_ended()
-        if was_ready or "killed" in how:  # else it has said itself why it can't start
+        if self._is_ready or "killed" in how:  # else it has said itself why it can't start
             print_error("serve", f"{engine.name}'s process {how}; the service ends")
         self._tell_front_ends()
         return FAILED

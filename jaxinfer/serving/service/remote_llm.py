@@ -1,6 +1,7 @@
 """`AsyncLLM` for an engine in another process: what a front end serves requests with."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -186,7 +187,7 @@ class RemoteLLM:
         await self._link.call("reset_prefix_cache")
         return True
 
-    async def start_profile(self, directory: str) -> None:
+    async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what the engine's process does, until `stop_profile`."""
         await self._link.call("start_profile", str(directory))
 
