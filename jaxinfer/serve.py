@@ -27,7 +27,7 @@ _EXAMPLES = """examples:
   jaxinfer serve --config service.yaml --max-num-seqs 64
 
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
-    -d '{"model": "bundled", "prompt": "Once upon a time", "max_tokens": 20}'"""
+    -d '{"model": "jaxinfer", "prompt": "Once upon a time", "max_tokens": 20}'"""
 
 
 def build_parser() -> CommandParser:

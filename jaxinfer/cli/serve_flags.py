@@ -15,7 +15,7 @@ SERVE_DEFAULTS = {
 }
 """The engine's defaults that differ here, as --help shows them."""
 
-_BUNDLED_NAME = "bundled"
+_BUNDLED_NAME = "jaxinfer"
 _CORES_OF_A_FRONT_END = 8
 _MOST_FRONT_ENDS = 8
 

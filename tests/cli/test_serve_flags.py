@@ -72,9 +72,9 @@ def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
     assert serve.main(["--port", "0"]) == 0
     (plan,) = plans
     assert "model" not in plan.engine["engine"]
-    assert plan.front_end["http"]["served_model_names"] == ["bundled"]
+    assert plan.front_end["http"]["served_model_names"] == ["jaxinfer"]
     assert plan.announcement.startswith("jaxinfer serve: http://127.0.0.1:")
-    assert plan.announcement.endswith("with model bundled")
+    assert plan.announcement.endswith("with model jaxinfer")
     assert parsed().port == 8000
 
 

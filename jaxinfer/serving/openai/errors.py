@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from jaxinfer.errors import QueueFullError
+from jaxinfer.errors import JaxinferError, QueueFullError
 
 MAX_MESSAGE_CHARS = 1000
 MAX_REPORTED = 5
@@ -116,6 +116,9 @@ def as_api_error(error: BaseException) -> ApiError:
         case QueueFullError():
             headers = {"Retry-After": str(max(1, error.retry_after))}
             return ApiError(503, str(error), code="queue_full", headers=headers)
+        case JaxinferError():
+            logger.info("a request ends with the engine", exc_info=error)
+            return ApiError(500, str(error), code="engine_error")
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case ClientDisconnect():

@@ -2,12 +2,12 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, client_errors, presentable
@@ -42,11 +42,13 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput]]
 class Telemetry(Protocol):
     """Counts what a front end's clients see."""
 
-    def observe(self, output: RequestOutput, now: float) -> None:
-        """Take note of an output; `now` is of `time.monotonic`."""
+    def watch(
+        self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
+    ) -> AsyncGenerator[RequestOutput]:
+        """The outputs of one request, counted; with `delta` each is what is new."""
         ...
 
-    def render(self, engine_metrics: Sequence[Metric]) -> bytes:
+    def render(self, engine_metrics: Iterable[Metric]) -> bytes:
         """Everything in Prometheus' text format."""
         ...
 
@@ -121,27 +123,29 @@ class Front:
             for stream in streams:
                 await stream.aclose()
             raise
-        return self._watched(streams)
+        return self._checked(streams)
 
     def _generate(self, job: Job) -> AsyncGenerator[RequestOutput]:
         prompt = {"prompt_token_ids": job.prompt.token_ids}
         named = {"prompt": job.prompt.text, "cache_salt": job.prompt.cache_salt}
-        return self.engine.generate(
+        outputs = self.engine.generate(
             prompt | {name: value for name, value in named.items() if value is not None},
             job.params,
             job.label,
             priority=job.priority,
             prefill_only=job.prefill_only,
         )
+        if self.telemetry is None:
+            return outputs
+        is_delta = job.params.output_kind == RequestOutputKind.DELTA
+        return self.telemetry.watch(outputs, delta=is_delta)
 
-    async def _watched(self, streams: Sequence[AsyncGenerator[RequestOutput]]) -> Outputs:
+    async def _checked(self, streams: Sequence[AsyncGenerator[RequestOutput]]) -> Outputs:
         self.num_running += 1
         try:
             with client_errors(_FIELDS):  # what the engine refuses, not the consumer's own
                 async with contextlib.aclosing(merged(streams)) as outputs:
                     async for index, output in outputs:
-                        if self.telemetry is not None:
-                            self.telemetry.observe(output, time.monotonic())
                         if output.error is not None:
                             why = presentable(output.error)
                             raise ApiError(500, f"the engine could not go on: {why}")

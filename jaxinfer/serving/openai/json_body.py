@@ -7,6 +7,9 @@ from starlette.requests import Request
 
 from jaxinfer.serving.openai.errors import ApiError, invalid
 
+MAX_VALUES = 2_000_000
+MAX_CONTAINERS = 500_000
+MAX_FIELDS = 256
 _CONTAINERS = (dict, list)
 
 
@@ -14,8 +17,12 @@ def decode(body: bytes, max_nesting: int) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ApiError: 400: it is not JSON (NaN and Infinity are not), not UTF-8, or nested too deeply.
+        ApiError: 400: it is not JSON (NaN and Infinity are not), not UTF-8, nested too deeply, or
+            of so many values that other requests would wait for it.
     """
+    # Of the bytes, because parsing is what takes long; texts may have many of these too.
+    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        raise invalid("the JSON has millions of values; send fewer in one request")
     too_deep = invalid(f"the JSON is nested more than {max_nesting} levels deep; flatten it")
     try:
         value = msgspec.json.decode(body)
@@ -25,6 +32,8 @@ def decode(body: bytes, max_nesting: int) -> Any:
         raise invalid(f"the body is not valid JSON: {error}") from None
     if _is_deeper(value, max_nesting):
         raise too_deep
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise invalid(f"the JSON has {len(value)} fields; no request has more than {MAX_FIELDS}")
     return value
 
 

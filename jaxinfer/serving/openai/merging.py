@@ -75,11 +75,11 @@ async def begun[T](stream: AsyncGenerator[T], seconds: float) -> AsyncGenerator[
 
 
 async def _continued[T](first: "asyncio.Future[T]", stream: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    try:
-        async with contextlib.aclosing(stream):
+    async with contextlib.aclosing(stream):
+        try:
             yield None  # pyright: ignore[reportReturnType] - taken by `begun`
             yield await first
-            async for item in stream:
-                yield item
-    finally:
-        await end_tasks(first)
+        finally:
+            await end_tasks(first)  # before the stream is closed, which it may be running
+        async for item in stream:
+            yield item

@@ -67,7 +67,7 @@ class RunningService:
     def stream(self, max_tokens=700):
         """A long stream that has begun."""
         chunks = self.client.completions.create(
-            model="bundled",
+            model="jaxinfer",
             prompt=PROMPT,
             max_tokens=max_tokens,
             temperature=0,

@@ -42,7 +42,7 @@ def test_answers_are_those_of_an_engine_in_one_process(service):
 
     def ask(prompt):
         return service.client.completions.create(
-            model="bundled", prompt=prompt, max_tokens=24, temperature=0, stop=" the", logprobs=2
+            model="jaxinfer", prompt=prompt, max_tokens=24, temperature=0, stop=" the", logprobs=2
         ).choices[0]
 
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -120,7 +120,7 @@ def test_sigterm_lets_requests_end_and_leaves_nothing(service):
         service.process.send_signal(signal.SIGTERM)
         until(lambda: service.health() == 503)
         with pytest.raises(openai.InternalServerError) as refused:
-            service.client.completions.create(model="bundled", prompt="a")
+            service.client.completions.create(model="jaxinfer", prompt="a")
         assert refused.value.status_code == 503
         assert answer.result()[-1].choices[0].finish_reason == "length"
     assert service.process.wait(10) == 0

@@ -1,5 +1,7 @@
 """The application around its routes: probes, keys, administration, documentation."""
 
+import contextlib
+
 import pytest
 from pydantic import TypeAdapter
 
@@ -187,19 +189,27 @@ def test_metrics_count_what_clients_got(client):
 
 class Recorder:
     def __init__(self):
-        self.finished = 0
+        self.seen = []
 
-    def observe(self, output, now):
-        self.finished += output.finished
+    async def watch(self, outputs, *, delta):
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                self.seen.append((delta, output.finished))
+                yield output
 
     def render(self, engine_metrics):
-        return f"finished {self.finished} of {len(engine_metrics) > 0}".encode()
+        return f"{len(self.seen)} of {len(engine_metrics) > 0}".encode()
 
 
 def test_telemetry_sees_every_output(make_client):
-    client = make_client(telemetry=Recorder())
-    client.post("/v1/completions", {"prompt": [[1], [2]], "max_tokens": 2})
-    assert client.get("/metrics").text == "finished 2 of True"
+    recorder = Recorder()
+    client = make_client(telemetry=recorder)
+    body = {"prompt": [[1], [2]], "max_tokens": 2, "ignore_eos": True}
+    client.post("/v1/completions", body)
+    assert recorder.seen == [(False, True)] * 2
+    client.post("/v1/completions", {**body, "stream": True})
+    assert recorder.seen.count((True, True)) == 2
+    assert client.get("/metrics").text == f"{len(recorder.seen)} of True"
 
 
 def test_documentation_is_complete_and_true(locked):
