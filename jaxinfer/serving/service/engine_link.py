@@ -1,9 +1,9 @@
 """A front end's side of the socket: sends requests, takes their tokens in, calls the engine."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +28,8 @@ _KNOWN_ERRORS: dict[str, type[Exception]] = {
     "TypeError": TypeError,
     "RuntimeError": RuntimeError,
 } | {name: getattr(errors, name) for name in dir(errors) if name.endswith("Error")}
+
+PING_EVERY_S = 1.0
 
 logger = logging.getLogger("jaxinfer")
 
@@ -60,7 +62,8 @@ class EngineLink:
         self.on_lost: Callable[[Exception], None] = lambda error: None
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._heard_at = time.monotonic()
 
     @classmethod
     async def open(cls, path: str) -> "EngineLink":
@@ -80,7 +83,13 @@ class EngineLink:
 
     def start(self) -> None:
         """Begin to read; the callbacks are set before."""
-        self._task = asyncio.create_task(self._read())
+        self._heard_at = time.monotonic()
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the engine's process was last heard of; it is pinged every second."""
+        return time.monotonic() - self._heard_at
 
     def new_number(self) -> int:
         """A number that no other request of this front end has."""
@@ -111,10 +120,9 @@ class EngineLink:
         """End the connection, and with it all requests of this front end; safe to repeat."""
         self.failure = self.failure or errors.EngineDeadError("the connection is closed")
         self._writer.close()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end_calls()
 
     def _write(self, message: ToEngine) -> None:
@@ -125,6 +133,7 @@ class EngineLink:
         cause = "the engine's process has ended"
         try:
             while (data := await read_frame(self._reader)) is not None:
+                self._heard_at = time.monotonic()
                 self._take(data)
                 # Readers go first: what lies in the buffer must not make them look slow.
                 await asyncio.sleep(0)
@@ -135,6 +144,11 @@ class EngineLink:
         self._writer.close()
         self._end_calls()
         self.on_lost(self.failure)
+
+    async def _ping(self) -> None:
+        while self.failure is None:
+            await asyncio.sleep(PING_EVERY_S)
+            self._write(Call(self.new_number(), "ping"))
 
     def _take(self, data: bytes) -> None:
         match decode_to_front_end(data):

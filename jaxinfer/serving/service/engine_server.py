@@ -41,7 +41,8 @@ class EngineServer:
         num_slots: sequences that run at once.
         max_waiting: completions that may wait beyond these.
         hello: what front ends are told first: see `EngineDescription.to_message`.
-        calls: what front ends may ask for besides, by name; done in the engine's thread.
+        calls: what front ends may ask for besides, by name; done in the engine's thread. To "ping"
+            the event loop answers, whatever the engine does.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class EngineServer:
                 self._driver.owner.post(lambda: requests.add(message))
             case End(completions):
                 self._driver.owner.post(lambda: requests.end(completions))
+            case Call(number, "ping"):
+                _write(writer, encode(Reply(number)))
             case Call():
                 task = asyncio.ensure_future(self._answer(message, writer))
                 # The loop alone would not keep it.

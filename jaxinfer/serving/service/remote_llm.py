@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import JaxinferError, ShuttingDownError
+from jaxinfer.errors import EngineDeadError, JaxinferError, ShuttingDownError
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
@@ -19,6 +19,9 @@ from jaxinfer.serving.service.engine_link import EngineLink
 from jaxinfer.serving.service.messages import Add, End, Step
 from jaxinfer.serving.service.metrics import metrics_from_message
 from jaxinfer.serving.service.open_stream import OpenStream
+
+LONGEST_SILENCE_S = 30.0
+"""The engine's process answers pings at all times but while it traces a program, for seconds."""
 
 
 class RemoteLLM:
@@ -177,6 +180,8 @@ class RemoteLLM:
         self._check_open()
         if self._link.failure is not None:
             raise self._link.failure
+        if (silence := self._link.silence) > LONGEST_SILENCE_S:
+            raise EngineDeadError(f"the engine's process has not answered for {silence:.0f} s")
 
     async def get_metrics(self) -> list[Metric]:
         """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all front ends."""

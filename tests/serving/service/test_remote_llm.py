@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.errors import EngineDeadError, QueueFullError, ShuttingDownError
+from jaxinfer.errors import EngineDeadError, QueueFullError, ShuttingDownError, StepError
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.prompts import Prompt
 from jaxinfer.serving.service.limits import ServiceLimits
@@ -295,6 +296,100 @@ def test_prompts_of_different_salts_share_no_block():
             assert cached == [0, 16, 0, 0]
 
     run(main())
+
+
+def test_an_engine_that_stands_still_is_named(monkeypatch):
+    monkeypatch.setattr("jaxinfer.serving.service.engine_link.PING_EVERY_S", 0.01)
+    monkeypatch.setattr("jaxinfer.serving.service.remote_llm.LONGEST_SILENCE_S", 0.2)
+
+    async def main():
+        async with ToyService().connected() as llm:
+            await asyncio.sleep(0.4)
+            await llm.check_health()
+            write, llm._link._write = llm._link._write, lambda message: None
+            await asyncio.sleep(0.4)
+            with pytest.raises(EngineDeadError, match="has not answered"):
+                await llm.check_health()
+            llm._link._write = write
+
+    run(main())
+
+
+def test_replicas_answer_as_one_engine_does():
+    async def main():
+        async with ToyService(num_replicas=2, max_num_seqs=2).connected() as llm:
+            return await asyncio.gather(
+                *(collect(llm, [1, i], GREEDY.clone(logprobs=2)) for i in range(12))
+            )
+
+    for i, outputs in enumerate(run(main())):
+        assert seen(outputs[-1]) == seen(answer_here([1, i], GREEDY.clone(logprobs=2)))
+
+
+def test_a_step_that_raises_costs_no_token():
+    async def main():
+        service = ToyService()
+        service.setup.runner.fail_launches = {3, 4}
+        service.setup.runner.fail_fetches = {7}
+        async with service.connected() as llm:
+            return await asyncio.gather(*(collect(llm, [1, i]) for i in range(6)))
+
+    for i, outputs in enumerate(run(main())):
+        assert seen(outputs[-1]) == seen(answer_here([1, i], GREEDY))
+
+
+def test_a_request_that_breaks_its_step_ends_alone_with_the_cause():
+    async def main():
+        service = ToyService()
+
+        def launch(schedule, launch=service.setup.runner.launch):
+            if any(row.request.prompt_token_ids == [13, 13] for row in schedule.rows):
+                raise RuntimeError("thirteen")
+            return launch(schedule)
+
+        service.setup.runner.launch = launch
+        async with service.connected() as llm:
+            return await asyncio.gather(*(collect(llm, p) for p in ([1, 1], [13, 13], [2, 2])))
+
+    first, broken, last = run(main())
+    assert broken[-1].outputs[0].finish_reason == "error"
+    assert "thirteen" in broken[-1].error
+    for outputs, prompt in ((first, [1, 1]), (last, [2, 2])):
+        assert seen(outputs[-1]) == seen(answer_here(prompt, GREEDY))
+
+
+def test_an_engine_that_fails_for_good_ends_every_request():
+    async def main():
+        service = ToyService()
+        service.setup.runner.fail_launches = {3}
+        service.setup.runner.fail_reset = True
+        async with service.connected() as llm:
+            outputs = await asyncio.gather(*(collect(llm, [1, i]) for i in range(3)))
+            assert {each[-1].outputs[0].finish_reason for each in outputs} == {"error"}
+            with pytest.raises(StepError, match="could not be rebuilt"):
+                await collect(llm, [1, 2])
+
+    run(main())
+
+
+def test_text_that_raises_ends_its_request_alone(monkeypatch):
+    take = Detokenizer.append
+
+    def append(self, token_ids):
+        if self._min_tokens == 1:
+            raise ValueError("no text")
+        return take(self, token_ids)
+
+    async def main():
+        async with ToyService().connected() as llm:
+            monkeypatch.setattr(Detokenizer, "append", append)
+            bad = GREEDY.clone(min_tokens=1)
+            return await asyncio.gather(collect(llm, [1, 2], bad), collect(llm, [3, 4]))
+
+    broken, whole = run(main())
+    assert broken[-1].finished
+    assert "no text" in broken[-1].error
+    assert whole[-1].outputs[0].finish_reason == "length"
 
 
 def test_a_bad_call_is_refused_at_once():

@@ -15,6 +15,7 @@ from jaxinfer.serving.service.limits import ServiceLimits
 from jaxinfer.serving.service.metrics import metrics_to_message
 from jaxinfer.serving.service.remote_llm import RemoteLLM
 from tests.serving.engine.test_engine import TOKENIZER, Setup
+from tests.serving.replicas.test_group import Group
 from tests.serving.small_llm import CONFIG
 
 MODEL_CONFIG: ModelConfig = dataclasses.replace(CONFIG, vocab_size=TOKENIZER.vocab_size)
@@ -28,15 +29,21 @@ class ToyService:
     Args:
         limits: of the service.
         scheduling_policy: as in `EngineConfig`.
+        num_replicas: engines behind one queue; with 1, no queue.
         options: of `Setup`.
     """
 
-    def __init__(self, *, limits=None, scheduling_policy="fcfs", **options):
-        self.setup = Setup(tokenizer=TOKENIZER, **options)
-        # A device takes its time, in which the front end's thread runs.
-        launch = self.setup.runner.launch
-        self.setup.runner.launch = lambda schedule: time.sleep(STEP_S) or launch(schedule)
-        self.driver = EngineDriver(self.setup.engine)
+    def __init__(self, *, limits=None, scheduling_policy="fcfs", num_replicas=1, **options):
+        if num_replicas == 1:
+            self.setups = [Setup(tokenizer=TOKENIZER, **options)]
+            self.engine = self.setups[0].engine
+        else:
+            group = Group(num_replicas, tokenizer=TOKENIZER, **options)
+            self.setups, self.engine = group.setups, group.engine
+        self.setup = self.setups[0]
+        for setup in self.setups:
+            take_time(setup.runner)
+        self.driver = EngineDriver(self.engine)
         self.limits = limits or ServiceLimits()
         self.description = EngineDescription(
             config=EngineConfig(scheduling_policy=scheduling_policy),
@@ -48,7 +55,7 @@ class ToyService:
             kv_bytes=1,
             limits=self.limits,
         )
-        engine = self.setup.engine
+        engine = self.engine
         self.server = EngineServer(
             self.driver,
             counts=engine.counts,
@@ -72,10 +79,11 @@ class ToyService:
                 yield path
         self.driver.call(lambda: None)
         assert not self.driver.has_unfinished
-        self.driver.call(self.setup.scheduler.check_invariants)
-        pool = self.setup.scheduler.pool
-        assert pool.num_free_blocks == pool.num_usable_blocks
         self.driver.close()
+        for setup in self.setups:
+            setup.scheduler.check_invariants()
+            pool = setup.scheduler.pool
+            assert pool.num_free_blocks == pool.num_usable_blocks
 
     @contextlib.asynccontextmanager
     async def connected(self):
@@ -84,6 +92,12 @@ class ToyService:
             llm = await connect(path)
             yield llm
             await llm.shutdown()
+
+
+def take_time(runner):
+    """A device takes its time, in which the front end's thread runs."""
+    launch = runner.launch
+    runner.launch = lambda schedule: time.sleep(STEP_S) or launch(schedule)
 
 
 async def connect(path):
