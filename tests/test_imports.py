@@ -32,12 +32,13 @@ SERVING = (
     "compile",
     "runner",
     "engine",
+    "telemetry",
     "processes",
     "replicas",
     "startup",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots")
+WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "telemetry")
 MOST_FILES_OF_A_ROOM = 12
 
 
