@@ -33,7 +33,7 @@ class NumberTable:
         self._pattern = f"*-{hashlib.sha256(layout.encode()).hexdigest()[:16]}{_SUFFIX}"
         self._size = size
         self._directory = directory
-        self.values: "memoryview[float]"
+        self.values: memoryview[float]
         """The numbers, float64 ``[size]``."""
         if directory is None:
             self.values = memoryview(array("d", bytes(size * _BYTES)))
