@@ -4,7 +4,9 @@ import argparse
 import os
 from typing import Any
 
-from jaxinfer.cli.parser import given
+from jaxinfer.cli.engine_flags import engine_arguments
+from jaxinfer.cli.parser import CommandParser, given
+from jaxinfer.cli.process_flags import process_arguments
 from jaxinfer.cli.server import Target, parse_target, served_model
 
 SERVER_FIELDS = frozenset({"served_model_name", "api_key"})
@@ -26,6 +28,38 @@ def add_server_flags(parser: "argparse._ActionsContainer") -> None:
         metavar="KEY",
         help=f"sent as a bearer token (default: ${_KEY_VARIABLES[0]} or ${_KEY_VARIABLES[1]})",
     )
+
+
+def add_url_flags(parser: CommandParser) -> None:
+    """Add --url, with which a command starts no engine, and what goes with it."""
+    group = parser.add_argument_group("a running OpenAI server")
+    group.add_argument(
+        "--url", help="ask this server, http://localhost:8000 for one (default: an engine here)"
+    )
+    add_server_flags(group)
+
+
+def check_url_flags(parser: CommandParser, namespace: argparse.Namespace) -> None:
+    """End with a mistake if a flag would be ignored."""
+    if namespace.url is None:
+        if of_a_server := given(namespace, SERVER_FIELDS):
+            parser.error(f"{_flag(next(iter(of_a_server)))} needs --url, the server's")
+        return
+    of_an_engine = {**engine_arguments(namespace), **process_arguments(namespace)}
+    if "model" in of_an_engine:
+        parser.error("--url takes no --model; --served-model-name names one of the server's")
+    of_an_engine.pop("seed", None)
+    if of_an_engine:
+        parser.error(f"--url takes no {_flag(next(iter(of_an_engine)))}: that is the server's")
+
+
+def seed_argument(namespace: argparse.Namespace) -> dict[str, object]:
+    """The seed as a field of a request, if it was given."""
+    return given(namespace, frozenset({"seed"}))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def chosen_server(url: str, namespace: argparse.Namespace) -> tuple[Target, str]:
