@@ -19,3 +19,16 @@ class StepError(JaxinferError, RuntimeError):
 
 class DistributedError(JaxinferError, RuntimeError):
     """One of an engine's processes failed, differs from the others, or did not arrive."""
+
+
+class QueueFullError(JaxinferError, RuntimeError):
+    """As many requests wait as the engine lets wait; a server answers 503.
+
+    Args:
+        message: one line for the client.
+        retry_after: seconds after which it may try again.
+    """
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

@@ -36,9 +36,10 @@ SERVING = (
     "processes",
     "replicas",
     "startup",
+    "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "telemetry")
+WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "telemetry", "openai")
 MOST_FILES_OF_A_ROOM = 12
 
 

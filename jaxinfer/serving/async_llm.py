@@ -60,6 +60,7 @@ class AsyncLLM(EngineFacts):
         request_id: str | None = None,
         *,
         priority: int = 0,
+        prefill_only: bool = False,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt, for `async for`.
 
@@ -72,6 +73,7 @@ class AsyncLLM(EngineFacts):
             request_id: a name for `abort` that the outputs bear; others may bear the same. None
                 makes one.
             priority: as in `LLM.generate`.
+            prefill_only: only run the prompt, for its log-probabilities: no token is sampled.
 
         Returns:
             An iterator of outputs. The last has `finished`; after `abort` or `shutdown` its
@@ -83,7 +85,9 @@ class AsyncLLM(EngineFacts):
             StepError: it has failed for good; in the iteration.
         """
         driver, arguments = self._handle.driver, self._handle.arguments
-        request = arguments.one(prompt, sampling_params, priority, request_id or "")
+        request = arguments.one(
+            prompt, sampling_params, priority, request_id or "", prefill_only=prefill_only
+        )
         return stream_request_async(driver, request, keeps=self)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

@@ -25,7 +25,15 @@ class CallArguments:
         self._reader = loaded.reader
         self._has_defaults_to_say = bool(loaded.generation.values)
 
-    def one(self, prompt: Any, params: Any, priority: Any = 0, label: str = "") -> NewRequest:
+    def one(
+        self,
+        prompt: Any,
+        params: Any,
+        priority: Any = 0,
+        label: str = "",
+        *,
+        prefill_only: bool = False,
+    ) -> NewRequest:
         """The request of a single prompt.
 
         Args:
@@ -33,6 +41,7 @@ class CallArguments:
             params: its parameters, or None for the model's defaults.
             priority: an integer.
             label: the caller's name for it, if any.
+            prefill_only: nothing is sampled, so that the prompt may fill the model's length.
 
         Raises:
             TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
@@ -42,11 +51,12 @@ class CallArguments:
         if len(parts) != 1:
             raise ValueError(f"expected one prompt, got {len(parts)}; use generate() for several")
         (own,) = self.params(params, 1)
-        (checked,) = self._read(parts, [own])
+        (checked,) = self._read(parts, [own], num_outputs=0 if prefill_only else 1)
         return NewRequest(
             prompt=checked,
             params=own,
             kind=wanted_outputs(own),
+            prefill_only=prefill_only,
             priority=self._priority(priority, "priority"),
             label=label,
         )
@@ -73,8 +83,15 @@ class CallArguments:
             for prompt, entry, priority in each
         ]
 
-    def _read(self, parts: Sequence[PromptParts], params: Sequence[SamplingParams]) -> list[Prompt]:
-        return self._reader.read_parts(parts, [self._reader.prompt_limit(p) for p in params])
+    def _read(
+        self,
+        parts: Sequence[PromptParts],
+        params: Sequence[SamplingParams],
+        *,
+        num_outputs: int = 1,
+    ) -> list[Prompt]:
+        limits = [self._reader.prompt_limit(p) for p in params]
+        return self._reader.read_parts(parts, limits, num_outputs=num_outputs)
 
     def _priorities(self, given: Any, count: int) -> list[int]:
         if given is None:

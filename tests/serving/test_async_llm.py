@@ -3,11 +3,19 @@
 import asyncio
 import gc
 
+import numpy as np
 import pytest
 
 from jaxinfer import AsyncLLM, RequestOutputKind, SamplingParams
 from jaxinfer.errors import StepError
-from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, greedy_reference, small_params
+from tests.serving.small_llm import (
+    CONFIG,
+    GREEDY,
+    PROMPTS,
+    greedy_reference,
+    reference_logprobs,
+    small_params,
+)
 
 LONG = GREEDY.clone(max_tokens=40)
 
@@ -114,6 +122,25 @@ def test_cancelling_leaving_and_dropping_abort_the_request(engine):
         assert not engine._handle.driver.has_unfinished
 
     run(main())
+
+
+def test_a_prompt_that_fills_the_model_is_scored_without_sampling(engine):
+    prompt = list(range(1, 65))  # max_model_len tokens
+
+    async def main():
+        params = SamplingParams(prompt_logprobs=0)
+        (output,) = [each async for each in engine.generate(prompt, params, prefill_only=True)]
+        return output
+
+    output = run(main())
+    assert output.outputs[0].token_ids == []
+    assert output.outputs[0].finish_reason == "length"
+    scored = [
+        entry[token].logprob
+        for token, entry in zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
+    ]
+    rows = reference_logprobs(prompt)
+    np.testing.assert_allclose(scored, rows[np.arange(63), prompt[1:]], atol=1e-4)
 
 
 def test_a_refused_request_raises_at_once(engine):

@@ -185,6 +185,16 @@ class Tokenizer:
         """Whether `apply_chat_template` can work without a template of the caller's."""
         return bool(self._templates)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the model's default template, if it has one."""
+        return self._choose_template(None, has_tools=False).source if self._templates else None
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Text of `bos_token`, `eos_token`, … as far as there are such."""
+        return dict(self._special_tokens)
+
     def apply_chat_template(
         self,
         messages: Sequence[Any],

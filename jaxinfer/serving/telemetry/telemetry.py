@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -22,9 +22,6 @@ from jaxinfer.serving.telemetry.exposition import (
 from jaxinfer.serving.telemetry.number_table import NumberTable
 from jaxinfer.serving.telemetry.request_watch import RequestWatch, watched
 from jaxinfer.serving.telemetry.utilization import StepFloors, Utilization, utilization
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-"""The HTTP content type of `Telemetry.render`."""
 
 
 class Telemetry:

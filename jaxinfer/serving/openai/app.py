@@ -1,0 +1,109 @@
+"""The server's application: OpenAI's routes on one engine."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxinfer import __version__
+from jaxinfer.serving.openai.engine_client import EngineClient
+from jaxinfer.serving.openai.errors import ApiError, as_api_error
+from jaxinfer.serving.openai.front import Front, Telemetry
+from jaxinfer.serving.openai.middleware.auth import OPEN_PATHS, Auth
+from jaxinfer.serving.openai.middleware.body_limit import BodyLimit
+from jaxinfer.serving.openai.middleware.head import Head
+from jaxinfer.serving.openai.middleware.request_id import RequestId
+from jaxinfer.serving.openai.route import ApiRoute
+from jaxinfer.serving.openai.routes import (
+    admin,
+    chat,
+    completions,
+    health,
+    responses,
+    tokenization,
+    unsupported,
+)
+from jaxinfer.serving.openai.routes.common import ERRORS
+from jaxinfer.serving.openai.settings import ServerSettings
+
+
+def create_app(
+    engine: EngineClient, settings: ServerSettings, *, telemetry: Telemetry | None = None
+) -> FastAPI:
+    """An ASGI application that serves one engine; it neither starts nor ends the engine.
+
+    Args:
+        engine: takes the requests.
+        settings: of this front end.
+        telemetry: makes `/metrics`; None shows the engine's counts alone.
+    """
+    front = Front(engine, settings, telemetry)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        yield
+        front.prompts.close()
+
+    app = FastAPI(
+        title="jaxinfer",
+        version=__version__,
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,  # redirects would repeat the Host header
+        lifespan=lifespan,
+        responses=ERRORS,
+    )
+    app.state.front = front
+    app.state.max_nesting = settings.max_nesting
+    app.router.route_class = ApiRoute
+    routers = [health, completions, chat, responses, tokenization, unsupported]
+    for each in routers:
+        app.include_router(each.router)
+    if settings.enable_tokenizer_info:
+        app.include_router(tokenization.info_router)
+    if settings.enable_admin:
+        app.include_router(admin.router)
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(ApiError, _answer)
+    app.add_exception_handler(Exception, _answer)
+    # The last one is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(Auth, keys=settings.api_keys)
+    app.add_middleware(RequestId)
+    app.add_middleware(Head)
+    _document(app, has_keys=bool(settings.api_keys))
+    return app
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        path = request.scope["path"][:200]
+        error = ApiError(404, f"there is no route {path!r}; /openapi.json lists all")
+    return as_api_error(error).response()
+
+
+def _document(app: FastAPI, *, has_keys: bool) -> None:
+    """Make openapi.json say what is: errors are 400 and never 422, and what needs a key."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        schema = plain()
+        components = schema.setdefault("components", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            components.get("schemas", {}).pop(name, None)
+        if has_keys:
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in schema["paths"].items():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+                if has_keys and path not in OPEN_PATHS:
+                    operation["security"] = [{"key": []}]
+        return schema
+
+    app.openapi = openapi  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,87 @@
+"""What the HTTP edge needs of an engine: the part of `AsyncLLM` that a front end can offer too."""
+
+import os
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.engine.metrics import Metric
+
+if TYPE_CHECKING:  # its module imports JAX, which a front end does not load
+    from jaxinfer.model.config import ModelConfig
+
+
+class EngineClient(Protocol):
+    """An engine in this process or in another one, for the tasks of one event loop."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """This process's own; None if only token ids go in and out."""
+        ...
+
+    @property
+    def model_config(self) -> "ModelConfig":
+        """The model's shape; the edge reads `vocab_size`, the width of the logits."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        ...
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without sampling fields uses."""
+        ...
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        prefill_only: bool = False,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete one prompt. Closing the iteration, or cancelling its task, aborts the request.
+
+        Args:
+            prompt: the edge gives `TokensPrompt`s.
+            sampling_params: `output_kind` says what outputs hold; the edge uses DELTA and
+                FINAL_ONLY.
+            request_id: a label of the edge's own making; clients' ids never come here.
+            priority: lower ones run earlier.
+            prefill_only: only run the prompt, for its log-probabilities; the single completion
+                ends by "length" without a token.
+
+        Raises:
+            TypeError, ValueError: it can't be run; at the call.
+            QueueFullError: too many requests wait; at the call or before the first output.
+            RuntimeError, JaxinferError: the engine has ended; at the call or in the iteration.
+        """
+        ...
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End the requests of these labels; each gets a last output, "abort"."""
+        ...
+
+    async def check_health(self) -> None:
+        """Return if requests are taken; raise JaxinferError or RuntimeError if not."""
+        ...
+
+    async def get_metrics(self) -> list[Metric]:
+        """What the engine counts."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache."""
+        ...
+
+    async def start_profile(self, directory: str | os.PathLike[str]) -> None:
+        """Record what host and devices do; RuntimeError if a recording runs."""
+        ...
+
+    async def stop_profile(self) -> None:
+        """End the recording and write it; RuntimeError if none runs."""
+        ...

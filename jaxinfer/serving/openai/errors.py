@@ -1,0 +1,181 @@
+"""Errors as OpenAI's clients know them: one JSON body, of bounded size, without internals."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypedDict
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from jaxinfer.errors import JaxinferError, QueueFullError
+
+MAX_MESSAGE_CHARS = 1000
+MAX_REPORTED = 5
+_MAX_ECHOED_CHARS = 200
+_PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+-]+){2,}/?")
+_WORD = re.compile(r"[a-z_]+")
+
+logger = logging.getLogger("jaxinfer")
+
+
+class ErrorDetails(TypedDict):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(TypedDict):
+    """The body of every answer whose status is 400 or above."""
+
+    error: ErrorDetails
+
+
+class ApiError(Exception):
+    """An error for the client.
+
+    Args:
+        status: of HTTP.
+        message: one line; long ones are cut.
+        param: the field of the request that is wrong.
+        code: a word for programs.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.message = presentable(message)
+        super().__init__(self.message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> ErrorAnswer:
+        """The JSON of the answer."""
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        if self.status >= 500 and self.status not in _TYPES:
+            kind = "internal_server_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        """The answer."""
+        return Response(
+            msgspec.json.encode(self.body), self.status, self.headers, "application/json"
+        )
+
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    501: "not_implemented_error",
+    503: "service_unavailable_error",
+}
+
+
+def invalid(message: str, param: str | None = None) -> ApiError:
+    """The error of a request that can't be run as it is."""
+    return ApiError(400, message, param=param)
+
+
+def presentable(message: str) -> str:
+    """A message as one line of bounded length without paths of this machine."""
+    message = _PATH.sub("(path)", " ".join(message.split()))
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[: MAX_MESSAGE_CHARS - 1] + "…"
+    return message.encode("utf-8", errors="replace").decode()
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What the client hears of an exception; one that is a bug goes to the log."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            headers = {"Retry-After": str(max(1, error.retry_after))}
+            return ApiError(503, str(error), code="queue_full", headers=headers)
+        case JaxinferError():
+            logger.info("a request ends with the engine", exc_info=error)
+            return ApiError(500, str(error), code="engine_error")
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail), headers=error.headers)
+        case ClientDisconnect():
+            return ApiError(499, "the client has gone")
+    logger.error("a request failed", exc_info=error)
+    return ApiError(500, "the server could not finish this request; its log says why")
+
+
+@contextmanager
+def client_errors(
+    fields: Iterable[str], rename: Callable[[str], str] = lambda name: name
+) -> Iterator[None]:
+    """Turn the engine's TypeError and ValueError about a request into an answer 400.
+
+    Args:
+        fields: names that may be the answer's `param`.
+        rename: the request's name for a word of the message.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        known = frozenset(fields)
+        words = (rename(word) for word in _WORD.findall(str(error)))
+        param = next((word for word in words if word in known), None)
+        raise invalid(str(error), param) from None
+
+
+def from_validation(
+    error: RequestValidationError,
+    fields: Sequence[str],
+    explain: Callable[[str, str], str | None],
+) -> ApiError:
+    """The answer to a body that is not what the route takes.
+
+    Args:
+        error: pydantic's findings.
+        fields: of the body.
+        explain: (field, pydantic's error type) -> a better message, or None.
+    """
+    messages: dict[str, None] = {}
+    first: str | None = None
+    for found in error.errors():
+        path = [part for part in found["loc"] if part != "body"]
+        field = str(path[0])[:_MAX_ECHOED_CHARS] if path else None
+        if field not in fields and found["type"] != "extra_forbidden":
+            field = None
+        index = f"[{path[1]}]" if field and len(path) > 1 and isinstance(path[1], int) else ""
+        first = first or field
+        text = (explain(field, found["type"]) if field else None) or _plain(found, field, index)
+        messages.setdefault(text[:_MAX_ECHOED_CHARS])
+        if len(messages) == MAX_REPORTED:
+            break
+    return invalid("; ".join(messages), first)
+
+
+def _plain(found: Mapping[str, Any], field: str | None, index: str) -> str:
+    message = str(found["msg"]).removeprefix("Value error, ")
+    if field is None:
+        return "send a JSON object" if found["type"] == "missing" else message
+    return f"{field}{index}: {message}"

@@ -1,0 +1,163 @@
+"""One front end: an engine, its settings, and the requests that run."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.openai.engine_client import EngineClient
+from jaxinfer.serving.openai.errors import ApiError, client_errors, presentable
+from jaxinfer.serving.openai.merging import merged
+from jaxinfer.serving.openai.prompts import Prompts
+from jaxinfer.serving.openai.settings import ServerSettings
+from jaxinfer.serving.requests.prompts import Prompt
+
+_FIELDS = frozenset(
+    [
+        "prompt",
+        "messages",
+        "input",
+        "max_tokens",
+        "priority",
+        "cache_salt",
+        "stop",
+        "stop_token_ids",
+        "allowed_token_ids",
+        "logit_bias",
+        "bad_words",
+        "logprobs",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+    ]
+)
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput]]
+"""Outputs of a request's prompts as they come, each with its prompt's index."""
+
+
+class Telemetry(Protocol):
+    """Counts what a front end's clients see."""
+
+    def watch(
+        self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
+    ) -> AsyncGenerator[RequestOutput]:
+        """The outputs of one request, counted; with `delta` each is what is new."""
+        ...
+
+    def render(self, engine_metrics: Iterable[Metric]) -> bytes:
+        """Everything in Prometheus' text format."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One prompt for the engine.
+
+    Attributes:
+        prompt: checked.
+        params: how it is completed.
+        label: the server's own name for it.
+        priority: as the request says.
+        prefill_only: nothing is sampled.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    label: str
+    priority: int = 0
+    prefill_only: bool = False
+
+
+class Front:
+    """What the routes work with.
+
+    Args:
+        engine: runs the requests.
+        settings: of this front end.
+        telemetry: counts them; may be None.
+    """
+
+    def __init__(
+        self, engine: EngineClient, settings: ServerSettings, telemetry: Telemetry | None
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.telemetry = telemetry
+        self.prompts = Prompts(engine, settings.template_kwargs)
+        self.started = int(time.time())
+        self.num_running = 0
+        """Requests whose answers are being made."""
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a name that is not served.
+
+        Raises:
+            ApiError: 404.
+        """
+        served = self.settings.served_model_names
+        if name is not None and name not in served:
+            known = ", ".join(served)
+            raise ApiError(
+                404,
+                f"there is no model {name[:100]!r}; served: {known}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def start(self, jobs: Sequence[Job]) -> Outputs:
+        """Hand a request's prompts to the engine; closing the iteration aborts them.
+
+        Raises:
+            ApiError: the engine refuses one, at once or in the iteration; or it ended in an error.
+        """
+        streams: list[AsyncGenerator[RequestOutput]] = []
+        try:
+            for job in jobs:
+                with client_errors(_FIELDS):
+                    streams.append(self._generate(job))
+        except BaseException:
+            for stream in streams:
+                await stream.aclose()
+            raise
+        return self._checked(streams)
+
+    def _generate(self, job: Job) -> AsyncGenerator[RequestOutput]:
+        prompt = {"prompt_token_ids": job.prompt.token_ids}
+        named = {"prompt": job.prompt.text, "cache_salt": job.prompt.cache_salt}
+        outputs = self.engine.generate(
+            prompt | {name: value for name, value in named.items() if value is not None},
+            job.params,
+            job.label,
+            priority=job.priority,
+            prefill_only=job.prefill_only,
+        )
+        if self.telemetry is None:
+            return outputs
+        is_delta = job.params.output_kind == RequestOutputKind.DELTA
+        return self.telemetry.watch(outputs, delta=is_delta)
+
+    async def _checked(self, streams: Sequence[AsyncGenerator[RequestOutput]]) -> Outputs:
+        self.num_running += 1
+        try:
+            with client_errors(_FIELDS):  # what the engine refuses, not the consumer's own
+                async with contextlib.aclosing(merged(streams)) as outputs:
+                    async for index, output in outputs:
+                        if output.error is not None:
+                            why = presentable(output.error)
+                            raise ApiError(500, f"the engine could not go on: {why}")
+                        yield index, output
+        finally:
+            self.num_running -= 1
+
+
+async def finals(outputs: Outputs) -> list[RequestOutput]:
+    """The last output of each prompt, in order."""
+    last: dict[int, RequestOutput] = {}
+    async with contextlib.aclosing(outputs):
+        async for index, output in outputs:
+            last[index] = output
+    return [last[index] for index in sorted(last)]

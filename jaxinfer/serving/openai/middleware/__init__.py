@@ -1,0 +1,1 @@
+"""What every request passes before a route sees it: pure ASGI."""

@@ -1,0 +1,137 @@
+"""Prompts of requests become token ids, in threads: neither may hold up other requests' streams."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.openai.engine_client import EngineClient
+from jaxinfer.serving.openai.errors import ApiError, client_errors, invalid
+from jaxinfer.serving.requests.prompts import Prompt, PromptReader
+
+_FIELDS = ("prompt", "messages", "input", "tools", "chat_template_kwargs", "continue_final_message")
+
+
+class Prompts:
+    """Reads the prompts of one front end's requests.
+
+    Args:
+        engine: has the tokenizer and the model's bounds.
+        template_kwargs: names that requests may set for the chat template.
+    """
+
+    def __init__(self, engine: EngineClient, template_kwargs: frozenset[str]) -> None:
+        self.reader = PromptReader(
+            engine.tokenizer, engine.model_config.vocab_size, engine.max_model_len
+        )
+        self._template_kwargs = template_kwargs
+        self._tokenizing = ThreadPoolExecutor(4, "jaxinfer-tokenize")
+        # Templates have one process: more threads would only wait for each other.
+        self._rendering = ThreadPoolExecutor(1, "jaxinfer-render")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ApiError: 400: there is none.
+        """
+        if self.reader.tokenizer is None:
+            raise invalid("this model is served without a tokenizer; send token ids")
+        return self.reader.tokenizer
+
+    async def read(
+        self,
+        given: Sequence[str | list[int]],
+        *,
+        name: str = "prompt",
+        limit: int | None = None,
+        num_outputs: int = 1,
+        add_special_tokens: bool = True,
+        cache_salt: str | None = None,
+    ) -> list[Prompt]:
+        """Check and tokenize.
+
+        Args:
+            given: texts and token ids.
+            name: of the field, for errors.
+            limit: how many tokens are kept of each, the last ones.
+            num_outputs: tokens that each must leave room for.
+            add_special_tokens: to texts, as the tokenizer would.
+            cache_salt: see `Prompt`.
+
+        Raises:
+            ApiError: 400: empty, too long, not Unicode, or not in the vocabulary.
+        """
+
+        def read_all() -> list[Prompt]:
+            with client_errors(_FIELDS):
+                return [read_one(i, each) for i, each in enumerate(given)]
+
+        def read_one(index: int, each: str | list[int]) -> Prompt:
+            label = name if len(given) == 1 else f"{name}[{index}]"
+            text = each if isinstance(each, str) else None
+            if isinstance(each, str):
+                tokenizer = self.reader.check_text(
+                    label, each, num_outputs=num_outputs, may_be_longer=limit is not None
+                )
+                each = tokenizer.encode(each, add_special_tokens=add_special_tokens)
+            if limit is not None and len(each) > limit:
+                text = None
+            return self.reader.check_token_ids(
+                label, each, num_outputs=num_outputs, limit=limit, text=text, cache_salt=cache_salt
+            )
+
+        return await self._in(self._tokenizing, read_all)
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The text of a conversation, by the model's chat template.
+
+        Raises:
+            ApiError: 400: a name is not for requests to set, or the template refuses or fails.
+        """
+        names = dict(chat_template_kwargs or {})
+        if unknown := names.keys() - self._template_kwargs:
+            known = ", ".join(sorted(self._template_kwargs))
+            raise invalid(
+                f"chat_template_kwargs can't set {min(unknown)[:100]!r}; it can set {known}",
+                "chat_template_kwargs",
+            )
+        continues = bool(continue_final_message)
+        if add_generation_prompt is None:
+            add_generation_prompt = not continues
+        render = functools.partial(
+            self.tokenizer.apply_chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continues,
+            tools=tools or None,
+            **names,
+        )
+        try:
+            with client_errors(_FIELDS):
+                return await self._in(self._rendering, render)
+        except ApiError as error:
+            raise invalid(error.message, error.param or "messages") from None
+
+    async def on_thread[T](self, work: Callable[[], T]) -> T:
+        """The result of work on texts that may take long."""
+        return await self._in(self._tokenizing, work)
+
+    def close(self) -> None:
+        """End the threads; what they do is finished first."""
+        for pool in (self._tokenizing, self._rendering):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _in[T](self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)

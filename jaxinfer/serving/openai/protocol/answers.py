@@ -1,0 +1,99 @@
+"""What answers of several routes are made of; built as plain dictionaries, documented by type."""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class PromptTokensDetails(TypedDict):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """Tokens of a request; those of a prompt count once, however many completions it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(TypedDict):
+    """One token's log-probability at a position of a prompt; minus infinity is -9999."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt, by token id; null for the first."""
+
+
+class ModelCard(TypedDict):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Version(TypedDict):
+    """Of the server."""
+
+    version: str
+
+
+class Load(TypedDict):
+    """How busy this front end is."""
+
+    server_load: int
+
+
+class Status(TypedDict):
+    """That something was done, or how it is."""
+
+    status: NotRequired[str]
+    is_sleeping: NotRequired[bool]
+
+
+class TokenizeAnswer(TypedDict):
+    """Tokens of a text."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None
+
+
+class DetokenizeAnswer(TypedDict):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """What a client needs to format and count prompts as this server does."""
+
+    tokenizer_class: str
+    chat_template: str | None
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+
+
+JsonObject = dict[str, Any]

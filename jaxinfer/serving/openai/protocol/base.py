@@ -1,0 +1,51 @@
+"""What all bodies of requests share: strict types, and fields that are refused or ignored."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_NO_GRAMMARS = "structured outputs are not supported yet; leave it out and check the answer"
+_HINTS = {
+    "response_format": _NO_GRAMMARS,
+    "structured_outputs": _NO_GRAMMARS,
+    "guided_json": _NO_GRAMMARS,
+    "guided_regex": _NO_GRAMMARS,
+    "guided_choice": _NO_GRAMMARS,
+    "guided_grammar": _NO_GRAMMARS,
+    "reasoning_effort": "reasoning budgets are not supported yet; "
+    "use chat_template_kwargs.enable_thinking",
+    "thinking_token_budget": "reasoning budgets are not supported yet; "
+    "use chat_template_kwargs.enable_thinking",
+    "reasoning": "reasoning budgets are not supported yet",
+    "chat_template": "templates of requests are refused; the model's own is used",
+    "suffix": "this model completes at the end only",
+    "audio": "this model reads and writes text",
+    "functions": "write tools, with tool_choice 'none': calls are not parsed yet",
+    "function_call": "calls are not parsed yet",
+    "use_beam_search": "beams are not supported; write n",
+    "previous_response_id": "answers are not stored; send the whole conversation as input",
+    "conversation": "answers are not stored; send the whole conversation as input",
+    "prompt": "stored prompts are not supported; write input",
+}
+
+Refused = Annotated[None, Field(description="Not supported: any value but null is refused.")]
+Ignored = Annotated[Any, Field(description="Accepted, and without effect.")]
+
+
+class Body(BaseModel):
+    """A JSON object with these fields and no others; null is the same as leaving a field out."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    """What a stream reports beside its text."""
+
+    include_usage: bool | None = Field(None, description="A last chunk has the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk has it so far.")
+    include_obfuscation: Ignored = None
+
+
+def hint(field: str) -> str:
+    """The error of a field that is refused."""
+    return f"{field}: {_HINTS.get(field, 'not supported; leave it out')}"

@@ -1,0 +1,154 @@
+"""`/v1/chat/completions`: the bodies of requests and answers."""
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from pydantic import ConfigDict, Field
+
+from jaxinfer.serving.openai.errors import invalid
+from jaxinfer.serving.openai.protocol.answers import PromptLogprobs, Usage
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, hint
+from jaxinfer.serving.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
+
+MAX_MESSAGES = 4096
+
+
+class TextPart(Body):
+    """A part of a message's content; there are no others than text."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+class Message(Body):
+    """A turn of a conversation; keys that are not named here are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates know it."""
+        plain = self.model_dump(exclude_none=True, exclude={"content"})
+        if self.role == "developer":
+            plain["role"] = "system"
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        return plain | {"content": content or ""}
+
+
+class ChatBody(SamplingFields):
+    """A request for the next turn of a conversation."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: Annotated[Count, Field(ge=1)] | None = Field(
+        None, description="Left out: the rest of the model's length."
+    )
+    max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="Written into the prompt; goes with tool_choice 'none'."
+    )
+    tool_choice: Any = Field(None, description="Only 'none': calls are not parsed yet.")
+    response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"}.')
+    modalities: list[Literal["text"]] | None = None
+    include_reasoning: Literal[True] | None = None
+
+    parallel_tool_calls: Ignored = None
+    prediction: Ignored = None
+
+    chat_template: Refused = None
+    reasoning_effort: Refused = None
+    audio: Refused = None
+    functions: Refused = None
+    function_call: Refused = None
+    suffix: Refused = None
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other, as `SamplingFields`."""
+        super().check_together()
+        if self.response_format is not None and self.response_format != {"type": "text"}:
+            raise invalid(hint("response_format"), "response_format")
+        if self.tools and self.tool_choice != "none":
+            raise invalid(
+                "tools go with tool_choice: 'none', because calls are not parsed yet", "tools"
+            )
+        if self.tool_choice not in (None, "none"):
+            raise invalid("tool_choice must be 'none': calls are not parsed yet", "tool_choice")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs goes with logprobs: true", "top_logprobs")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise invalid("max_tokens and max_completion_tokens differ; send one", "max_tokens")
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of the answer; None for the rest of the model's length."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class TopLogprob(TypedDict):
+    """A token that could have come."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TypedDict):
+    """A token of the answer; minus infinity is -9999."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities of a choice's tokens."""
+
+    content: list[TokenLogprob]
+
+
+class ChatMessage(TypedDict):
+    """The assistant's turn."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(TypedDict):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[int | str | None]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatAnswer(TypedDict):
+    """All answers to a request."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]

@@ -1,0 +1,130 @@
+"""The fields that say how a request's tokens are chosen, shared by completions and chat."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from jaxinfer.sampling_params import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_LOGIT_BIAS,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TEMPERATURE,
+    SamplingParams,
+)
+from jaxinfer.serving.openai.errors import invalid
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, StreamOptions
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 256
+_MAX_INT32 = 2**31 - 1
+_INT64 = 2**63
+
+Count = Annotated[int, Field(ge=0, le=_MAX_INT32)]
+TokenId = Annotated[int, Field(ge=0, le=_MAX_INT32)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+# Fields that `SamplingParams` has under the same name.
+_SAME = [
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
+]
+
+
+class SamplingFields(Body):
+    """Left out or null, a field has the value of the model's `generation_config.json`."""
+
+    model: str | None = Field(None, description="A served name; left out, the one there is.")
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=MAX_REPETITION_PENALTY)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: Annotated[str, Field(max_length=1024)] | None = Field(
+        None, description="Returned as the header X-Request-Id; nothing is looked up by it."
+    )
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    prompt_cache_key: Ignored = None
+    safety_identifier: Ignored = None
+    spaces_between_special_tokens: Ignored = None
+
+    structured_outputs: Refused = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
+    thinking_token_budget: Refused = None
+    use_beam_search: Refused = None
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other.
+
+        Raises:
+            ApiError: 400; names one of them.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options goes with stream: true", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs is not streamed; leave out stream", "prompt_logprobs")
+
+    def sampling_params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
+        """What the engine is asked for.
+
+        Args:
+            defaults: of the model.
+            more: fields that the routes name differently.
+
+        Raises:
+            TypeError, ValueError: as `SamplingParams`.
+        """
+        given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        return defaults.clone(**(given | more))

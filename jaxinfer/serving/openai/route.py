@@ -1,0 +1,70 @@
+"""How every route runs: strict JSON in, JSON errors out, and no work for a client that has gone."""
+
+import difflib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxinfer.serving.openai.disconnects import while_connected
+from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation, invalid
+from jaxinfer.serving.openai.json_body import check_media_type, decode
+from jaxinfer.serving.openai.protocol.base import hint
+
+
+class ApiRoute(APIRoute):
+    """A route whose handler is cancelled when its client disconnects.
+
+    Starlette cancels streams only; an answer that is not streamed would be computed for nobody.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, wrapped."""
+        handler = super().get_route_handler()
+        body = self.body_field.field_info.annotation if self.body_field else None
+        model = body if isinstance(body, type) and issubclass(body, BaseModel) else None
+
+        async def handle(request: Request) -> Response:
+            try:
+                checked = await _with_json(request) if model else request
+                return await while_connected(handler(checked), request.receive)
+            except RequestValidationError as error:
+                return _refusal(error, model).response()
+            except Exception as error:
+                return as_api_error(error).response()
+
+        return handle
+
+
+class _JsonRequest(Request):
+    """A request whose JSON has been decoded."""
+
+    def __init__(self, request: Request, body: bytes, value: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._body = body
+        self._json = value
+
+
+async def _with_json(request: Request) -> Request:
+    body = await request.body()
+    check_media_type(request)
+    return _JsonRequest(request, body, decode(body, request.app.state.max_nesting))
+
+
+def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> ApiError:
+    fields = list(model.model_fields) if model else []
+
+    def explain(field: str, kind: str) -> str | None:
+        if kind == "extra_forbidden":
+            near = difflib.get_close_matches(field[:100], fields, n=1)
+            also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
+            return f"unknown field {field[:100]!r}{also}"
+        return hint(field) if kind == "none_required" else None
+
+    if not error.errors():
+        return invalid("the request is not valid")
+    return from_validation(error, fields, explain)

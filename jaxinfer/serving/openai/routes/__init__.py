@@ -1,0 +1,1 @@
+"""The routes, each a function from a checked body to an answer."""

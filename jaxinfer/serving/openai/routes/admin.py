@@ -1,0 +1,100 @@
+"""Routes that change the engine; served where the operator allows it, always behind a key."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxinfer.serving.openai.errors import ApiError, ErrorAnswer, client_errors
+from jaxinfer.serving.openai.front import Front
+from jaxinfer.serving.openai.protocol.answers import Status
+from jaxinfer.serving.openai.route import ApiRoute
+from jaxinfer.serving.openai.routes.common import front_of, json_answer
+
+router = APIRouter(route_class=ApiRoute)
+
+Mode = Literal["abort", "wait", "keep"]
+Tag = Literal["weights", "kv_cache", "scheduling"]
+_DONE: dict[int | str, dict[str, Any]] = {200: {"model": Status}}
+
+
+@router.post("/reset_prefix_cache", response_model=None, responses=_DONE)
+async def reset_prefix_cache(request: Request) -> Response:
+    """Empty the prefix cache."""
+    await front_of(request).engine.reset_prefix_cache()
+    return json_answer({"status": "ok"})
+
+
+@router.post("/sleep", response_model=None, responses=_DONE)
+async def sleep(
+    request: Request, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: Mode = "abort"
+) -> Response:
+    """Give device memory back until `/wake_up`."""
+    return await _call(front_of(request), "sleep", level=level, mode=mode)
+
+
+@router.post("/wake_up", response_model=None, responses=_DONE)
+async def wake_up(request: Request, tags: Annotated[list[Tag] | None, Query()] = None) -> Response:
+    """Take it again."""
+    return await _call(front_of(request), "wake_up", tags=tags)
+
+
+@router.get("/is_sleeping", response_model=None, responses=_DONE)
+async def is_sleeping(request: Request) -> Response:
+    """Whether `/sleep` was called and `/wake_up` not yet."""
+    value = getattr(front_of(request).engine, "is_sleeping", False)
+    value = value() if callable(value) else value
+    return json_answer({"is_sleeping": bool(await value if inspect.isawaitable(value) else value)})
+
+
+@router.post("/pause", response_model=None, responses=_DONE)
+async def pause(request: Request, mode: Mode = "abort") -> Response:
+    """Run no step until `/resume`."""
+    return await _call(front_of(request), "pause", mode=mode)
+
+
+@router.post("/resume", response_model=None, responses=_DONE)
+async def resume(request: Request) -> Response:
+    """Go on after `/pause`."""
+    return await _call(front_of(request), "resume")
+
+
+@router.post(
+    "/start_profile", response_model=None, responses={**_DONE, 409: {"model": ErrorAnswer}}
+)
+async def start_profile(request: Request) -> Response:
+    """Record what host and devices do, into the operator's directory."""
+    front = front_of(request)
+    directory = front.settings.profile_directory
+    if directory is None:
+        raise ApiError(501, "profiling is off; start the server with a profile directory")
+    return await _conflicts(lambda: front.engine.start_profile(directory))
+
+
+@router.post("/stop_profile", response_model=None, responses={**_DONE, 409: {"model": ErrorAnswer}})
+async def stop_profile(request: Request) -> Response:
+    """End the recording and write it."""
+    return await _conflicts(front_of(request).engine.stop_profile)
+
+
+async def _conflicts(work: Callable[[], Awaitable[None]]) -> Response:
+    try:
+        await work()
+    except RuntimeError as error:
+        raise ApiError(409, str(error), code="conflict") from None
+    return json_answer({"status": "ok"})
+
+
+async def _call(front: Front, name: str, **arguments: Any) -> Response:
+    """Call what not every engine has."""
+    method = getattr(front.engine, name, None)
+    if method is None:
+        raise ApiError(501, f"this engine has no {name}")
+    with client_errors(arguments):
+        result = method(**arguments)
+        if inspect.isawaitable(result):
+            await result
+    return json_answer({"status": "ok"})

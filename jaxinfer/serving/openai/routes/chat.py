@@ -1,0 +1,128 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.openai.errors import client_errors
+from jaxinfer.serving.openai.front import Front, Job, Outputs, finals
+from jaxinfer.serving.openai.logprobs import prompt_logprobs
+from jaxinfer.serving.openai.merging import begun
+from jaxinfer.serving.openai.protocol.chat import ChatAnswer, ChatBody
+from jaxinfer.serving.openai.route import ApiRoute
+from jaxinfer.serving.openai.routes.chat_choices import stream_choices, whole_choice
+from jaxinfer.serving.openai.routes.common import (
+    BEGIN_SECONDS,
+    Chunks,
+    UsageCount,
+    front_of,
+    head,
+    id_header,
+    json_answer,
+)
+from jaxinfer.serving.openai.sse import DONE, EventStream
+
+router = APIRouter(route_class=ApiRoute)
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    responses={200: {"model": ChatAnswer, "content": {"text/event-stream": {}}}},
+)
+async def chat(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation."""
+    front = front_of(request)
+    front.check_model(body.model)
+    body.check_together()
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    begin = head(kind, "chatcmpl", front)
+    outputs = await front.start([await _job(body, begin["id"], front)])
+    if body.stream:
+        outputs = await begun(outputs, BEGIN_SECONDS)
+        return EventStream(
+            _events(outputs, body, front, Chunks(begin)),
+            outputs,
+            keep_alive_seconds=front.settings.keep_alive_seconds,
+            headers=id_header(body.request_id),
+        )
+    (output,) = await finals(outputs)
+    return json_answer({**begin, **_answer(body, output, front)}, body.request_id)
+
+
+def _params(body: ChatBody, front: Front) -> SamplingParams:
+    with client_errors(ChatBody.model_fields):
+        return body.sampling_params(
+            front.engine.get_default_sampling_params(),
+            max_tokens=body.most_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
+            output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+        )
+
+
+async def _job(body: ChatBody, label: str, front: Front) -> Job:
+    params = _params(body, front)
+    text = await front.prompts.render(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+    )
+    (prompt,) = await front.prompts.read(
+        [text],
+        name="messages",
+        limit=front.prompts.reader.prompt_limit(params),
+        add_special_tokens=False,  # the template has written them already
+        cache_salt=body.cache_salt,
+    )
+    return Job(prompt=prompt, params=params, label=label, priority=body.priority or 0)
+
+
+def _answer(body: ChatBody, output: RequestOutput, front: Front) -> dict[str, object]:
+    count = UsageCount()
+    count.add(0, output)
+    tokenizer = front.engine.tokenizer
+    answer: dict[str, object] = {
+        "choices": [whole_choice(body, each, tokenizer) for each in output.outputs],
+        "usage": count.usage(),
+    }
+    if body.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
+    if body.return_token_ids:
+        answer["prompt_token_ids"] = output.prompt_token_ids
+    return answer
+
+
+async def _events(
+    outputs: Outputs, body: ChatBody, front: Front, chunks: Chunks
+) -> AsyncGenerator[bytes]:
+    options = body.stream_options
+    each_has_usage = bool(options and options.continuous_usage_stats)
+    count = UsageCount()
+    role = {"role": "assistant", "content": ""}
+    begun_choices: set[int] = set()
+    ended: set[int] = set()
+    async for index, output in outputs:
+        count.add(index, output)
+        usage = count.usage() if each_has_usage else None
+        for completion in output.outputs:
+            number = completion.index
+            if number in ended:
+                continue
+            if number not in begun_choices:
+                begun_choices.add(number)
+                opening = {"index": number, "delta": role, "logprobs": None, "finish_reason": None}
+                yield chunks.event(opening, usage)
+            for choice in stream_choices(body, completion, front.engine.tokenizer):
+                yield chunks.event(choice, usage)
+            if completion.finish_reason is not None:
+                ended.add(number)
+    if options and options.include_usage:
+        yield chunks.event(None, count.usage())
+    yield DONE

@@ -1,0 +1,52 @@
+"""What an operator decides about the HTTP edge."""
+
+import dataclasses
+from pathlib import Path
+
+_MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of one front end, checked at construction.
+
+    Attributes:
+        served_model_names: names that requests may call the model; the first one is in answers.
+        api_keys: any of these is let in; empty lets everybody in.
+        enable_admin: serve the routes that change the engine; needs a key.
+        enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
+        max_body_bytes: of a request.
+        max_nesting: most levels of JSON in a request.
+        keep_alive_seconds: of silence after which a stream gets a comment.
+        template_kwargs: names that `chat_template_kwargs` of a request may set.
+        profile_directory: where `/start_profile` writes; None refuses it.
+
+    Raises:
+        ValueError: names the setting.
+    """
+
+    served_model_names: tuple[str, ...] = ("jaxinfer",)
+    api_keys: tuple[str, ...] = ()
+    enable_admin: bool = False
+    enable_tokenizer_info: bool = False
+    max_body_bytes: int = 32 * _MIB
+    max_nesting: int = 64
+    keep_alive_seconds: float = 15.0
+    template_kwargs: frozenset[str] = frozenset({"enable_thinking"})
+    profile_directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.served_model_names or not all(self.served_model_names):
+            raise ValueError("served_model_names needs at least one name, and none may be empty")
+        if not all(self.api_keys):
+            raise ValueError("api_keys holds an empty key; leave it out or give it a value")
+        if self.enable_admin and not self.api_keys:
+            raise ValueError("enable_admin needs a key; set api_keys too")
+        for name in ("max_body_bytes", "max_nesting", "keep_alive_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+    @property
+    def model_name(self) -> str:
+        """The name in answers."""
+        return self.served_model_names[0]

@@ -1,0 +1,33 @@
+"""Bodies that would keep the event loop busy are refused before they do."""
+
+import time
+
+import pytest
+
+from jaxinfer.serving.openai.errors import ApiError
+from jaxinfer.serving.openai.json_body import decode
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[' + b"1," * 8_000_000 + b"1]}",
+        b'{"prompt":[' + b"[]," * 1_000_000 + b"[]]}",
+        b"[" * 10_000_000,
+        b"{" + b",".join(b'"%d":1' % i for i in range(1000)) + b"}",
+    ],
+    ids=["values", "lists", "depth", "fields"],
+)
+def test_a_body_of_very_many_values_is_refused_quickly(body):
+    start = time.perf_counter()
+    with pytest.raises(ApiError):
+        decode(body, 64)
+    assert time.perf_counter() - start < 0.5
+
+
+def test_what_requests_need_is_taken():
+    assert len(decode(b'{"prompt":[' + b"[7,8]," * 1023 + b"[1]]}", 64)["prompt"]) == 1024
+    deep = b'{"a":' * 63 + b"[]" + b"}" * 63
+    assert decode(deep, 64)
+    with pytest.raises(ApiError, match="64 levels"):
+        decode(b"[" + deep + b"]", 64)

@@ -1,0 +1,97 @@
+"""Templates and long texts hold up no other request."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.serving.openai.fake_engine import FakeEngine
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+class SlowTokenizer:
+    """A tokenizer that takes long, as one does with a hostile text or template."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def apply_chat_template(self, *args, **options):
+        time.sleep(0.5)
+        return self._tokenizer.apply_chat_template(*args, **options)
+
+    def encode(self, text, **options):
+        if text.startswith("slow"):
+            time.sleep(0.5)
+        return self._tokenizer.encode(text, **options)
+
+
+class SlowEngine(FakeEngine):
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.tokenizer = SlowTokenizer(engine.tokenizer)
+        self.generate = engine.generate
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/tokenize", {"messages": CHAT["messages"]}),
+        ("/v1/completions", {"prompt": "slow text", "max_tokens": 1}),
+        ("/tokenize", {"prompt": "slow text"}),
+    ],
+)
+def test_others_are_answered_meanwhile(make_client, engine, path, body):
+    client = make_client(SlowEngine(engine))
+
+    async def main():
+        async with client.connect() as http:
+            slow = asyncio.create_task(http.post(path, json=body))
+            await asyncio.sleep(0.05)
+            start = time.perf_counter()
+            other = await http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
+            seconds = time.perf_counter() - start
+            assert not slow.done()
+            return seconds, other.status_code, (await slow).status_code
+
+    client.post("/v1/completions", {"prompt": [1], "max_tokens": 1})  # compiled by now
+    seconds, *statuses = asyncio.run(main())
+    assert statuses == [200, 200]
+    assert seconds < 0.3
+
+
+def test_a_template_that_fails_is_a_clear_400(make_client, engine, monkeypatch):
+    class Refusing(SlowTokenizer):
+        def apply_chat_template(self, *args, **options):
+            raise ValueError("chat template of /models/x: no system role, please")
+
+    fake = SlowEngine(engine)
+    fake.tokenizer = Refusing(engine.tokenizer)
+    answer = make_client(fake).post("/v1/chat/completions", CHAT)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "messages"
+    assert "no system role" in error["message"]
+    assert "/models" not in error["message"]
+
+
+def test_a_long_prompt_can_be_cut(client):
+    body = {"prompt": "word " * 1000, "max_tokens": 1, "truncate_prompt_tokens": 5}
+    answer = client.post("/v1/completions", body).json()
+    assert answer["usage"]["prompt_tokens"] == 5
+    body = {**CHAT, "truncate_prompt_tokens": -1}
+    body["messages"] = [{"role": "user", "content": "word " * 1000}]
+    assert client.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"] == 255
+
+
+def test_special_tokens_can_be_left_out(client, engine):
+    body = {"prompt": "Once", "max_tokens": 1, "return_token_ids": True}
+    with_them = client.post("/v1/completions", body).json()["choices"][0]
+    without = client.post("/v1/completions", {**body, "add_special_tokens": False}).json()
+    encode = engine.tokenizer.encode
+    assert with_them["prompt_token_ids"] == encode("Once")
+    assert without["choices"][0]["prompt_token_ids"] == encode("Once", add_special_tokens=False)
