@@ -1,4 +1,4 @@
-"""`jaxinfer bench`: prefill and decode speed on this machine, beside the hardware's limits."""
+"""`jaxinfer bench`: speed on this machine beside the hardware's limits, or that of a server."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
+from jaxinfer.cli.load_flags import add_load_flags, load_arguments, load_report
 from jaxinfer.cli.parser import CommandParser, comma_separated_integers, positive_integer
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.cli.process_flags import process_arguments
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     import argparse
 
 _OF_THE_TABLE = ("batch_sizes", "prompt_lengths", "decode_steps")
+_OF_AN_ENGINE = ("kernels", "workload", "model_shape", "repeats")
+_REPEATS = 3
 _EXAMPLES = """examples:
   jaxinfer bench
   jaxinfer bench --model-shape 0.6b --batch-sizes 1,16,256 --prompt-lengths 512
   jaxinfer bench --model-shape 8b --workload W1 --json
-  jaxinfer bench --kernels decode"""
+  jaxinfer bench --kernels decode
+  jaxinfer bench --serve http://localhost:8000 --request-rate 8 --goodput ttft:500 tpot:50"""
 
 
 def build_parser() -> CommandParser:
@@ -44,6 +48,11 @@ def build_parser() -> CommandParser:
         help="time single GPU kernels: the cases whose name contains NAME (default: all)",
     )
     parser.add_argument(
+        "--serve",
+        metavar="URL",
+        help="send requests to a running OpenAI server (default: none; an engine of its own)",
+    )
+    parser.add_argument(
         "--batch-sizes", type=comma_separated_integers, help="numbers of sequences (default: 1,8)"
     )
     parser.add_argument(
@@ -55,11 +64,11 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--repeats",
         type=positive_integer,
-        default=3,
         help="runs to take the median of (default: 3)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    add_load_flags(parser)
     add_engine_flags(parser)
     return parser
 
@@ -72,21 +81,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--model and --model-shape exclude each other")
     if misplaced := _misplaced(arguments):
         parser.error(f"{misplaced[0]} takes no {misplaced[1]}")
+    if arguments.serve is None and (of_a_load := load_arguments(arguments)):
+        parser.error(f"{_flag(next(iter(of_a_load)))} needs --serve, the server to send it to")
     return run_command("bench", lambda: _run(arguments))
 
 
 def _misplaced(arguments: "argparse.Namespace") -> tuple[str, str] | None:
     """A pair of flags of which the second would be ignored, or None."""
-    given = ["--" + name.replace("_", "-") for name in _OF_THE_TABLE if getattr(arguments, name)]
+    given = [_flag(name) for name in _OF_THE_TABLE if getattr(arguments, name)]
+    if arguments.serve is not None:
+        given += [_flag(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
+        others = {**engine_arguments(arguments), **process_arguments(arguments)}
+        given += [_flag(name) for name in others if name != "seed"]
+        return ("--serve", given[0]) if given else None
     if arguments.kernels is not None:
         given += ["--workload"] * bool(arguments.workload)
         given += ["--model-shape"] * bool(arguments.model_shape)
-        given += ["--" + name.replace("_", "-") for name in engine_arguments(arguments)]
+        given += [_flag(name) for name in engine_arguments(arguments)]
         return ("--kernels", given[0]) if given else None
     return ("--workload", given[0]) if arguments.workload and given else None
 
 
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _run(arguments: "argparse.Namespace") -> int:
+    if arguments.serve is not None:
+        return measure_load(arguments)
+    arguments.repeats = arguments.repeats or _REPEATS
     from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.platform import start_platform
 
@@ -104,6 +127,15 @@ def _run(arguments: "argparse.Namespace") -> int:
 
         print("\n".join(report_lines(report)))
     return OK
+
+
+def measure_load(arguments: "argparse.Namespace") -> int:
+    """Send a load to a server and print its figures; the exit status."""
+    from jaxinfer.measure.serving_client_report import report_lines
+
+    report = load_report(arguments)
+    print(json.dumps(report, indent=2) if arguments.json else "\n".join(report_lines(report)))
+    return FAILED if report["errors"] else OK
 
 
 def time_kernels(only: str, *, repeats: int, as_json: bool) -> int:

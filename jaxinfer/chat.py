@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,12 @@ from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, print_error, run_command
 from jaxinfer.cli.process_flags import process_arguments
 from jaxinfer.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_arguments
+from jaxinfer.cli.server_flags import (
+    add_url_flags,
+    check_url_flags,
+    chosen_server,
+    seed_argument,
+)
 from jaxinfer.cli.texts import text_argument
 
 if TYPE_CHECKING:
@@ -30,6 +36,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--no-thinking", action="store_true", help="ask for no thinking")
     parser.add_argument("-q", "--quiet", action="store_true", help="no statistics, no progress")
     add_sampling_flags(parser, max_tokens=f"{_MAX_TOKENS}, at most half of the context")
+    add_url_flags(parser)
     own = {"max_num_seqs": "1", "compile_ahead": "at first use", "seed": "another each time"}
     add_engine_flags(parser, defaults=own)
     return parser
@@ -37,8 +44,11 @@ def build_parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run_command("chat", lambda: _run(arguments))
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    check_url_flags(parser, arguments)
+    run = _run if arguments.url is None else _run_with_server
+    return run_command("chat", lambda: run(arguments))
 
 
 def _run(arguments: "argparse.Namespace") -> int:
@@ -46,7 +56,6 @@ def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.conversation import Conversation
     from jaxinfer.cli.engine import open_engine, speaking_of_flags
     from jaxinfer.cli.platform import start_platform
-    from jaxinfer.cli.terminal import prepare_line_editing
     from jaxinfer.cli.texts import prepare_lines
 
     with speaking_of_flags():
@@ -66,10 +75,33 @@ def _run(arguments: "argparse.Namespace") -> int:
             sampling={"max_tokens": _default_max_tokens(llm)} | sampling_arguments(arguments),
             thinking=False if arguments.no_thinking else None,
         )
-        prepare_line_editing()
-        if sys.stdin.isatty():
-            print("/help lists commands, Ctrl-D leaves", file=sys.stderr)
-        _converse(llm, conversation, quiet=arguments.quiet)
+        _converse(conversation, lambda line: _answer(llm, conversation, line, arguments.quiet))
+    return OK
+
+
+def _run_with_server(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.conversation import Conversation
+    from jaxinfer.cli.engine import speaking_of_flags
+    from jaxinfer.cli.server_chat import answer_from_server
+    from jaxinfer.cli.texts import prepare_lines
+
+    with speaking_of_flags():
+        check_sampling(sampling_arguments(arguments))
+    target, model = chosen_server(arguments.url, arguments)
+    prepare_lines()
+    conversation = Conversation(
+        system=arguments.system,
+        sampling=seed_argument(arguments) | sampling_arguments(arguments),
+        thinking=False if arguments.no_thinking else None,
+    )
+    if not arguments.quiet:
+        print(f"{model} at {target.url}", file=sys.stderr)
+    quiet = arguments.quiet
+
+    def answer(line: str) -> None:
+        answer_from_server(target, model, conversation, line, quiet=quiet)
+
+    _converse(conversation, answer)
     return OK
 
 
@@ -78,11 +110,14 @@ def _default_max_tokens(llm: "LLM") -> int:
     return min(_MAX_TOKENS, max(1, llm.max_model_len // 2))
 
 
-def _converse(llm: "LLM", conversation: "Conversation", *, quiet: bool) -> None:
+def _converse(conversation: "Conversation", answer: Callable[[str], None]) -> None:
     """Read and answer until the user leaves."""
     from jaxinfer.cli.engine import speaking_of_flags
-    from jaxinfer.cli.terminal import read_message
+    from jaxinfer.cli.terminal import prepare_line_editing, read_message
 
+    prepare_line_editing()
+    if sys.stdin.isatty():
+        print("/help lists commands, Ctrl-D leaves", file=sys.stderr)
     while True:
         try:
             line = read_message()
@@ -93,7 +128,7 @@ def _converse(llm: "LLM", conversation: "Conversation", *, quiet: bool) -> None:
                 print(reply, file=sys.stderr)
             elif line.strip():
                 with speaking_of_flags():
-                    _answer(llm, conversation, line, quiet=quiet)
+                    answer(line)
         except EOFError:
             return
         except KeyboardInterrupt:  # at the prompt, or a second one while an answer ends
@@ -103,7 +138,7 @@ def _converse(llm: "LLM", conversation: "Conversation", *, quiet: bool) -> None:
             print_error("chat", " ".join(str(error).split()))
 
 
-def _answer(llm: "LLM", conversation: "Conversation", line: str, *, quiet: bool) -> None:
+def _answer(llm: "LLM", conversation: "Conversation", line: str, quiet: bool) -> None:
     """Answer `line`; Ctrl-C stops the answer and keeps what has been said.
 
     Raises:

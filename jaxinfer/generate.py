@@ -11,6 +11,7 @@ from jaxinfer.cli.parser import CommandParser
 from jaxinfer.cli.process import FAILED, OK, end_process, print_error, run_command
 from jaxinfer.cli.process_flags import is_first_process, is_one_of_several, process_arguments
 from jaxinfer.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_arguments
+from jaxinfer.cli.server_flags import add_url_flags, check_url_flags
 from jaxinfer.cli.texts import text_argument
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ _EXAMPLES = """examples:
   jaxinfer generate --model Qwen/Qwen3-0.6B --chat -p "Why is the sky blue?" --temp 0.6
   cat question.txt | jaxinfer generate -p - --quiet
   jaxinfer generate --prompts-file prompts.txt --output answers.jsonl
-  jaxinfer generate --prompts-file prompts.txt --output answers.jsonl --resume"""
+  jaxinfer generate --prompts-file prompts.txt --output answers.jsonl --resume
+  jaxinfer generate --url http://localhost:8000 "Once upon a time\""""
 
 
 def build_parser() -> CommandParser:
@@ -64,6 +66,7 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="nothing but text and errors")
     add_sampling_flags(parser, max_tokens=_MAX_TOKENS)
+    add_url_flags(parser)
     own = {"max_num_seqs": "the number of prompts, at most 256", "compile_ahead": "at first use"}
     add_engine_flags(parser, defaults=own)
     return parser
@@ -80,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{flag} needs --chat")
     if arguments.resume and arguments.output is None:
         parser.error("--resume needs --output, the file to go on with")
+    check_url_flags(parser, arguments)
     return run_command("generate", lambda: _run(arguments))
 
 
@@ -93,6 +97,11 @@ def _run(arguments: "argparse.Namespace") -> int:
     with contextlib.ExitStack() as stack:
         lines: list[PromptLine] = []
         out = sys.stdout
+        if arguments.url is not None:
+            from jaxinfer.cli.server_generate import generate_from_server
+
+            lines, out = _read(arguments, stack)
+            return generate_from_server(lines, out, arguments, _MAX_TOKENS) if lines else OK
         if not is_one_of_several(arguments):
             lines, out = _read(arguments, stack)
             if not lines:

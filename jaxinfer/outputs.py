@@ -46,6 +46,7 @@ class RequestMetrics:
 
     Attributes:
         arrival_time: the request was added.
+        scheduled_time: the first step of its prompt was planned.
         first_token_time: its first token was read; of `n` completions the earliest.
         last_token_time: its latest token was read.
         finished_time: its last completion ended.
@@ -59,6 +60,7 @@ class RequestMetrics:
     finished_time: float | None = None
     num_generated_tokens: int = 0
     num_preemptions: int = 0
+    scheduled_time: float | None = None
 
     @property
     def ttft(self) -> float | None:
@@ -75,6 +77,32 @@ class RequestMetrics:
         if self.num_generated_tokens < 2:
             return None
         return (self.last_token_time - self.first_token_time) / (self.num_generated_tokens - 1)
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival until it ran."""
+        return None if self.scheduled_time is None else self.scheduled_time - self.arrival_time
+
+    @property
+    def prefill_time(self) -> float | None:
+        """Seconds from running to the first token."""
+        if self.scheduled_time is None or self.first_token_time is None:
+            return None
+        return self.first_token_time - self.scheduled_time
+
+    @property
+    def decode_time(self) -> float | None:
+        """Seconds from the first token to the last."""
+        if self.first_token_time is None or self.last_token_time is None:
+            return None
+        return self.last_token_time - self.first_token_time
+
+    @property
+    def inference_time(self) -> float | None:
+        """Seconds from running to the last token."""
+        if self.scheduled_time is None or self.last_token_time is None:
+            return None
+        return self.last_token_time - self.scheduled_time
 
     @property
     def e2e_latency(self) -> float | None:

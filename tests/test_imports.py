@@ -32,6 +32,7 @@ SERVING = (
     "compile",
     "runner",
     "engine",
+    "telemetry",
     "processes",
     "replicas",
     "startup",
@@ -39,7 +40,7 @@ SERVING = (
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "service", "openai")
+WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "service", "telemetry", "openai")
 MOST_FILES_OF_A_ROOM = 12
 
 

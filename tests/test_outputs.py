@@ -12,7 +12,12 @@ def test_latencies_are_measured_from_arrival_and_per_token_after_the_first():
         last_token_time=18.0,
         finished_time=19.0,
         num_generated_tokens=4,
+        scheduled_time=10.5,
     )
+    assert metrics.queue_time == 0.5
+    assert metrics.prefill_time == 1.5
+    assert metrics.decode_time == 6.0
+    assert metrics.inference_time == 7.5
     assert metrics.ttft == 2.0
     assert metrics.tpot == 2.0
     assert metrics.e2e_latency == 9.0
@@ -23,6 +28,10 @@ def test_latencies_of_what_has_not_happened_are_none():
     assert metrics.ttft is None
     assert metrics.tpot is None
     assert metrics.e2e_latency is None
+    assert metrics.queue_time is None
+    assert metrics.prefill_time is None
+    assert metrics.decode_time is None
+    assert metrics.inference_time is None
 
 
 def test_one_token_has_no_time_per_further_token():

@@ -57,6 +57,7 @@ class RunStatistics:
     def line(self) -> str:
         """The statistics in one line."""
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+        memory = self.peak_memory_bytes
         parts = [
             f"prompt {count(self.prompt_tokens, 'token')}{cached}{_rate(self.prompt_tokens_per_s)}",
             f"generation {count(self.generation_tokens, 'token')}"
@@ -64,7 +65,7 @@ class RunStatistics:
             *_compiled(self.num_compilations, self.compile_s),
             f"first token {self.first_token_s:.3f} s",
             *([f"ended by {self.finish_reason}"] if self.finish_reason else []),
-            f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
+            *([f"peak memory {memory / GIGABYTE:.2f} GB"] if memory else []),
         ]
         return " | ".join(parts)
 

@@ -15,6 +15,7 @@ from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
 from jaxinfer.serving.engine.pacing import Pacing
 from jaxinfer.serving.engine.quarantine import Quarantine
+from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepRunner
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
@@ -73,6 +74,7 @@ class Engine:
         self._pacing = pacing or Pacing()
         self._clock = clock
         self._requests = OpenRequests(scheduler, clock)
+        self._step_clock = StepClock(scheduler.pool, clock)
         self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
         self._failure: StepError | None = None
         self._quarantine = Quarantine(scheduler)
@@ -106,6 +108,7 @@ class Engine:
             waiting=scheduler.num_waiting,
             used_blocks=pool.num_usable_blocks - pool.num_free_blocks,
             usable_blocks=pool.num_usable_blocks,
+            steps=self._step_clock.counts.plus(StepCounts()),
         )
 
     def add(self, request: NewRequest) -> None:
@@ -249,6 +252,8 @@ class Engine:
             return None
         if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
             raise RuntimeError("the scheduler has unfinished requests and can run none of them")
+        if schedule is not None and schedule.admitted:
+            _note_begin(schedule.admitted, self._clock())
         return schedule
 
     def _first_tokens_would_wait(self) -> bool:
@@ -268,6 +273,7 @@ class Engine:
         schedule.samples_late = self._requests.samples_late(schedule)
         try:
             step = self._runner.launch(schedule)
+            self._step_clock.launched(schedule)
             if schedule.samples_late:
                 if (earlier := self._read_until_fault(leave=0)) is not None:
                     self._recover(earlier)
@@ -294,6 +300,7 @@ class Engine:
                 result = self._runner.fetch(step)
             except Exception as error:  # as above; errors of a step often show up here
                 return _Fault(_requests_of(schedule), error)
+            self._step_clock.read(schedule)
             self._requests.take_step(schedule, result)
         return None
 
@@ -311,6 +318,13 @@ class Engine:
         self._scheduler.requeue_all()
         for request in guilty:
             self._requests.fail(request, f"its step failed twice: {fault.error}")
+
+
+def _note_begin(admitted: list[Request], now: float) -> None:
+    """Note when requests ran first."""
+    for request in admitted:
+        if request.scheduled_time is None:
+            request.scheduled_time = now
 
 
 def _requests_of(schedule: Schedule) -> list[Request]:

@@ -1,10 +1,12 @@
 """What an engine counts while it runs, and the same as metrics under vLLM's names."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from jaxinfer.outputs import FinishReason
+from jaxinfer.serving.engine.step_counts import STEP_TOKEN_BOUNDS, StepCounts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,7 +39,40 @@ class Gauge:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-Metric = Counter | Gauge
+@dataclasses.dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often something was how large, while the engine lives.
+
+    Attributes:
+        name: what is measured.
+        count: how often.
+        sum: all of it together.
+        buckets: by upper bound, as text, how often it was at most that large; the last is "+Inf".
+        labels: what tells histograms of one name apart.
+    """
+
+    name: str
+    count: int
+    sum: int | float
+    buckets: Mapping[str, int]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def histogram(name: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+    """A histogram from the number of values in each bucket.
+
+    Args:
+        name: what is measured.
+        bounds: upper bounds of the buckets, ascending.
+        counts: values in each bucket, and in one more without a bound.
+        total: the sum of the values.
+    """
+    sums = list(itertools.accumulate(counts))
+    labels = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return Histogram(name, sums[-1], total, dict(zip(labels, sums, strict=True)))
+
+
+Metric = Counter | Gauge | Histogram
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,6 +90,7 @@ class EngineCounts:
         waiting: requests without one.
         used_blocks: KV blocks that requests hold.
         usable_blocks: KV blocks that there are.
+        steps: what steps computed, and how long they took.
     """
 
     prompt_tokens: int = 0
@@ -69,15 +105,17 @@ class EngineCounts:
     waiting: int = 0
     used_blocks: int = 0
     usable_blocks: int = 0
+    steps: StepCounts = dataclasses.field(default_factory=StepCounts)
 
     def add(self, other: "EngineCounts") -> None:
         """Add another replica's."""
         for field in dataclasses.fields(self):
-            if field.name != "finished":
+            if field.name not in ("finished", "steps"):
                 total = getattr(self, field.name) + getattr(other, field.name)
                 setattr(self, field.name, total)
         for reason, count in other.finished.items():
             self.finished[reason] += count
+        self.steps = self.steps.plus(other.steps)
 
     def metrics(self, *, num_compilations: int, compile_seconds: float) -> list[Metric]:
         """All of it under vLLM's names, with this project's prefix.
@@ -102,7 +140,27 @@ class EngineCounts:
         }
         metrics: list[Metric] = [Gauge(f"jaxinfer:{name}", v) for name, v in gauges.items()]
         metrics += [Counter(f"jaxinfer:{name}", v) for name, v in counters.items()]
-        return metrics + [
+        metrics += [
             Counter("jaxinfer:request_success", count, {"finished_reason": reason})
             for reason, count in self.finished.items()
         ]
+        return metrics + _step_metrics(self.steps)
+
+
+def _step_metrics(steps: StepCounts) -> list[Metric]:
+    by_kind = {
+        "engine_steps": (steps.prefill_steps, steps.decode_steps),
+        "engine_step_seconds": (steps.prefill_seconds, steps.decode_seconds),
+        "engine_step_tokens": (steps.prefill_tokens, steps.decode_tokens),
+    }
+    metrics: list[Metric] = [
+        Counter(f"jaxinfer:{name}", value, {"kind": kind})
+        for name, values in by_kind.items()
+        for kind, value in zip(("prefill", "decode"), values, strict=True)
+    ]
+    metrics += [
+        Counter("jaxinfer:prefill_attention_pairs", steps.prefill_pairs),
+        Counter("jaxinfer:decode_context_tokens", steps.decode_context_tokens),
+    ]
+    name, counts = "jaxinfer:iteration_tokens_total", steps.step_tokens
+    return [*metrics, histogram(name, STEP_TOKEN_BOUNDS, counts, steps.step_tokens_sum)]

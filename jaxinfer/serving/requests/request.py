@@ -55,6 +55,8 @@ class Request:
         params: the sampling parameters; `n` is unfolded by the engine into n requests.
         cache_salt: requests share cached blocks only with requests of the same salt.
         arrival_time: seconds on the engine's clock; not used for ordering (`Scheduler.add` is).
+        scheduled_time: when its first step was planned, on the same clock; None while it waits
+            for that.
         seed: the resolved seed of the request's random draws.
         prefill_only: it ends, by "length", when its prompt has run; nothing is sampled.
         packed_prompt: `pack_ids(prompt_token_ids)`, made here if it is not given.
@@ -105,6 +107,7 @@ class Request:
     prefill_only: bool = False
     packed_prompt: bytes = b""
     priority: int = 0
+    scheduled_time: float | None = field(default=None, init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)

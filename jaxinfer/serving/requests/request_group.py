@@ -120,6 +120,7 @@ class RequestGroup:
         if finished and self._metrics.finished_time is None:
             self._metrics.finished_time = now
         requests = [completion.request for completion in self.completions]
+        self._metrics.scheduled_time = requests[0].scheduled_time
         self._metrics.num_preemptions = sum(request.num_preemptions for request in requests)
         delta = self.new.kind == "delta"
         outputs = [completion.output(delta=delta) for completion in self.completions]

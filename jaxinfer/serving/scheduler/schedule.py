@@ -76,7 +76,12 @@ class Schedule:
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
             block may be given away again by the next schedule's `swap_out`.
         preempted: requests that lost their blocks to ones of lower rank in this step.
+        admitted: requests that began or resumed running in it.
         num_tokens: tokens fed in total (in a multi-step decode: by its first inner step).
+        num_prefill_tokens: of these, tokens fed in rows of more than one, proposals left out.
+        num_prefill_pairs: pairs of such a token and a token that it attends to, itself included.
+        num_context_tokens: tokens whose keys and values are in pages, about.
+        launch_time: when it was launched, in seconds on the engine's clock.
         samples_late: a row's sampling depends on tokens that the host must read first; the forward
             pass does not wait for that.
         epoch: counts rebuilt caches; `Scheduler.update` ignores schedules of an earlier one.
@@ -89,7 +94,12 @@ class Schedule:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_prefill_pairs: int = 0
+    num_context_tokens: int = 0
+    launch_time: float = 0.0
     samples_late: bool = False
     epoch: int = 0
 

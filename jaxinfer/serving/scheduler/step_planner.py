@@ -154,6 +154,9 @@ class StepPlanner:
             request.decodes_on_device = not request.proposed_token_ids
         schedule.rows.append(row)
         schedule.num_tokens += num_fed
+        if count > 1:
+            schedule.num_prefill_tokens += count
+            schedule.num_prefill_pairs += count * start + count * (count + 1) // 2
 
     def _room_for_proposals(self, request: Request, count: int, schedule: Schedule) -> int:
         """Most proposals to feed after `count` tokens of its own, of a row that samples.
@@ -183,6 +186,7 @@ class StepPlanner:
             if budget == 0 or request.num_in_flight_tokens or not self._claim(request, schedule):
                 return
             self.queues.admit(request)
+            schedule.admitted.append(request)
             self._place(request, min(request.num_pending_tokens, budget), schedule)
 
     def _claim(self, request: Request, schedule: Schedule) -> bool:

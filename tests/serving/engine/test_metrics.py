@@ -7,12 +7,16 @@ import json
 import pytest
 
 from jaxinfer import AsyncLLM
-from jaxinfer.serving.engine.metrics import Counter, Gauge
+from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, histogram
 from tests.serving.small_llm import CONFIG, GREEDY, small_llm, small_params
 
 
 def values(metrics):
-    return {(m.name.removeprefix("jaxinfer:"), *m.labels.values()): m.value for m in metrics}
+    return {
+        (m.name.removeprefix("jaxinfer:"), *m.labels.values()): m.value
+        for m in metrics
+        if not isinstance(m, Histogram)
+    }
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -42,8 +46,20 @@ def test_counters_and_gauges_follow_requests(replicas):
     assert after["request_success", "error"] == 0
     assert after["num_requests_running",] == after["kv_cache_usage_perc",] == 0
     assert after["num_compilations",] > 0
-    assert {type(metric) for metric in metrics} == {Counter, Gauge}
+    assert {type(metric) for metric in metrics} == {Counter, Gauge, Histogram}
+    steps = next(m for m in metrics if m.name == "jaxinfer:iteration_tokens_total")
+    # What prompts fed (two blocks of the second are cached), and each decode's own token.
+    assert after["engine_step_tokens", "prefill"] == 40 + 8 + 3
+    assert steps.sum == 51 + after["engine_step_tokens", "decode"]
+    assert steps.count == sum(after["engine_steps", kind] for kind in ("prefill", "decode"))
+    assert after["engine_step_seconds", "decode"] > 0
     assert json.dumps([dataclasses.asdict(metric) for metric in metrics])
+
+
+def test_a_histogram_counts_all_values_up_to_each_bound():
+    made = histogram("tokens", (1, 8), [2, 3, 4], 100)
+    assert made.buckets == {"1": 2, "8": 5, "+Inf": 9}
+    assert (made.count, made.sum) == (9, 100)
 
 
 def test_an_engine_short_of_blocks_counts_preemptions_and_waiting_requests():

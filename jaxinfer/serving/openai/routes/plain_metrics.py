@@ -3,13 +3,14 @@
 import itertools
 from collections.abc import Sequence
 
-from jaxinfer.serving.engine.metrics import Counter, Metric
+from jaxinfer.serving.engine.metrics import Counter, Histogram, Metric
 
 
 def prometheus_text(metrics: Sequence[Metric]) -> bytes:
     """One line for each metric, after a line with the type of those of its name."""
     lines = []
-    for name, group in itertools.groupby(metrics, lambda metric: metric.name):
+    plain = [metric for metric in metrics if not isinstance(metric, Histogram)]
+    for name, group in itertools.groupby(plain, lambda metric: metric.name):
         of_name = list(group)
         is_counter = isinstance(of_name[0], Counter)
         full = f"{name}_total" if is_counter else name

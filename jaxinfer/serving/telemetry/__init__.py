@@ -1,0 +1,1 @@
+"""What an operator of a server sees: metrics for Prometheus and an access log."""

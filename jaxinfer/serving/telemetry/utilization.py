@@ -1,0 +1,83 @@
+"""How much of a device's speed steps reach: MBU of decode steps and MFU of prefill steps."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepFloors:
+    """What steps cost a replica at least, from its model's shape and its devices' speeds.
+
+    Attributes:
+        weight_bytes: read once in each step.
+        kv_bytes_per_token: keys and values of one token, all layers.
+        flops_per_token: of a token that is fed, attention left out.
+        flops_per_pair: of a token's attention to one token, all layers.
+        bytes_per_s: read bandwidth of the replica's devices together.
+        flops_per_s: operations a second of the replica's devices together.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    flops_per_token: int
+    flops_per_pair: int
+    bytes_per_s: float
+    flops_per_s: float
+
+    def decode_seconds(self, steps: float, context_tokens: float) -> float:
+        """Seconds to read what decode steps must, `context_tokens` summed over the steps."""
+        read = steps * self.weight_bytes + context_tokens * self.kv_bytes_per_token
+        return read / self.bytes_per_s
+
+    def prefill_seconds(self, tokens: float, pairs: float) -> float:
+        """Seconds of the operations for prompt tokens that attend to `pairs` tokens in all."""
+        return (tokens * self.flops_per_token + pairs * self.flops_per_pair) / self.flops_per_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Utilization:
+    """Seconds that steps took and the least they could have taken, for decodes and prefills."""
+
+    decode_s: float = 0.0
+    decode_floor_s: float = 0.0
+    prefill_s: float = 0.0
+    prefill_floor_s: float = 0.0
+
+    def since(self, earlier: "Utilization") -> "Utilization":
+        """What came after `earlier`."""
+        return Utilization(
+            self.decode_s - earlier.decode_s,
+            self.decode_floor_s - earlier.decode_floor_s,
+            self.prefill_s - earlier.prefill_s,
+            self.prefill_floor_s - earlier.prefill_floor_s,
+        )
+
+    @property
+    def mbu(self) -> float | None:
+        """The share of the memory's speed that decode steps reached; None if there were none."""
+        return self.decode_floor_s / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the operations a second that prefill steps reached; None without any."""
+        return self.prefill_floor_s / self.prefill_s if self.prefill_s > 0 else None
+
+
+def utilization(floors: StepFloors, counters: Mapping[tuple[str, str], float]) -> Utilization:
+    """Utilization since the engine was made.
+
+    Args:
+        floors: of one replica; counters may be sums over several.
+        counters: by name without prefix and label ("" for none), as `EngineCounts.metrics` has
+            them.
+    """
+    return Utilization(
+        counters["engine_step_seconds", "decode"],
+        floors.decode_seconds(
+            counters["engine_steps", "decode"], counters["decode_context_tokens", ""]
+        ),
+        counters["engine_step_seconds", "prefill"],
+        floors.prefill_seconds(
+            counters["engine_step_tokens", "prefill"], counters["prefill_attention_pairs", ""]
+        ),
+    )

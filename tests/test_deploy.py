@@ -1,0 +1,123 @@
+"""The files of deploy/ parse, agree with each other, and name what the server has."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.step_counts import StepCounts
+from jaxinfer.serving.telemetry.telemetry import Telemetry
+from jaxinfer.serving.telemetry.utilization import StepFloors
+from tests.serving.telemetry.scrape import samples
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "jaxinfer.json").read_text())
+FLOORS = StepFloors(
+    weight_bytes=1,
+    kv_bytes_per_token=1,
+    flops_per_token=1,
+    flops_per_pair=1,
+    bytes_per_s=1.0,
+    flops_per_s=1.0,
+)
+
+
+def expressions() -> list[str]:
+    queries = [each["query"] for each in DASHBOARD["templating"]["list"] if "query" in each]
+    return queries + [
+        target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def shown() -> set[str]:
+    """Names of all samples that a server can show, without prefix."""
+    steps = StepCounts(prefill_seconds=1.0, decode_seconds=1.0)
+    metrics = EngineCounts(steps=steps).metrics(num_compilations=0, compile_seconds=0.0)
+    return {name for name, *_ in samples(Telemetry("m", floors=FLOORS).render(metrics))}
+
+
+def test_the_dashboard_asks_for_series_that_there_are(shown):
+    asked = {name for each in expressions() for name in re.findall(r"jaxinfer:(\w+)", each)}
+    assert asked
+    assert asked <= shown
+
+
+def test_the_dashboard_shows_what_there_is(shown):
+    """A new metric belongs on it, or among the raw counts that others are made of."""
+    asked = {name for each in expressions() for name in re.findall(r"jaxinfer:(\w+)", each)}
+    raw = {"prefill_attention_pairs_total", "decode_context_tokens_total"}
+    same_as_a_ratio = {"decode_mbu_perc", "prefill_mfu_perc"}
+
+    def stems(names):
+        return {re.sub("_(bucket|sum|count)$", "", name) for name in names}
+
+    assert stems(shown) - stems(asked) == raw | same_as_a_ratio
+
+
+def test_expressions_are_balanced_and_panels_do_not_overlap():
+    for each in expressions():
+        for opening, closing in ("()", "{}", "[]"):
+            assert each.count(opening) == each.count(closing), each
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
+    labels = {name for each in expressions() for name in re.findall(r"(\w+)=~?\"", each)}
+    assert labels == {"model_name", "kind"}
+
+
+def documents(*path: str) -> list[dict]:
+    return list(yaml.safe_load_all(DEPLOY.joinpath(*path).read_text()))
+
+
+def test_compose_mounts_files_that_there_are_and_scrapes_the_server():
+    (compose,) = documents("docker-compose.yml")
+    services = compose["services"]
+    for service in services.values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source == "./api-key":  # the user's
+                continue
+            assert source in compose["volumes"] or (DEPLOY / source).exists(), source
+    assert (DEPLOY / services["jaxinfer"]["build"]["context"] / "deploy/Dockerfile").exists()
+    assert services["jaxinfer"]["command"][0] == "serve"
+    (prometheus,) = documents("prometheus.yml")
+    (job,) = prometheus["scrape_configs"]
+    assert job["metrics_path"] == "/metrics"
+    assert job["static_configs"] == [{"targets": ["jaxinfer:8000"]}]
+    for name in ("datasources/prometheus.yml", "dashboards/jaxinfer.yml"):
+        assert documents("grafana", "provisioning", *name.split("/"))[0]["apiVersion"] == 1
+
+
+def test_kubernetes_probes_the_servers_own_routes():
+    kinds = {each["kind"]: each for each in documents("kubernetes", "jaxinfer.yaml")}
+    pod = kinds["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")}
+    assert {name: probe["httpGet"]["path"] for name, probe in probes.items()} == {
+        "startup": "/ready",
+        "liveness": "/health",
+        "readiness": "/ready",
+    }
+    assert {probe["httpGet"]["port"] for probe in probes.values()} == {"http"}
+    (port,) = container["ports"]
+    arguments = container["args"]
+    assert arguments[0] == "serve"
+    assert str(port["containerPort"]) == arguments[arguments.index("--port") + 1]
+    drain = int(arguments[arguments.index("--shutdown-timeout") + 1])
+    assert pod["spec"]["terminationGracePeriodSeconds"] > drain
+    assert kinds["Service"]["spec"]["selector"] == pod["metadata"]["labels"]
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["spec"]["volumes"]
+    }
+
+
+def test_the_monitor_selects_the_service():
+    (monitor,) = documents("kubernetes", "monitoring.yaml")
+    services = [d for d in documents("kubernetes", "jaxinfer.yaml") if d["kind"] == "Service"]
+    assert monitor["spec"]["selector"]["matchLabels"] == services[0]["metadata"]["labels"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] == services[0]["spec"]["ports"][0]["name"]
