@@ -67,7 +67,8 @@ def test_any_of_the_keys_is_let_in(locked):
 def test_the_host_header_opens_no_route(locked, host):
     for path in ("/v1/models", "/metrics"):
         assert locked.get(path, headers={"Host": host}).status_code == 401
-    answer = locked.get("/v1/models/", headers={"Host": host, **HEADERS})
+    answer = locked.get("/version/", headers={"Host": host, **HEADERS})
+    assert answer.status_code == 404
     assert "location" not in answer.headers
 
 

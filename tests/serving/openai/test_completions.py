@@ -1,7 +1,5 @@
 """`/v1/completions`: prompts of all kinds, echo, log-probabilities, several choices, streams."""
 
-import math
-
 import pytest
 
 from tests.serving.openai.events import events_of, texts_of
@@ -74,13 +72,6 @@ def test_echo_scores_the_prompt(client, engine, max_tokens):
 def test_echo_of_token_ids_decodes_them(client, engine):
     (choice,) = complete(client, engine.tokenizer.encode(STORY), echo=True)["choices"]
     assert choice["text"].startswith(STORY)
-
-
-def test_impossible_tokens_have_a_finite_log_probability():
-    from jaxinfer.serving.openai.logprobs import finite
-
-    assert finite(-math.inf) == -9999.0
-    assert finite(-1.5) == -1.5
 
 
 def test_a_seed_repeats_choices_whatever_runs_beside(client):
