@@ -56,11 +56,11 @@ async def _with_json(request: Request) -> Request:
 
 
 def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> ApiError:
-    fields = list(model.model_fields) if model else []
+    fields = list(model.model_fields) if model else None
 
     def explain(field: str, kind: str) -> str | None:
         if kind == "extra_forbidden":
-            near = difflib.get_close_matches(field[:100], fields, n=1)
+            near = difflib.get_close_matches(field[:100], fields or (), n=1)
             also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
             return f"unknown field {field[:100]!r}{also}"
         return hint(field) if kind == "none_required" else None

@@ -121,8 +121,10 @@ def test_what_an_engine_can_do_is_done_and_the_rest_is_a_501(make_client, engine
     assert post("/wake_up") == 200
     assert sleeper.calls == [(2, "wait"), ["weights", "kv_cache"], None]
     assert post("/wake_up?tags=scheduling") == 400
-    assert post("/sleep?level=3") == 400
-    assert post("/sleep?mode=never") == 400
+    for name, value in {"level": 3, "mode": "never"}.items():
+        answer = client.post(f"/sleep?{name}={value}", headers=HEADERS)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == name
     assert post("/pause") == 501
     assert post("/start_profile") == 501
     assert client.get("/is_sleeping", headers=HEADERS).json() == {"is_sleeping": True}

@@ -119,6 +119,22 @@ def test_a_stream_adds_up_to_the_whole_answer(client, fields):
             assert parts[0]["prompt_token_ids"] == choice["prompt_token_ids"]
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 23])
+def test_characters_of_several_tokens_stream_as_they_are(client, engine, max_tokens):
+    """Emoji, CJK, a literal U+FFFD and what is cut within them: any order of their bytes."""
+    tokens = sorted({t for char in "🐈你好\ufffd" for t in engine.tokenizer.encode(char)})
+    fields = {"allowed_token_ids": tokens, "temperature": 100, "seed": 5, "n": 4}
+    fields |= {"max_tokens": max_tokens, "logprobs": 0, "ignore_eos": True}
+    whole = complete(client, STORY, **fields)["choices"]
+    assert any("\ufffd" in choice["text"] for choice in whole)
+    events = stream(client, STORY, **fields)
+    assert texts_of(events, 4) == [choice["text"] for choice in whole]
+    for choice in whole:
+        offsets = choice["logprobs"]["text_offset"]
+        assert offsets == sorted(offsets)
+        assert offsets[-1] <= len(choice["text"])
+
+
 def test_usage_can_be_in_every_chunk(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = stream(client, STORY, stream_options=options)

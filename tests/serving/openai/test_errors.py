@@ -288,6 +288,23 @@ def test_an_engine_that_fails_is_a_500(failing_client):
     assert "not finite" in refused(client.post("/v1/completions", PROMPT), None, status=500)
 
 
+def test_a_request_that_a_limit_ends_is_a_503(failing_client):
+    output = _output("a", error="it took more than 600 s")
+    output.outputs[0].finish_reason = "abort"
+    answer = failing_client(output).post("/v1/completions", PROMPT)
+    assert "600 s" in refused(answer, None, status=503)
+
+
+def test_an_engine_that_takes_no_requests_is_a_503(make_client, engine):
+    class Closed(FakeEngine):
+        def generate(self, *args, **options):
+            raise RuntimeError("the engine is asleep; call wake_up()")
+
+    for stream in (False, True):
+        answer = make_client(Closed(engine)).post("/v1/completions", {**PROMPT, "stream": stream})
+        assert "asleep" in refused(answer, None, status=503)
+
+
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)]
 )

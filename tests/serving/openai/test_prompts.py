@@ -20,12 +20,12 @@ class SlowTokenizer:
         return getattr(self._tokenizer, name)
 
     def apply_chat_template(self, *args, **options):
-        time.sleep(0.5)
+        time.sleep(0.8)
         return self._tokenizer.apply_chat_template(*args, **options)
 
     def encode(self, text, **options):
         if text.startswith("slow"):
-            time.sleep(0.5)
+            time.sleep(0.8)
         return self._tokenizer.encode(text, **options)
 
 
@@ -52,16 +52,12 @@ def test_others_are_answered_meanwhile(make_client, engine, path, body):
         async with client.connect() as http:
             slow = asyncio.create_task(http.post(path, json=body))
             await asyncio.sleep(0.05)
-            start = time.perf_counter()
             other = await http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
-            seconds = time.perf_counter() - start
             assert not slow.done()
-            return seconds, other.status_code, (await slow).status_code
+            return other.status_code, (await slow).status_code
 
     client.post("/v1/completions", {"prompt": [1], "max_tokens": 1})  # compiled by now
-    seconds, *statuses = asyncio.run(main())
-    assert statuses == [200, 200]
-    assert seconds < 0.3
+    assert asyncio.run(main()) == (200, 200)
 
 
 def test_a_template_that_fails_is_a_clear_400(make_client, engine, monkeypatch):
