@@ -31,7 +31,7 @@ class EventStream(Response):
     """An answer in events. A fault in the middle is an event; the status stays 200.
 
     Args:
-        events: whole events; what raises in it becomes the last one.
+        events: whole events, some at a time; what raises in it becomes the last one.
         source: closed with it, where a client leaves before the first event too.
         keep_alive_seconds: of silence after which a comment is sent.
         headers: of the answer.
@@ -83,7 +83,8 @@ class EventStream(Response):
         keeper = asyncio.ensure_future(self._keep_alive(send))
         try:
             async for event in self._events:
-                await self._send(send, event)
+                if event:
+                    await self._send(send, event)
         except Exception as error:
             await self._send(send, self._error_event(as_api_error(error)))
         finally:

@@ -1,6 +1,9 @@
 """The application around its routes: probes, keys, administration, documentation."""
 
+import asyncio
 import contextlib
+import json
+import re
 
 import pytest
 from pydantic import TypeAdapter
@@ -61,6 +64,17 @@ def test_a_wrong_key_is_a_401(locked, given):
 def test_any_of_the_keys_is_let_in(locked):
     for given in ("Bearer sesame", "bearer sesame"):
         assert locked.get("/v1/models", headers={"Authorization": given}).status_code == 200
+
+
+def test_web_sockets_are_closed_whatever_their_path(locked):
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    scope = {"type": "websocket", "path": "/health", "headers": []}
+    asyncio.run(locked.app(scope, None, send))
+    assert sent == ["websocket.close"]
 
 
 @pytest.mark.parametrize("host", ["x/health?", "x/health#", "health", "[", "x\\health"])
@@ -224,8 +238,10 @@ def test_documentation_is_complete_and_true(locked):
             assert content["schema"]["$ref"].endswith("/ErrorAnswer")
         if method == "POST" and path.startswith("/v1/") and "501" not in operation["responses"]:
             assert operation["requestBody"]
-    schema = locked.get("/openapi.json", headers=HEADERS).text
-    assert "ValidationError" not in schema
+    text = locked.get("/openapi.json", headers=HEADERS).text
+    assert "ValidationError" not in text
+    known = json.loads(text)["components"]["schemas"]
+    assert set(re.findall(r'"#/components/schemas/([^"]+)"', text)) == set(known)
 
 
 @pytest.mark.parametrize(
