@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer.serving.openai.disconnects import while_connected
-from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation, invalid
+from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation
 from jaxinfer.serving.openai.json_body import check_media_type, decode
 from jaxinfer.serving.openai.protocol.base import hint
 
@@ -65,6 +65,4 @@ def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> Ap
             return f"unknown field {field[:100]!r}{also}"
         return hint(field) if kind == "none_required" else None
 
-    if not error.errors():
-        return invalid("the request is not valid")
     return from_validation(error, fields, explain)

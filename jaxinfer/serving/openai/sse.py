@@ -50,24 +50,17 @@ class EventStream(Response):
         error_event: Callable[[ApiError], bytes] = _error_event,
     ) -> None:
         fixed = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self.status_code = 200
-        self.background = None
-        self.init_headers(fixed | (headers or {}))
+        super().__init__(headers=fixed | (headers or {}))
         self._events = events
         self._source = source
         self._keep_alive_seconds = keep_alive_seconds
         self._error_event = error_event
         self._last_sent = 0.0
 
-    def init_headers(self, headers: Any = None) -> None:
-        """Set the headers; there is no body whose length could be among them."""
-        self.body = b""
-        super().init_headers(headers)
-        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events end or the client has gone."""
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        start = {"type": "http.response.start", "status": self.status_code, "headers": headers}
         pump = asyncio.ensure_future(self._pump(start, send))
         gone = asyncio.ensure_future(until_gone(receive))
         try:

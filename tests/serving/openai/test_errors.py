@@ -340,6 +340,29 @@ def test_no_field_whatever_its_value_is_a_500(instant_client, fields):
     assert answer.status_code in (200, 400), answer.text
 
 
+_messages = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name", "x"]), _values)
+    | st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]), "content": _values}
+    )
+    | _values,
+    max_size=3,
+)
+_chat_fields = st.sampled_from(
+    ["tools", "tool_choice", "chat_template_kwargs", "response_format", "top_logprobs", "logprobs"]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages=_messages, fields=st.dictionaries(_chat_fields, _values, max_size=2))
+def test_no_conversation_whatever_its_shape_is_a_500(instant_client, messages, fields):
+    body = {"messages": messages, "max_tokens": 1, **fields}
+    answer = instant_client.post("/v1/chat/completions", body)
+    assert answer.status_code in (200, 400), answer.text
+    answer = instant_client.post("/v1/responses", {"input": messages, **fields})
+    assert answer.status_code in (200, 400), answer.text
+
+
 @pytest.fixture(scope="module")
 def instant_client(make_client, engine):
     """Answers at once, so that only what comes before the engine is tried."""
