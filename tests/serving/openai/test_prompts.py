@@ -1,39 +1,12 @@
 """Templates and long texts hold up no other request."""
 
 import asyncio
-import time
 
 import pytest
 
-from tests.serving.openai.fake_engine import FakeEngine
+from tests.serving.openai.fake_engine import SlowEngine, SlowTokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-
-
-class SlowTokenizer:
-    """A tokenizer that takes long, as one does with a hostile text or template."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name):
-        return getattr(self._tokenizer, name)
-
-    def apply_chat_template(self, *args, **options):
-        time.sleep(0.8)
-        return self._tokenizer.apply_chat_template(*args, **options)
-
-    def encode(self, text, **options):
-        if text.startswith("slow"):
-            time.sleep(0.8)
-        return self._tokenizer.encode(text, **options)
-
-
-class SlowEngine(FakeEngine):
-    def __init__(self, engine):
-        super().__init__(engine)
-        self.tokenizer = SlowTokenizer(engine.tokenizer)
-        self.generate = engine.generate
 
 
 @pytest.mark.parametrize(
