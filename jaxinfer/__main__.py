@@ -12,6 +12,7 @@ COMMANDS = {
     "bench": "measure prefill and decode speed on this machine",
     "convert": "convert a checkpoint between safetensors and Orbax",
     "evaluate": "score a model on the bundled model's held-out tasks",
+    "serve": "serve a model over HTTP, as OpenAI's API",
     "env": "show versions, devices and what would be used",
 }
 ALIASES = {"eval": "evaluate"}

@@ -14,7 +14,7 @@ MAX_LOGPROBS = 20
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionMode = Literal["recompute", "swap"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "temperature_logprobs"]
 GenerationDefaults = Literal["auto", "vllm"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
@@ -118,7 +118,11 @@ class EngineConfig:
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
         scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), or the
-            oldest of the lowest `priority`.
+            oldest of the lowest `priority`. With "fair" a priority counts as having come earlier or
+            later by 64 requests a level, so that none waits for ever.
+        online: keep launches short while requests arrive, for streams and for first tokens: single
+            decode steps, and prompts in chunks of 2048 tokens (512 on a CPU). By default
+            multi-step decodes are then of 4 tokens, and steps of at most 8192 on a GPU.
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
@@ -163,6 +167,7 @@ class EngineConfig:
     swap_space: float = 0.0
     preemption_mode: PreemptionMode = "recompute"
     scheduling_policy: SchedulingPolicy = "fcfs"
+    online: bool = False
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     attention_backend: AttentionBackend = "auto"
@@ -229,7 +234,7 @@ class EngineConfig:
             )
         if self.device_timeout is not None:
             self._check_real("device_timeout", 0.0, 1e6)
-        for name in ("enable_prefix_caching", "show_progress", "skip_tokenizer_init"):
+        for name in ("enable_prefix_caching", "show_progress", "skip_tokenizer_init", "online"):
             check_flag(name, getattr(self, name))
         ahead = self.compile_ahead
         if not isinstance(ahead, bool | None):
@@ -280,14 +285,16 @@ class EngineConfig:
         """Most tokens in one step on `platform` ("cpu", "gpu")."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
-        return max(2048 if platform == "cpu" else 16384, self.max_num_seqs)
+        on_gpu = 8192 if self.online else 16384
+        return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
 
     def multi_step_length(self, platform: str, weight_bytes: int) -> int:
         """Tokens decoded per launch when nothing waits, on `platform` with so much a device."""
         if self.num_decode_steps is not None:
             return self.num_decode_steps
         # Eight steps of a large model on a CPU would let a stream stutter.
-        return 8 if platform != "cpu" or weight_bytes <= _SHORT_STEP_WEIGHT_BYTES else 1
+        longest = 4 if self.online else 8
+        return longest if platform != "cpu" or weight_bytes <= _SHORT_STEP_WEIGHT_BYTES else 1
 
     def step_time_limit(self, platform: str) -> float:
         """Most seconds for a step on `platform`; 0 for any time."""

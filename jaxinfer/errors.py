@@ -32,3 +32,11 @@ class QueueFullError(JaxinferError, RuntimeError):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ShuttingDownError(QueueFullError):
+    """The service ends and takes no more requests; another one of the same model may."""
+
+
+class EngineDeadError(StepError):
+    """The engine's process has ended, or failed for good."""

@@ -12,7 +12,7 @@ import pytest
 import jaxinfer
 
 ROOT = Path(jaxinfer.__file__).parent
-COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "env", "__main__"}
+COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "serve", "env", "__main__"}
 ROOMS = {
     "basis": {"basis"},
     "kernels": {"basis", "kernels"},
@@ -36,10 +36,14 @@ SERVING = (
     "processes",
     "replicas",
     "startup",
+    "service",
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "telemetry", "openai")
+WITHOUT_JAX = (
+    *("requests", "scheduler", "engine", "slots"),
+    *("telemetry", "service", "openai"),
+)
 MOST_FILES_OF_A_ROOM = 12
 
 

@@ -185,8 +185,15 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--scheduling-policy",
         default=unset,
-        choices=("fcfs", "priority"),
-        help="first come, first served, or requests of lower priority first",
+        choices=("fcfs", "priority", "fair"),
+        help="first come, first served; requests of lower priority first; or the same, but none "
+        "is overtaken for ever",
+    )
+    group.add_argument(
+        "--online",
+        action=argparse.BooleanOptionalAction,
+        default=unset,
+        help="keep steps short while requests arrive, or launch as much at once as pays off",
     )
 
 

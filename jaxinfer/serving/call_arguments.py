@@ -108,7 +108,7 @@ class CallArguments:
     def _priority(self, given: Any, name: str) -> int:
         if isinstance(given, bool) or not isinstance(given, int):
             raise TypeError(f"{name} must be an integer, got {given!r}")
-        if given != 0 and self._config.scheduling_policy != "priority":
+        if given != 0 and self._config.scheduling_policy == "fcfs":
             raise ValueError(
                 f"{name} is {given}, but requests are served first come, first served; "
                 "start the engine with scheduling_policy='priority', or leave it 0"

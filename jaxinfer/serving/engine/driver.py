@@ -47,10 +47,19 @@ class EngineDriver:
         self._by_hand: dict[str, str] = {}
         self._outputs: list[RequestOutput] = []
         self._is_closed = False
+        self._after_round: Callable[[], None] = lambda: None
         self.is_closing = False
         """Whether `close` or `close_soon` was called."""
         self._owner = OwnerThread("jaxinfer-engine", self._advance)
         _live.add(self)
+
+    def after_each_round(self, action: Callable[[], None]) -> None:
+        """Have something done in the engine's thread after each step, and after each message.
+
+        For what gathers outputs and passes them on together; it must not raise. Only in the
+        engine's thread, by `call` or `call_async`.
+        """
+        self._after_round = action
 
     @property
     def owner(self) -> OwnerThread:
@@ -199,14 +208,14 @@ class EngineDriver:
 
     def _advance(self) -> bool:
         """One step, if somebody waits for it; whether there may be more to do."""
-        if not self._driven:
-            return False
-        try:
-            self._engine.step()
-            if self._driven and not self._engine.has_unfinished:
-                raise RuntimeError("the engine lost a request")
-        except BaseException as error:
-            self._end_driven(error)
+        if self._driven:
+            try:
+                self._engine.step()
+                if self._driven and not self._engine.has_unfinished:
+                    raise RuntimeError("the engine lost a request")
+            except BaseException as error:
+                self._end_driven(error)
+        self._after_round()
         return bool(self._driven)
 
     def _end_driven(self, error: BaseException) -> None:
@@ -259,6 +268,7 @@ class EngineDriver:
         self._is_closed = True
         try:
             self._engine.close()
+            self._after_round()
         finally:
             if self._release is not None:
                 self._release()

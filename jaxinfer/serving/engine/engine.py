@@ -12,13 +12,15 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.engine.open_requests import OpenRequests
+from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
+from jaxinfer.serving.engine.pacing import Pacing
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepRunner
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.token_group import TokenGroup
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
@@ -51,8 +53,7 @@ class Engine:
         scheduler: decides who runs.
         tokenizer: None for token ids only.
         seed: what requests without a seed of their own derive theirs from.
-        multi_step_steps: tokens decoded a launch while nobody waits, for so many running requests;
-            1 for no multi-step decodes.
+        pacing: how much a launch may do; by default one step, of as much as fits.
         clock: seconds; for metrics.
     """
 
@@ -63,14 +64,14 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         *,
         seed: int = 0,
-        multi_step_steps: Callable[[int], int] = lambda rows: 1,
+        pacing: Pacing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
-        self._multi_step_steps = multi_step_steps
+        self._pacing = pacing or Pacing()
         self._clock = clock
         self._requests = OpenRequests(scheduler, clock)
         self._step_clock = StepClock(scheduler.pool, clock)
@@ -120,7 +121,7 @@ class Engine:
         self.check_alive()
         self.enqueue(self.prepare(request, seed=self._seeds.getrandbits(63)))
 
-    def prepare(self, request: NewRequest, *, seed: int) -> RequestGroup:
+    def prepare(self, request: NewRequest, *, seed: int) -> AnyGroup:
         """Check a request and get it ready for `enqueue`; any thread may, while others step.
 
         Args:
@@ -132,19 +133,18 @@ class Engine:
         """
         if request.key in self._requests:
             raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
-        group = RequestGroup(
-            request, seed=seed, arrival_time=self._clock(), tokenizer=self._tokenizer
-        )
+        group = self._group(request, seed)
         for completion in group.completions:
             self._scheduler.check(completion.request)
         return group
 
-    def enqueue(self, group: RequestGroup) -> None:
+    def enqueue(self, group: AnyGroup) -> None:
         """Let a request from `prepare` wait for its turn.
 
         If the engine has failed for good since then, it ends with the reason "error".
         """
         self._requests.add(group)
+        self._pacing.note_arrival()
         if self._failure is not None:
             self.give_up(str(self._failure))
 
@@ -235,10 +235,18 @@ class Engine:
         self._requests.fail_all(reason)
         return self._failure
 
+    def _group(self, request: NewRequest, seed: int) -> AnyGroup:
+        now = self._clock()
+        if request.kind == "tokens":
+            return TokenGroup(request, seed=seed, arrival_time=now)
+        return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
+
     def _schedule(self) -> Schedule | None:
         try:
             self._quarantine.settle()
-            schedule = self._scheduler.schedule(self._multi_step_steps(self._scheduler.num_running))
+            num_steps = self._pacing.num_steps(self._scheduler.num_running)
+            schedule = self._scheduler.schedule(num_steps, self._pacing.max_tokens)
+            self._pacing.note_launch()
         except Exception as error:  # nobody knows how far it came, so that all starts over
             self._recover(_Fault(self._scheduler.runnable(), error))
             return None
@@ -258,7 +266,7 @@ class Engine:
         if not self._in_flight or self._in_flight[-1][0].is_decode or self._scheduler.num_waiting:
             return False
         running = self._scheduler.num_running
-        return running <= _MOST_KEPT_WAITING and self._multi_step_steps(running) > 1
+        return running <= _MOST_KEPT_WAITING and self._pacing.num_steps(running) > 1
 
     def _launch(self, schedule: Schedule) -> bool:
         """Launch a step; whether that worked."""

@@ -11,6 +11,7 @@ from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.requests.result import LEFT_VOCAB, OK, StepResult, TokenScores
+from jaxinfer.serving.requests.token_group import TokenCompletion, TokenGroup
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
@@ -20,9 +21,13 @@ _LEFT_VOCAB = "the custom sampler chose a token id outside the model's vocabular
 logger = logging.getLogger("jaxinfer")
 
 
+AnyGroup = RequestGroup | TokenGroup
+AnyCompletion = Completion | TokenCompletion
+
+
 class _Member(NamedTuple):
-    group: RequestGroup
-    completion: Completion
+    group: AnyGroup
+    completion: AnyCompletion
 
 
 class OpenRequests:
@@ -47,10 +52,10 @@ class OpenRequests:
         """What has come of requests so far; the scheduler's numbers are not filled in."""
         self.weight_version = 0
         """How often the weights were swapped: what is read from now on is of these."""
-        self._groups: dict[str, RequestGroup] = {}
+        self._groups: dict[str, AnyGroup] = {}
         self._members: dict[str, _Member] = {}
         self._late: set[str] = set()
-        self._changed: dict[str, RequestGroup] = {}
+        self._changed: dict[str, AnyGroup] = {}
         self._outputs: list[RequestOutput] = []
 
     def __contains__(self, request_id: str) -> bool:
@@ -71,7 +76,7 @@ class OpenRequests:
             row.samples and row.request.samples_late for row in schedule.rows
         )
 
-    def add(self, group: RequestGroup) -> None:
+    def add(self, group: AnyGroup) -> None:
         """Let a new request wait for its turn."""
         for completion in group.completions:
             completion.weight_version = self.weight_version
@@ -181,7 +186,7 @@ class OpenRequests:
             self._end(completion, "error")
             self._changed[group.request_id] = group
 
-    def _hand_out(self, group: RequestGroup, now: float) -> None:
+    def _hand_out(self, group: AnyGroup, now: float) -> None:
         """Make a request's output and hand it out; if that raises, the request ends with it."""
         try:
             self._deliver(group, now)
@@ -196,16 +201,16 @@ class OpenRequests:
         if group.is_finished:
             self._groups.pop(group.request_id, None)
 
-    def _deliver(self, group: RequestGroup, now: float) -> None:
+    def _deliver(self, group: AnyGroup, now: float) -> None:
         output = group.output(now)
         if output is None:
             return
-        if group.new.sink is None:
-            self._outputs.append(output)
-        else:
+        if group.new.sink is not None:
             group.new.sink(output)
+        elif isinstance(output, RequestOutput):
+            self._outputs.append(output)
 
-    def _fail_for(self, group: RequestGroup, error: Exception) -> None:
+    def _fail_for(self, group: AnyGroup, error: Exception) -> None:
         """End a request because something of its own raised on the host."""
         # Its caller hears of it by its output; what it takes to find a bug is for a log.
         logger.info("request %s ends with an error", group.request_id, exc_info=error)
@@ -214,7 +219,7 @@ class OpenRequests:
                 completion.break_off()
         self._fail(group, f"{type(error).__name__}: {error}")
 
-    def _fail(self, group: RequestGroup, reason: str) -> None:
+    def _fail(self, group: AnyGroup, reason: str) -> None:
         """End what is unfinished of a request."""
         group.error = group.error or reason
         for completion in group.completions:
@@ -222,7 +227,7 @@ class OpenRequests:
                 self._end(completion, "error")
         self._changed[group.request_id] = group
 
-    def _end(self, completion: Completion, reason: FinishReason) -> None:
+    def _end(self, completion: AnyCompletion, reason: FinishReason) -> None:
         self._scheduler.finish(completion.request, reason)
         completion.finish(reason)
         self._forget(completion.request, reason)

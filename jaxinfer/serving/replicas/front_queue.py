@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxinfer.serving.engine.open_requests import AnyGroup
 from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.scheduler.ranked_queue import RankedQueue
+from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class FrontRequest:
     """
 
     new: NewRequest
-    group: RequestGroup
+    group: AnyGroup
     member: Member | None = None
     load: int = 0
     cause: str | None = None
@@ -58,9 +58,11 @@ class FrontQueue:
         token_budget: most tokens of a replica's step.
         max_num_seqs: most sequences that a replica runs at once. It is sent a quarter more, so that
             a sequence that ends is followed in the next step.
+        is_fair: as of `Scheduler`.
     """
 
-    def __init__(self, token_budget: int, max_num_seqs: int) -> None:
+    def __init__(self, token_budget: int, max_num_seqs: int, *, is_fair: bool = False) -> None:
+        self._is_fair = is_fair
         self._token_budget = token_budget
         self._enough_sequences = max_num_seqs + -(-max_num_seqs // 4)
         self._requests: dict[str, FrontRequest] = {}
@@ -85,7 +87,10 @@ class FrontQueue:
     def add(self, request: FrontRequest) -> None:
         """Let a new request stand at the end of its priority."""
         self._requests[request.new.key] = request
-        self._queue.add(request.new.key, (request.new.priority, self._num_added), request)
+        urgency = request.new.priority
+        if self._is_fair:
+            urgency = fair_urgency(urgency, self._num_added)
+        self._queue.add(request.new.key, (urgency, self._num_added), request)
         self._num_added += 1
 
     def remove(self, request_id: str) -> None:

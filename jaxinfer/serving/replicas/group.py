@@ -17,7 +17,10 @@ from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.token_group import TokenOutput
 from jaxinfer.serving.runner.device_params import ParamsWriter
+
+AnyOutput = RequestOutput | TokenOutput
 
 logger = logging.getLogger("jaxinfer")
 
@@ -39,6 +42,7 @@ class EngineGroup:
         max_num_seqs: most sequences that a replica runs at once.
         seed: what requests without a seed of their own derive theirs from.
         threads: each replica is run by a thread of its own, or all in turn by the caller's.
+        is_fair: as of `Scheduler`.
     """
 
     def __init__(
@@ -49,11 +53,14 @@ class EngineGroup:
         max_num_seqs: int,
         seed: int,
         threads: bool,
+        is_fair: bool = False,
     ) -> None:
-        self._front = FrontQueue(token_budget, max_num_seqs)
+        self._front = FrontQueue(token_budget, max_num_seqs, is_fair=is_fair)
         self._seeds = random.Random(seed)
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._arrived: collections.deque[tuple[str, RequestOutput]] = collections.deque()
+        self._arrived: collections.deque[tuple[str, RequestOutput | TokenOutput]] = (
+            collections.deque()
+        )
         self._members = [
             Member(i, each, self._replica(i, each, threads)) for i, each in enumerate(started)
         ]
@@ -205,10 +212,11 @@ class EngineGroup:
                 self._front.remove(request_id)
             self._hand_out(request, output)
 
-    def _hand_out(self, request: FrontRequest, output: RequestOutput) -> None:
+    def _hand_out(self, request: FrontRequest, output: AnyOutput) -> None:
         """Give a caller its output; a sink that raises ends its request, and hears of that once."""
         if request.new.sink is None:
-            self._outputs.append(output)
+            if isinstance(output, RequestOutput):
+                self._outputs.append(output)
             return
         if request.cause is not None:
             if not output.finished:

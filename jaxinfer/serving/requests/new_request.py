@@ -12,11 +12,12 @@ from typing import Any, Literal
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.requests.prompts import Prompt
 
-OutputKind = Literal["final", "cumulative", "delta"]
-"""One output at the end; after each step, all so far; or after each step, what is new."""
+OutputKind = Literal["final", "cumulative", "delta", "tokens"]
+"""One output at the end; after each step, all so far; after each step, what is new; or the same as
+`TokenOutput`, whose text another process makes."""
 
 Sink = Callable[[Any], None]
-"""Receives each `RequestOutput` of a request, in the thread that runs the engine's step. From an
+"""Receives each output of a request, in the thread that runs the engine's step. From an
 `EngineDriver` also the exception that refuses the request, or that ends it and the engine."""
 
 _KINDS: dict[RequestOutputKind, OutputKind] = {
@@ -33,6 +34,11 @@ def wanted_outputs(params: SamplingParams) -> OutputKind:
     return _KINDS[params.output_kind]
 
 
+def new_key() -> str:
+    """A key that no other request of this process has."""
+    return f"request-{next(_numbers)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """One prompt and all that a caller says of it.
@@ -44,6 +50,8 @@ class NewRequest:
         label: the caller's name for it, which its outputs bear; others may use the same. Without
             one it is the key.
         kind: which outputs it gets.
+        seed_offset: added to the seed of `params`: the completion's index, where each of several is
+            a request of its own.
         prefill_only: only the prompt is run, for its log-probabilities; nothing is sampled.
         priority: of all its completions; lower ones run earlier, see `Scheduler`.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
@@ -52,9 +60,10 @@ class NewRequest:
 
     prompt: Prompt
     params: SamplingParams
-    key: str = field(default_factory=lambda: f"request-{next(_numbers)}")
+    key: str = field(default_factory=new_key)
     label: str = ""
     kind: OutputKind = "cumulative"
+    seed_offset: int = 0
     prefill_only: bool = False
     priority: int = 0
     sink: Sink | None = None

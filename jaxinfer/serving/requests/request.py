@@ -92,6 +92,8 @@ class Request:
         num_registered_blocks: leading blocks that were offered to the prefix index.
         weight_version: the weights under which its cached tokens began.
         sequence_number: position in the order of arrival.
+        urgency: what its priority comes to in the queue: the same, or under a fair policy what it
+            is with the time of its arrival.
         samples_late: its sampling reads its own tokens on the host, so that it takes part in no
             multi-step decodes: bad words may be several tokens long.
     """
@@ -128,18 +130,20 @@ class Request:
     num_registered_blocks: int = field(default=0, init=False)
     weight_version: int = field(default=0, init=False)
     sequence_number: int = field(default=0, init=False)
+    urgency: int = field(default=0, init=False)
     samples_late: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt_token_ids)
+        self.urgency = self.priority
         self.samples_late = bool(self.params.bad_words)
         if not self.packed_prompt:
             self.packed_prompt = pack_ids(self.prompt_token_ids)
 
     @property
     def rank(self) -> Rank:
-        """Its place among the unfinished requests: by priority, then by arrival."""
-        return self.priority, self.sequence_number
+        """Its place among the unfinished requests: by urgency, then by arrival."""
+        return self.urgency, self.sequence_number
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -57,7 +57,7 @@ class RequestGroup:
                     params=params if i == 0 else unscored,
                     cache_salt=prompt.cache_salt,
                     arrival_time=arrival_time,
-                    seed=_signed(seed + i),
+                    seed=signed_seed(seed + i),
                     prefill_only=new.prefill_only,
                     packed_prompt=packed,
                     priority=new.priority,
@@ -138,6 +138,6 @@ class RequestGroup:
         )
 
 
-def _signed(seed: int) -> int:
+def signed_seed(seed: int) -> int:
     """`seed` wrapped to a signed 64-bit integer."""
     return (seed + _SEED_RANGE // 2) % _SEED_RANGE - _SEED_RANGE // 2

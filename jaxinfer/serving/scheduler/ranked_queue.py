@@ -8,6 +8,25 @@ from jaxinfer.serving.requests.request import Rank
 _SPARE_ENTRIES = 64
 
 
+_MOST_LEVELS = 8
+TURNS_A_LEVEL = 64
+
+
+def fair_urgency(priority: int, number: int) -> int:
+    """What stands for a priority where no request may starve.
+
+    A request of one level more is treated as if it had come `TURNS_A_LEVEL` requests later: as many
+    later ones overtake it, and then it is their turn to wait. Beyond 8 levels up or down nothing
+    changes, so that 1024 later requests overtake one at most.
+
+    Args:
+        priority: as the caller gave it.
+        number: how many requests came before.
+    """
+    level = max(-_MOST_LEVELS, min(_MOST_LEVELS, priority))
+    return number + TURNS_A_LEVEL * level
+
+
 class RankedQueue[T]:
     """Items by key, each with a rank of its own. Not thread-safe.
 

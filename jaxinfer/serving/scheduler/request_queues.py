@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from jaxinfer.serving.requests.request import Rank, Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
-from jaxinfer.serving.scheduler.ranked_queue import RankedQueue
+from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
 
 
@@ -21,9 +21,13 @@ class RequestQueues:
         pool: the device's blocks.
         swap_space: host blocks for preempted requests; an empty one means recomputation.
         max_num_seqs: number of slots.
+        is_fair: as of `Scheduler`.
     """
 
-    def __init__(self, pool: BlockPool, swap_space: SwapSpace, max_num_seqs: int) -> None:
+    def __init__(
+        self, pool: BlockPool, swap_space: SwapSpace, max_num_seqs: int, *, is_fair: bool = False
+    ) -> None:
+        self._is_fair = is_fair
         self.pool = pool
         self.swap_space = swap_space
         self.max_num_seqs = max_num_seqs
@@ -49,6 +53,8 @@ class RequestQueues:
     def add(self, request: Request) -> None:
         """Enqueue a new request behind all others of its priority."""
         request.sequence_number = self._num_added
+        if self._is_fair:
+            request.urgency = fair_urgency(request.priority, self._num_added)
         self._num_added += 1
         if self._parks_others:
             self.parked[request.request_id] = request

@@ -24,8 +24,8 @@ class Scheduler:
     by rank while budget, slots and blocks last. A request that can't get blocks holds up those
     behind it, and the request of the lowest rank always gets what it needs. So where all
     priorities are equal, service is first come, first served: nothing is overtaken and nothing
-    starves. A request may starve while others of lower priorities keep coming. One that waits
-    takes no slot or block from one that runs, whatever their priorities.
+    starves. A request may starve while others of lower priorities keep coming, unless `is_fair`.
+    One that waits takes no slot or block from one that runs, whatever their priorities.
 
     `schedule` may be called again before `update` has brought the tokens of earlier schedules;
     updates come in the order of the schedules. That freed blocks and slots are reused while such
@@ -50,6 +50,8 @@ class Scheduler:
         eos_token_ids: tokens that end a request unless it ignores them.
         preemption_mode: "recompute" or "swap".
         num_host_blocks: blocks of the host's swap space; "swap" needs some.
+        is_fair: a priority lets a request overtake a bounded number of others (`fair_urgency`), so
+            that none starves.
 
     Raises:
         ValueError: for arguments out of range or in contradiction.
@@ -65,6 +67,7 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         preemption_mode: PreemptionMode = "recompute",
         num_host_blocks: int = 0,
+        is_fair: bool = False,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 1:
             raise ValueError(
@@ -91,7 +94,7 @@ class Scheduler:
         self.swap_space = SwapSpace(num_host_blocks)
         self.num_preemptions = 0
         """Preemptions so far, for metrics."""
-        self._queues = RequestQueues(pool, self.swap_space, max_num_seqs)
+        self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
         self._planner = StepPlanner(self._queues, max_num_batched_tokens, max_model_len)
         self._epoch = 0
         self._kept: set[str] | None = None
@@ -182,20 +185,22 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
 
-    def schedule(self, num_steps: int = 1) -> Schedule | None:
+    def schedule(self, num_steps: int = 1, max_tokens: int | None = None) -> Schedule | None:
         """Plan the next step and move every counter past it, as if it were launched.
 
         Args:
             num_steps: length of the multi-step decode wanted. There is a multi-step decode only if
                 nobody waits, every row is a decode, all blocks for it are free, and some row can
                 use all of it; otherwise one step is planned.
+            max_tokens: most tokens of that step, at least `max_num_seqs`; None is
+                `max_num_batched_tokens`.
 
         Returns:
             The step, or None if nothing can run before tokens in flight are read (or at all).
         """
         schedule = self._planner.plan_multi_step(num_steps) if num_steps > 1 else None
         if schedule is None:
-            schedule = self._planner.plan_step()
+            schedule = self._planner.plan_step(max_tokens)
         if schedule is not None:
             schedule.epoch = self._epoch
             self.num_preemptions += len(schedule.preempted)

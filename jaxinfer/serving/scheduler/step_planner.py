@@ -28,9 +28,16 @@ class StepPlanner:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._table_capacity = self.pool.blocks_for(max_model_len) * self.pool.block_size
         self._held_up: tuple[Request, int] | None = None
+        self._budget = max_num_batched_tokens
 
-    def plan_step(self) -> Schedule | None:
-        """Plan one token for each decode and as many prompt tokens as fit; None if nothing can."""
+    def plan_step(self, max_tokens: int | None = None) -> Schedule | None:
+        """Plan one token for each decode and as many prompt tokens as fit; None if nothing can.
+
+        Args:
+            max_tokens: tokens of the step at most, at least the number of slots; None is
+                `max_num_batched_tokens`, which is never exceeded.
+        """
+        self._budget = min(max_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
         schedule = Schedule(rows=[], is_decode=True)
         all_placed = self._place_running(schedule)
         if all_placed and self.queues.waiting:
@@ -127,7 +134,7 @@ class StepPlanner:
             if other is request:
                 break
             num_behind += other.num_pending_tokens > 0
-        return self.max_num_batched_tokens - schedule.num_tokens - num_behind
+        return self._budget - schedule.num_tokens - num_behind
 
     def _place(self, request: Request, count: int, schedule: Schedule) -> None:
         """Add a row of `count` tokens and what is proposed after them; their blocks are free."""
@@ -165,7 +172,7 @@ class StepPlanner:
             0,
             min(
                 request.max_num_tokens - request.num_tokens - 1,
-                self.max_num_batched_tokens - schedule.num_tokens - count - num_unplaced,
+                self._budget - schedule.num_tokens - count - num_unplaced,
                 num_blocks * self.pool.block_size - end,
             ),
         )
@@ -173,7 +180,7 @@ class StepPlanner:
     def _admit_waiting(self, schedule: Schedule) -> None:
         """Admit waiting requests, lowest rank first, while slots, budget and blocks last."""
         while self.queues.waiting and self.queues.free_slots:
-            budget = self.max_num_batched_tokens - schedule.num_tokens
+            budget = self._budget - schedule.num_tokens
             request = self.queues.waiting.first()
             # Tokens in flight of a preempted request must be known before it can be fed again.
             if budget == 0 or request.num_in_flight_tokens or not self._claim(request, schedule):

@@ -13,6 +13,7 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.engine.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.runner import Runner
@@ -80,13 +81,15 @@ def start_engine(
         eos_token_ids=setup.eos_token_ids,
         preemption_mode=config.preemption_mode,
         num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
+        is_fair=config.scheduling_policy == "fair",
     )
+    tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
     engine = Engine(
         runner,
         scheduler,
         setup.tokenizer,
         seed=config.seed,
-        multi_step_steps=runner.multi_step_steps,
+        pacing=Pacing(runner.multi_step_steps, tokens if config.online else None),
     )
     return StartedEngine(engine, runner, scheduler)
 

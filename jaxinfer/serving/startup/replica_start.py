@@ -59,6 +59,7 @@ def group_replicas(started: Sequence[StartedEngine], config: EngineConfig) -> En
         max_num_seqs=config.max_num_seqs,
         seed=config.seed,
         threads=_run_in_threads(runner.report),
+        is_fair=config.scheduling_policy == "fair",
     )
 
 

@@ -11,6 +11,7 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.engine.pacing import Pacing
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.prompts import Prompt
 from jaxinfer.serving.scheduler.block_pool import BlockPool
@@ -33,6 +34,7 @@ class Setup:
     def __init__(self, *, num_blocks=64, block_size=8, tokenizer=None, token_map=None, **options):
         engine_options = {name: options.pop(name) for name in ["seed"] if name in options}
         steps = options.pop("num_decode_steps", 1)
+        arrival_tokens = options.pop("arrival_tokens", None)
         vocab_size = VOCAB if tokenizer is None else tokenizer.vocab_size
         self.runner = FakeRunner(vocab_size=vocab_size, block_size=block_size, token_map=token_map)
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128}
@@ -43,7 +45,7 @@ class Setup:
             self.runner,
             self.scheduler,
             tokenizer,
-            multi_step_steps=lambda rows: steps,
+            pacing=Pacing(lambda rows: steps, arrival_tokens),
             **engine_options,
         )
 

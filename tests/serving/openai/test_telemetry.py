@@ -1,4 +1,4 @@
-"""A server's metrics are the sums of what its clients were told, and `bench --serve` measures it."""
+"""A server's metrics are the sums of what its clients were told; the load generator agrees."""
 
 import asyncio
 import io

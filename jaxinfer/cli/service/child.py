@@ -1,0 +1,48 @@
+"""A child process's side of its parent: its settings, its reports, and its end with the parent."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any, TextIO
+
+_PR_SET_PDEATHSIG = 1
+_ORPHANED = 1
+
+
+def begin_as_child() -> tuple[dict[str, Any], TextIO]:
+    """The settings that the parent has written, and where it reads reports.
+
+    From here on the process ends with its parent, however that ends: standard input is a pipe of
+    the parent's, and on Linux the kernel is told too, for a process that can't run Python code.
+    What libraries print goes to standard error. Ctrl-C is the parent's to answer.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    settings = json.loads(_read_line())
+    reports = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, name="jaxinfer-parent", daemon=True).start()
+    return settings, reports
+
+
+def report(reports: TextIO, text: str) -> None:
+    """Tell the parent something, in a line."""
+    print(text, file=reports, flush=True)
+
+
+def _read_line() -> bytes:
+    """Standard input up to the first newline; nothing after it is taken."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(_ORPHANED)

@@ -1,0 +1,78 @@
+"""A parent's side of a child process: starts it, hears from it, says how it ended."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class ChildProcess:
+    """A running child; of one event loop.
+
+    Args:
+        name: what messages call it.
+        process: the process, with its standard input and output piped.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self._process = process
+        self.ended = asyncio.create_task(process.wait())
+        """Done when the process has ended."""
+
+    @classmethod
+    async def start(
+        cls, name: str, module: str, settings: Mapping[str, Any], pass_fds: Sequence[int] = ()
+    ) -> "ChildProcess":
+        """Run ``python -m module``, which begins by `begin_as_child`.
+
+        In a session of its own, so that Ctrl-C reaches the parent alone.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+        child = cls(name, process)
+        with contextlib.suppress(ConnectionError):  # it has ended, which `ended` tells
+            if process.stdin is not None:
+                process.stdin.write(json.dumps(settings).encode() + b"\n")
+                await process.stdin.drain()
+        return child
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self.ended.done()
+
+    async def ready(self) -> bool:
+        """Wait until it reports; False if it ended without."""
+        return self._process.stdout is not None and bool(await self._process.stdout.readline())
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def end(self, seconds: float) -> None:
+        """Have it end, by force if it takes longer than that."""
+        self.send(signal.SIGTERM)
+        done, _ = await asyncio.wait([self.ended], timeout=seconds)
+        if not done:
+            self.send(signal.SIGKILL)
+            await self.ended
+
+    def how_it_ended(self) -> str:
+        """For a message: "ended with status 1", or the signal that killed it."""
+        status = self._process.returncode
+        if status is None or status >= 0:
+            return f"ended with status {status}"
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by signal {-status}"

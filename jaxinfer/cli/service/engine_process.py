@@ -1,0 +1,55 @@
+"""The engine's process of `jaxinfer serve`: an engine and its socket, no HTTP and no text."""
+
+import asyncio
+import signal
+import sys
+from typing import Any, TextIO
+
+from jaxinfer.cli.engine import speaking_of_flags
+from jaxinfer.cli.process import FAILED, OK, end_process, print_error, run_command
+from jaxinfer.cli.service.child import begin_as_child, report
+
+_LOOK_EVERY_S = 0.2
+
+
+def main() -> None:
+    """Serve until the parent ends this process, or the engine fails for good."""
+    settings, reports = begin_as_child()
+    end_process(run_command("serve", lambda: _run(settings, reports)))
+
+
+def _run(settings: dict[str, Any], reports: TextIO) -> int:
+    from jaxinfer.cli.platform import start_platform
+    from jaxinfer.serving.engine_handle import EngineHandle
+    from jaxinfer.serving.service.limits import ServiceLimits
+
+    start_platform()
+    with speaking_of_flags():
+        limits = ServiceLimits(**settings["limits"])
+        handle = EngineHandle("jaxinfer serve", **settings["engine"])
+    try:
+        return asyncio.run(_serve(handle, limits, settings["socket"], reports))
+    finally:
+        handle.close()
+
+
+async def _serve(handle: Any, limits: Any, path: str, reports: TextIO) -> int:
+    from jaxinfer.serving.engine_service import engine_server
+
+    ending = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+    async with engine_server(handle, limits).listening(path):
+        report(reports, "ready")
+        while not ending.is_set():
+            if (failure := handle.driver.failure) is not None:
+                print_error("serve", f"the engine has failed: {failure}")
+                return FAILED
+            try:
+                await asyncio.wait_for(ending.wait(), _LOOK_EVERY_S)
+            except TimeoutError:
+                continue
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

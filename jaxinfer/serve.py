@@ -1,0 +1,136 @@
+"""`jaxinfer serve`: a model behind OpenAI's HTTP interface, in processes of its own."""
+
+import argparse
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from jaxinfer.cli.engine import speaking_of_flags
+from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
+from jaxinfer.cli.parser import CommandParser
+from jaxinfer.cli.process import end_process, run_command
+from jaxinfer.cli.process_flags import is_one_of_several
+from jaxinfer.cli.serve_flags import (
+    SERVE_DEFAULTS,
+    add_serve_flags,
+    default_front_ends,
+    http_settings,
+    refuse_vllm_flags,
+    with_config_file,
+)
+
+_EXAMPLES = """examples:
+  jaxinfer serve
+  jaxinfer serve Qwen/Qwen3-8B --port 8000 --api-key secret
+  jaxinfer serve --config service.yaml --max-num-seqs 64
+
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "jaxinfer", "prompt": "Once upon a time", "max_tokens": 20}'"""
+
+
+def build_parser() -> CommandParser:
+    """The flags of `jaxinfer serve`."""
+    parser = CommandParser("serve", "Serve a model over HTTP, as OpenAI's API.", _EXAMPLES)
+    parser.add_argument(
+        "positional_model", nargs="?", metavar="MODEL", help="as --model (default: the bundled one)"
+    )
+    add_serve_flags(parser)
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print nothing but warnings and errors"
+    )
+    add_engine_flags(parser, defaults=SERVE_DEFAULTS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    import sys
+
+    return run_command("serve", lambda: _main(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _main(argv: list[str]) -> int:
+    parser = build_parser()
+    argv = with_config_file(argv, parser)
+    refuse_vllm_flags(argv, parser)
+    arguments = parser.parse_args(argv)
+    if arguments.positional_model is not None:
+        arguments.model = arguments.positional_model
+    if is_one_of_several(arguments):
+        parser.error(
+            "an engine over several hosts can't be served yet; start one service for each host and "
+            "a proxy in front"
+        )
+    return _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from jaxinfer.cli.service.supervisor import ServicePlan, Supervisor
+
+    engine = {"online": True, "show_progress": not arguments.quiet, **engine_arguments(arguments)}
+    _check(engine)
+    with (
+        listen(arguments.host, arguments.port) as listener,
+        tempfile.TemporaryDirectory(prefix="jaxinfer-") as directory,  # for this user alone
+    ):
+        path = os.path.join(directory, "engine")
+        http = http_settings(arguments)
+        address, port = listener.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        plan = ServicePlan(
+            engine={"engine": engine, "limits": _limits(arguments), "socket": path},
+            front_end={
+                "socket": path,
+                "http": http,
+                "shutdown_timeout": arguments.shutdown_timeout,
+            },
+            num_front_ends=arguments.api_server_count or default_front_ends(),
+            listener=listener,
+            shutdown_timeout=arguments.shutdown_timeout,
+            announcement=f"jaxinfer serve: http://{shown}:{port}/v1 with model "
+            f"{http['served_model_names'][0]}",
+        )
+        return asyncio.run(Supervisor(plan).run())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections.
+
+    Raises:
+        ValueError: the address can't be had; one line that says why.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ValueError(
+            f"can't listen on port {port} of {host}: {reason}; end the program that uses it, or "
+            "choose another --port (0 takes a free one) or --host"
+        ) from None
+    return listener
+
+
+def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("max_waiting_requests", "max_undelivered_tokens", "request_timeout")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _check(engine: dict[str, Any]) -> None:
+    """Refuse engine arguments that contradict each other before any process is started."""
+    from jaxinfer.config import EngineConfig
+
+    with speaking_of_flags():
+        EngineConfig.from_keywords(engine)
+
+
+if __name__ == "__main__":
+    end_process(main())

@@ -1,0 +1,193 @@
+"""A request whose text another process makes: its outputs are tokens and numbers alone."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxinfer.outputs import FinishReason
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request import Request, pack_ids
+from jaxinfer.serving.requests.request_group import signed_seed
+from jaxinfer.serving.requests.result import TokenScores
+
+
+@dataclasses.dataclass(slots=True)
+class TokenOutput:
+    """What a request of kind "tokens" has gained since its last output.
+
+    Attributes:
+        request_id: the request's key.
+        token_ids: its new tokens, stop token included.
+        time: seconds on the engine's clock at which it was made.
+        scores: log-probabilities of these tokens, a piece for each step: ``[count]`` and
+            ``[count, k]``; empty unless `logprobs` was asked for.
+        prompt_scores: of prompt tokens, a piece for each chunk, with the position of the chunk's
+            first token; entry i is about the token after position ``start + i``.
+        finished: whether it has ended.
+        finish_reason: as of `CompletionOutput`; None while it runs.
+        stop_reason: the stop token that ended it.
+        num_cached_tokens: as of `RequestOutput`.
+        num_preemptions: how often it was preempted so far.
+        scheduled_time: as of `RequestMetrics`.
+        weight_version: as of `RequestOutput`.
+        error: what went wrong, when `finish_reason` is "error".
+    """
+
+    request_id: str
+    token_ids: list[int]
+    time: float
+    scores: Sequence[TokenScores] = ()
+    prompt_scores: Sequence[tuple[int, TokenScores]] = ()
+    finished: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_time: float | None = None
+    weight_version: int = 0
+    error: str | None = None
+
+
+class TokenCompletion:
+    """The one completion of a `TokenGroup`; as `Completion`, without text."""
+
+    def __init__(self, request: Request) -> None:
+        self.index = 0
+        self.request = request
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.weight_version = 0
+        self.scores: list[TokenScores] = []
+
+    def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
+        """Add the tokens that the step's `row` gained.
+
+        Raises:
+            RuntimeError: the step did not compute the log-probabilities that were asked for.
+        """
+        self.token_ids += token_ids
+        count = self.request.params.logprobs
+        if count is not None and token_ids:
+            self.scores.append(_cut(scores, (row, slice(0, len(token_ids))), count))
+        self.finish_reason = self.request.finish_reason
+        self.stop_reason = self.request.stop_reason
+
+    def finish(self, reason: FinishReason) -> None:
+        """End it for a reason that does not lie in its tokens."""
+        self.finish_reason = reason
+
+    def break_off(self) -> None:
+        """Report no more log-probabilities, because something of them raised."""
+        self.scores.clear()
+
+
+class TokenGroup:
+    """As `RequestGroup`, for a request of kind "tokens" and a single completion.
+
+    Args:
+        new: what the caller asks for.
+        seed: used if its parameters have none.
+        arrival_time: on the engine's clock.
+
+    Raises:
+        ValueError: more than one completion is asked for.
+    """
+
+    def __init__(self, new: NewRequest, *, seed: int, arrival_time: float = 0.0) -> None:
+        if new.params.n != 1:
+            raise ValueError(f"n is {new.params.n}; ask for each completion's tokens by itself")
+        self.new = new
+        self.request_id = new.key
+        self.error: str | None = None
+        """What went wrong, if it ended in an error."""
+        self._num_given = 0
+        self._prompt_scores: list[tuple[int, TokenScores]] = []
+        prompt, params = new.prompt, new.params
+        request = Request(
+            request_id=f"{new.key}/0",
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            cache_salt=prompt.cache_salt,
+            arrival_time=arrival_time,
+            seed=signed_seed(seed if params.seed is None else params.seed + new.seed_offset),
+            prefill_only=new.prefill_only,
+            packed_prompt=prompt.packed or pack_ids(prompt.token_ids),
+            priority=new.priority,
+        )
+        self.completions = [TokenCompletion(request)]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its completion has ended."""
+        return self.completions[0].finish_reason is not None
+
+    def note_tokens(self, count: int, now: float) -> None:
+        """Nothing: who makes the text counts tokens there."""
+
+    def score_prompt(self, scores: TokenScores, offset: int, start: int, count: int) -> bool:
+        """As `RequestGroup.score_prompt`."""
+        request = self.completions[0].request
+        num_top = request.params.prompt_logprobs
+        count = min(count, request.num_prompt_tokens - 1 - start)
+        if num_top is None or count <= 0:
+            return True
+        if not scores.ok[offset : offset + count].all():
+            return False
+        self._prompt_scores.append((start, _cut(scores, (slice(offset, offset + count),), num_top)))
+        return True
+
+    def error_output(self, reason: str, now: float) -> TokenOutput:
+        """End it for a fault outside of it; its last output."""
+        self.error = self.error or reason
+        completion = self.completions[0]
+        if completion.finish_reason is None:
+            completion.finish("error")
+        completion.break_off()
+        return self.output(now)
+
+    def output(self, now: float) -> TokenOutput:
+        """What is new since the last call, at `now`."""
+        completion = self.completions[0]
+        request = completion.request
+        token_ids, start = completion.token_ids, self._num_given
+        self._num_given = len(token_ids)
+        scores, completion.scores = completion.scores, []
+        prompt_scores, self._prompt_scores = self._prompt_scores, []
+        return TokenOutput(
+            self.request_id,
+            token_ids[start:] if start else list(token_ids),
+            now,
+            scores,
+            prompt_scores,
+            completion.finish_reason is not None,
+            completion.finish_reason,
+            completion.stop_reason,
+            request.num_prefix_cached_tokens,
+            request.num_preemptions,
+            request.scheduled_time,
+            completion.weight_version,
+            self.error,
+        )
+
+
+def _cut(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) -> TokenScores:
+    """The scores at `place`, with the `num_top` likeliest tokens alone.
+
+    Raises:
+        RuntimeError: the step did not compute what was asked for.
+    """
+    if scores.logprobs is None:
+        raise RuntimeError("log-probabilities were asked for, but the step computed none")
+    if num_top and (scores.top_ids is None or scores.top_logprobs is None):
+        raise RuntimeError("likeliest tokens were asked for, but the step reported none")
+    most = (*place, slice(num_top))
+    return TokenScores(
+        tokens=scores.tokens[place],
+        ok=scores.ok[place],
+        logprobs=scores.logprobs[place],
+        ranks=None if scores.ranks is None else scores.ranks[place],
+        top_ids=scores.top_ids[most] if num_top and scores.top_ids is not None else None,
+        top_logprobs=(
+            scores.top_logprobs[most] if num_top and scores.top_logprobs is not None else None
+        ),
+    )

@@ -1,0 +1,63 @@
+"""What a call of `RemoteLLM` is given, checked as an engine of this process would check it."""
+
+from typing import Any
+
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
+from jaxinfer.serving.requests.prompts import match_params, split_prompts
+from jaxinfer.serving.service.description import EngineDescription
+
+
+class RemoteCallArguments:
+    """Makes requests of what callers give."""
+
+    def __init__(
+        self,
+        description: EngineDescription,
+        tokenizer: Tokenizer | None,
+        model_config: ModelConfig,
+    ) -> None:
+        self._defaults = description.default_params
+        self._has_priorities = description.config.scheduling_policy != "fcfs"
+        self._reader = description.prompt_reader(tokenizer, model_config)
+
+    def one(
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        priority: Any,
+        label: str,
+        *,
+        prefill_only: bool = False,
+    ) -> NewRequest:
+        """The request of a single prompt.
+
+        Raises:
+            TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
+            ValueError: several prompts, one that can't be run, or a priority that is not 0 where
+                requests are served first come, first served.
+        """
+        parts = split_prompts(prompt)
+        if len(parts) != 1:
+            raise ValueError(f"expected one prompt, got {len(parts)}; make a call for each")
+        (given,) = match_params(params, 1, self._defaults)
+        own = self._reader.check_params(given.clone())
+        limit = self._reader.prompt_limit(own)
+        (checked,) = self._reader.read_parts(parts, [limit], num_outputs=0 if prefill_only else 1)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority must be an integer, got {priority!r}")
+        if priority and not self._has_priorities:
+            raise ValueError(
+                f"priority is {priority}, but requests are served first come, first served; "
+                "start the service with --scheduling-policy fair, or leave it 0"
+            )
+        return NewRequest(
+            prompt=checked,
+            params=own,
+            kind=wanted_outputs(own),
+            prefill_only=prefill_only,
+            priority=priority,
+            label=label,
+        )

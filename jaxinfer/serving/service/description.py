@@ -1,0 +1,117 @@
+"""What a front end must know of an engine that runs in another process."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.checkpoint.hub import resolve_model
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.processes.requests import request_to_json
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.prompts import PromptReader
+from jaxinfer.serving.service.limits import ServiceLimits
+from jaxinfer.serving.startup.model_files import read_model_config, read_tokenizer
+
+# What a front end decides itself, or what the engine's process has no use for.
+_STAY_IN_FRONT_END = (
+    *("stop", "output_kind", "detokenize", "skip_special_tokens"),
+    *("include_stop_str_in_output", "truncate_prompt_tokens"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineDescription:
+    """An engine in another process.
+
+    Attributes:
+        config: its arguments.
+        directory: the model's directory.
+        max_model_len: most tokens of prompt and output together.
+        max_logprobs: most log-probabilities at a position.
+        default_params: what a call without sampling parameters uses.
+        num_kv_blocks: blocks of its KV cache.
+        kv_bytes: bytes of its KV cache on each device.
+        limits: what the service takes on.
+        device_kind: as JAX names the devices; empty if unknown.
+        devices_of_a_replica: devices that share a model.
+        bytes_per_value: of its parameters.
+    """
+
+    config: EngineConfig
+    directory: Path
+    max_model_len: int
+    max_logprobs: int
+    default_params: SamplingParams
+    num_kv_blocks: int
+    kv_bytes: int
+    limits: ServiceLimits
+    device_kind: str = ""
+    devices_of_a_replica: int = 1
+    bytes_per_value: int = 2
+
+    def to_message(self) -> dict[str, Any]:
+        """Plain values that `from_message` makes the same of."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return values | {
+            "config": dataclasses.asdict(self.config),
+            "directory": str(self.directory),
+            "default_params": changed_fields(self.default_params),
+            "limits": dataclasses.asdict(self.limits),
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> "EngineDescription":
+        """The description that `to_message` was called of."""
+        return cls(
+            **{
+                **message,
+                "config": EngineConfig(**message["config"]),
+                "directory": Path(message["directory"]),
+                "default_params": SamplingParams(**message["default_params"]),
+                "limits": ServiceLimits(**message["limits"]),
+            }
+        )
+
+    def read_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, for this process."""
+        return read_tokenizer(self.directory, self.config)
+
+    def read_model_config(self) -> ModelConfig:
+        """The model's shape."""
+        return read_model_config(self.directory, None, self.config)
+
+    def prompt_reader(self, tokenizer: Tokenizer | None, model_config: ModelConfig) -> PromptReader:
+        """What checks prompts as the engine's process would."""
+        return PromptReader(
+            tokenizer, model_config.vocab_size, self.max_model_len, self.max_logprobs
+        )
+
+
+def model_directory(config: EngineConfig) -> Path:
+    """Where an engine of this configuration finds its model."""
+    return resolve_model(config.model, config.revision)
+
+
+def changed_fields(params: SamplingParams) -> dict[str, Any]:
+    """Fields that are not at their defaults, as plain values."""
+    plain = SamplingParams()
+    changed = {name: value for name, value in vars(params).items() if value != getattr(plain, name)}
+    if "output_kind" in changed:
+        changed["output_kind"] = int(changed["output_kind"])
+    return changed
+
+
+def engine_message(request: NewRequest) -> dict[str, Any]:
+    """A request as the engine's process is to run it: text is made in the front end.
+
+    The number of completions stays: the engine's process makes as many requests.
+    """
+    params = changed_fields(request.params)
+    message = request_to_json(request) | {
+        "params": {name: params[name] for name in params if name not in _STAY_IN_FRONT_END}
+    }
+    return {name: value for name, value in message.items() if name not in ("key", "label", "kind")}

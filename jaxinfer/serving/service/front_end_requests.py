@@ -1,0 +1,126 @@
+"""What one front end has asked of the engine, and what it has not been told yet."""
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxinfer.errors import QueueFullError
+from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.processes.requests import request_from_json
+from jaxinfer.serving.requests.new_request import NewRequest, new_key
+from jaxinfer.serving.requests.token_group import TokenOutput
+from jaxinfer.serving.service.messages import Add, Refused, Row, Step, ToFrontEnd
+from jaxinfer.serving.service.scores import pack_scores
+
+_QUEUE_FULL = "as many requests wait as may; try again later, or raise max_waiting_requests"
+
+
+class FrontEndRequests:
+    """The requests of one front end; used in the engine's thread alone.
+
+    A front end's numbers say which of its own requests is meant; keys of the engine are made here,
+    so that no front end can name another's.
+
+    Args:
+        driver: runs them.
+        send: takes a message for the front end, without waiting.
+        has_room_for: whether that many completions may be enqueued.
+    """
+
+    def __init__(
+        self,
+        driver: EngineDriver,
+        send: Callable[[ToFrontEnd], None],
+        has_room_for: Callable[[int], bool],
+    ) -> None:
+        self._driver = driver
+        self._send = send
+        self._has_room_for = has_room_for
+        self._keys: dict[tuple[int, int], str] = {}
+        self._rows: list[Row] = []
+        self._time = 0.0
+        self.tasks: set[asyncio.Future[None]] = set()
+        """Calls that run; of the event loop's thread."""
+
+    def add(self, message: Add) -> None:
+        """Enqueue a request's completions, or tell the front end why not."""
+        number = message.number
+        try:
+            requests = [
+                dataclasses.replace(each, sink=functools.partial(self._take, number, index))
+                for index, each in enumerate(_completions(request_from_json(message.request)))
+            ]
+            if not self._has_room_for(len(requests)):
+                raise QueueFullError(_QUEUE_FULL)
+            for index, request in enumerate(requests):
+                self._keys[number, index] = request.key
+            self._driver.submit(requests)
+        except Exception as error:
+            self._refuse(number, error)
+
+    def end(self, completions: Sequence[tuple[int, int]]) -> None:
+        """End completions that nobody waits for; those that have ended are left alone."""
+        keys = [self._keys.pop((number, index), None) for number, index in completions]
+        self._driver.cancel([key for key in keys if key is not None])
+
+    def cancel_all(self) -> None:
+        """End all of them: the front end has gone."""
+        self.end(list(self._keys))
+        self._rows.clear()
+
+    def flush(self) -> None:
+        """Send what has come since the last call, in one message."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._send(Step(self._time, rows))
+
+    def _take(self, number: int, index: int, news: TokenOutput | BaseException) -> None:
+        if isinstance(news, BaseException):
+            self._refuse(number, news)
+            return
+        if news.finished and self._keys.pop((number, index), None) is None:
+            return  # the front end has ended it
+        self._time = news.time
+        self._rows.append(_row(number, index, news))
+
+    def _refuse(self, number: int, error: BaseException) -> None:
+        self.end([key for key in self._keys if key[0] == number])
+        self._send(Refused(number, type(error).__name__, str(error)))
+
+
+def _completions(request: NewRequest) -> Iterator[NewRequest]:
+    """A request for each of the completions; the prompt is scored once."""
+    first = request.params.clone(n=1)
+    others = first.clone(prompt_logprobs=None)
+    for index in range(request.params.n):
+        key = new_key()
+        yield dataclasses.replace(
+            request,
+            params=others if index else first,
+            key=key,
+            label=key,
+            kind="tokens",
+            seed_offset=index,
+        )
+
+
+def _row(number: int, index: int, news: TokenOutput) -> Row:
+    scores = [pack_scores(piece) for piece in news.scores] if news.scores else None
+    prompt_scores = None
+    if news.prompt_scores:
+        prompt_scores = [pack_scores(piece, start) for start, piece in news.prompt_scores]
+    return Row(
+        number,
+        index,
+        news.token_ids,
+        news.finish_reason,
+        news.stop_reason,  # pyright: ignore[reportArgumentType]  # a string is found by front ends
+        news.num_cached_tokens,
+        news.num_preemptions,
+        news.scheduled_time,
+        news.weight_version,
+        scores,
+        prompt_scores,
+        news.error,
+    )

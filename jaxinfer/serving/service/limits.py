@@ -1,0 +1,33 @@
+"""How much a service takes on before it refuses, and how long it waits."""
+
+import dataclasses
+
+from jaxinfer.checks import check_integer, check_real
+
+_MOST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """Bounds of a service, the same for each of its front ends.
+
+    Attributes:
+        max_waiting_requests: completions that may wait for a slot; one more is refused with
+            `QueueFullError`. Those that free slots will take at the next step don't count.
+        max_undelivered_tokens: tokens of a streamed request that its reader has not taken yet; with
+            more it is aborted. The engine never waits for a reader.
+        request_timeout: seconds from a request's arrival to its end, after which it is aborted; 0
+            for any time. A call may set a shorter one.
+
+    Raises:
+        TypeError, ValueError: a field is no number, or out of range; names it.
+    """
+
+    max_waiting_requests: int = 1024
+    max_undelivered_tokens: int = 4096
+    request_timeout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("max_waiting_requests", self.max_waiting_requests, 0, _MOST)
+        check_integer("max_undelivered_tokens", self.max_undelivered_tokens, 1, _MOST)
+        check_real("request_timeout", self.request_timeout, 0.0, 1e6)

@@ -1,0 +1,191 @@
+"""What an engine's process and its front ends say to each other: MessagePack, length first."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+_MAX_FRAME_BYTES = 1 << 28
+_LENGTH_BYTES = 4
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Front end to engine: enqueue a prompt's completions, all or none.
+
+    Attributes:
+        number: what this front end knows the request by.
+        request: what `request_to_json` makes of it; `n` completions are made, and completion i
+            draws with `seed + i`.
+    """
+
+    number: int
+    request: dict[str, Any]
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Front end to engine: nobody wants more of these completions.
+
+    Attributes:
+        completions: pairs of a request's number and the completion's index.
+    """
+
+    completions: list[tuple[int, int]]
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Front end to engine: do something and say what came of it.
+
+    Attributes:
+        number: what the `Reply` bears.
+        name: a method that the engine's process offers.
+        arguments: its arguments.
+    """
+
+    number: int
+    name: str
+    arguments: list[Any] = []
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Engine to front end, once, first: what the engine is; see `EngineDescription`."""
+
+    description: dict[str, Any]
+
+
+class Scores(msgspec.Struct, frozen=True, array_like=True):
+    """`TokenScores` of one step for some tokens, as bytes in the machine's order.
+
+    Attributes:
+        start: of prompt tokens, the position of the first predictor; else 0.
+        logprobs: float32 ``[count]``.
+        ranks: int32 ``[count]``; empty if they were not computed.
+        top_ids: int32 ``[count, k]``; empty if none were asked for.
+        top_logprobs: float32 ``[count, k]``; likewise.
+    """
+
+    start: int
+    logprobs: bytes
+    ranks: bytes = b""
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """What a completion has gained; see `TokenOutput`.
+
+    Attributes:
+        number: the request's.
+        index: the completion's.
+        token_ids: new tokens.
+        finish_reason: None while it runs.
+        stop_reason: the stop token that ended it.
+        num_cached_tokens: of its prompt.
+        num_preemptions: so far.
+        scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
+        weight_version: at its last token.
+        scores: of `token_ids`, a piece for each step.
+        prompt_scores: a piece for each chunk.
+        error: what went wrong.
+    """
+
+    number: int
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_time: float | None = None
+    weight_version: int = 0
+    scores: list[Scores] | None = None
+    prompt_scores: list[Scores] | None = None
+    error: str | None = None
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Engine to front end: all that a step has brought for its requests.
+
+    Attributes:
+        time: seconds on the clock that both share (`time.monotonic`).
+        rows: one a completion.
+    """
+
+    time: float
+    rows: list[Row]
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Engine to front end: a request that was not enqueued, or that the engine could not finish.
+
+    Attributes:
+        number: the request's.
+        kind: the exception's name; one that `errors_by_name` knows is raised as such.
+        message: its text.
+    """
+
+    number: int
+    kind: str
+    message: str
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Engine to front end: what came of a `Call`.
+
+    Attributes:
+        number: the call's.
+        value: the result.
+        kind: the exception's name if it raised; else empty.
+        message: its text.
+    """
+
+    number: int
+    value: Any = None
+    kind: str = ""
+    message: str = ""
+
+
+ToEngine = Add | End | Call
+ToFrontEnd = Hello | Step | Refused | Reply
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front_end = msgspec.msgpack.Decoder(ToFrontEnd)
+
+
+def encode(message: ToEngine | ToFrontEnd) -> bytes:
+    """A message as it goes over the socket: its length, then itself."""
+    data = _encoder.encode(message)
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """A front end's message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _to_engine.decode(data)
+
+
+def decode_to_front_end(data: bytes) -> ToFrontEnd:
+    """An engine's message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _to_front_end.decode(data)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next message's bytes; None at the end of the stream.
+
+    Raises:
+        ValueError: it is longer than any message.
+    """
+    try:
+        length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
+        if length > _MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {length} bytes; at most {_MAX_FRAME_BYTES} are read")
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

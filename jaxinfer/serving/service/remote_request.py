@@ -1,0 +1,120 @@
+"""The front end's side of a request: tokens come in, text and outputs go out."""
+
+import time
+
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import FinishReason, RequestOutput
+from jaxinfer.serving.requests.completion import Completion
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.service.messages import Row
+from jaxinfer.serving.service.scores import num_scored, unpack_scores
+
+_NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgumentType]
+
+
+class RemoteRequest:
+    """Makes of an engine's tokens exactly what an engine of this process would have made.
+
+    The text, the stop strings and the log-probabilities are those of `RequestGroup`, which both
+    use. What raises on the way ends this request with the reason "error".
+
+    Args:
+        new: as the caller asks for it.
+        tokenizer: this process's own; None for no text.
+    """
+
+    def __init__(self, new: NewRequest, tokenizer: Tokenizer | None) -> None:
+        self.new = new
+        self._group = RequestGroup(new, seed=0, arrival_time=time.monotonic(), tokenizer=tokenizer)
+        self.num_undelivered = 0
+        """Tokens that came since the last `output`."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every completion has ended."""
+        return self._group.is_finished
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Indices of the completions that have not ended."""
+        return [c.index for c in self._group.completions if c.finish_reason is None]
+
+    def take(self, row: Row, now: float) -> list[int]:
+        """Take in what a completion has gained.
+
+        Args:
+            row: of this request; what comes after a completion's end is dropped.
+            now: the engine's time.
+
+        Returns:
+            Completions that ended here and that the engine would go on with.
+        """
+        completion = self._group.completions[row.index]
+        if completion.finish_reason is not None:
+            return []
+        try:
+            self._score_prompt(row)
+            self._extend(completion, row)
+        except Exception as error:
+            return self.fail(f"{type(error).__name__}: {error}")
+        self._group.note_tokens(len(row.token_ids), now)
+        self.num_undelivered += len(row.token_ids)
+        if row.error is not None:
+            self._group.error = self._group.error or row.error
+        ended_here = completion.finish_reason is not None and row.finish_reason is None
+        return [row.index] if ended_here else []
+
+    def end(self, reason: FinishReason, error: str | None = None) -> list[int]:
+        """End what is unfinished; the completions that were."""
+        self._group.error = self._group.error or error
+        unfinished = self.unfinished
+        for index in unfinished:
+            self._group.completions[index].finish(reason)
+        return unfinished
+
+    def fail(self, error: str) -> list[int]:
+        """End it because something of its own raised here; the completions that were unfinished."""
+        unfinished = self.end("error", error)
+        for completion in self._group.completions:
+            completion.break_off()
+        return unfinished
+
+    def output(self) -> RequestOutput | None:
+        """What the caller gets to see; None if there is nothing (new)."""
+        self.num_undelivered = 0
+        now = time.monotonic()
+        try:
+            return self._group.output(now)
+        except Exception as error:
+            return self._group.error_output(f"{type(error).__name__}: {error}", now)
+
+    def _extend(self, completion: Completion, row: Row) -> None:
+        request = completion.request
+        request.num_prefix_cached_tokens = row.num_cached_tokens
+        request.num_preemptions = row.num_preemptions
+        request.scheduled_time = row.scheduled_time
+        completion.weight_version = row.weight_version
+        token_ids = row.token_ids
+        pieces = row.scores or ()
+        for piece in pieces[:-1]:  # several steps in one message; only the last can be its last
+            count = num_scored(piece)
+            completion.extend(token_ids[:count], unpack_scores(piece, token_ids, as_row=True), 0)
+            token_ids = token_ids[count:]
+        request.finish_reason = row.finish_reason  # pyright: ignore[reportAttributeAccessIssue]
+        request.stop_reason = row.stop_reason
+        if completion.finish_reason is not None:
+            return
+        scores = unpack_scores(pieces[-1], token_ids, as_row=True) if pieces else _NO_SCORES
+        if token_ids:
+            completion.extend(token_ids, scores, 0)
+        elif row.finish_reason is not None:
+            completion.finish(request.finish_reason)  # pyright: ignore[reportArgumentType]
+            completion.stop_reason = row.stop_reason
+
+    def _score_prompt(self, row: Row) -> None:
+        prompt = self.new.prompt.token_ids
+        for piece in row.prompt_scores or ():
+            scores = unpack_scores(piece, prompt[piece.start + 1 :], as_row=False)
+            self._group.score_prompt(scores, 0, piece.start, num_scored(piece))

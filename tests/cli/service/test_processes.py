@@ -1,0 +1,186 @@
+"""The processes of `jaxinfer serve`: what each one's end does to the others, and to clients."""
+
+import concurrent.futures
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from jaxinfer import LLM, SamplingParams
+from tests.cli.service.running_service import PROMPT, RunningService
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def service():
+    running = RunningService("--api-server-count", "2")
+    yield running
+    running.close()
+
+
+def until(condition, seconds=1.0):
+    """Wait until it holds, for so long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_answers_are_those_of_an_engine_in_one_process(service):
+    prompts = [PROMPT, "What is 12 + 34?", "🦊 said 你好 to the"]
+    with LLM(max_num_seqs=4, num_kv_blocks=200, max_model_len=800, show_progress=False) as llm:
+        params = SamplingParams(temperature=0, max_tokens=24, stop=[" the"], logprobs=2)
+        expected = [llm.generate(p, params, use_tqdm=False)[0].outputs[0] for p in prompts]
+
+    def ask(prompt):
+        return service.client.completions.create(
+            model="jaxinfer", prompt=prompt, max_tokens=24, temperature=0, stop=" the", logprobs=2
+        ).choices[0]
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(ask, prompts * 4))
+    for answer, wanted in zip(answers, expected * 4, strict=True):
+        assert answer.text == wanted.text
+        assert answer.finish_reason == wanted.finish_reason
+        # Other batch mates, other shapes: the last bits differ.
+        chosen = [next(iter(entry.values())).logprob for entry in wanted.logprobs]
+        assert answer.logprobs.token_logprobs == pytest.approx(chosen, abs=1e-3)
+
+
+def test_front_ends_load_no_jax(service):
+    for child in service.children("front_end_process"):
+        assert not any("jaxlib" in each.path for each in child.memory_maps())
+
+
+def test_the_socket_is_this_users_alone(service):
+    (engine,) = service.children("engine_process")
+    paths = {each.laddr for each in engine.net_connections("unix") if each.laddr}
+    (path,) = {path for path in paths if path.endswith("/engine")}
+    stat = os.stat(path)
+    assert stat.st_mode & 0o777 == 0o600
+    listening = [c for c in engine.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert not listening
+
+
+def test_a_port_in_use_is_one_line(service):
+    port = service.url.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "jaxinfer.serve", "--port", port]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"port {port} of 127.0.0.1: Address already in use" in done.stderr
+
+
+def test_a_client_that_goes_frees_its_slot_within_a_second(service):
+    stream = service.stream()
+    assert service.metric("num_requests_running") == 1
+    stream.response.close()
+    until(lambda: service.metric("num_requests_running") == 0)
+
+
+def front_end_of(service, stream):
+    """The front end that a stream comes from."""
+    socket_of = stream.response.extensions["network_stream"]
+    port = socket_of.get_extra_info("client_addr")[1]
+    for child in service.children("front_end_process"):
+        if any(c.raddr and c.raddr.port == port for c in child.net_connections("tcp")):
+            return child
+    raise AssertionError("no front end has this connection")
+
+
+def test_a_front_end_that_is_killed_is_named_and_replaced_and_the_other_goes_on(service):
+    streams = [service.stream() for _ in range(4)]
+    holders = [front_end_of(service, stream).pid for stream in streams]
+    front_end_of(service, streams[0]).kill()
+    service.wait_for_line(r"front end \d's process was killed by SIGKILL and is replaced", 1)
+    for stream, holder in zip(streams, holders, strict=True):
+        if holder == holders[0]:
+            with pytest.raises((openai.APIError, httpx.HTTPError)):
+                list(stream)
+        else:
+            assert list(stream)[-1].choices[0].finish_reason == "length"
+    until(lambda: len(service.children("front_end_process")) == 2)
+    assert service.metric("num_requests_running") == 0
+    assert service.health() == 200
+
+
+def test_sigterm_lets_requests_end_and_leaves_nothing(service):
+    children = service.children()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stream = service.stream(max_tokens=300)
+        answer = pool.submit(list, stream)
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: service.health() == 503)
+        with pytest.raises(openai.InternalServerError) as refused:
+            service.client.completions.create(model="jaxinfer", prompt="a")
+        assert refused.value.status_code == 503
+        assert answer.result()[-1].choices[0].finish_reason == "length"
+    assert service.process.wait(10) == 0
+    assert not psutil.wait_procs(children, timeout=1)[1]
+    address = ("127.0.0.1", int(service.url.rsplit(":", 1)[1]))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+
+
+def test_a_second_signal_aborts_what_runs():
+    service = RunningService()
+    try:
+        stream = service.stream()
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: service.health() == 503)
+        service.process.send_signal(signal.SIGTERM)
+        assert list(stream)[-1].choices[0].finish_reason in ("abort", "length")
+        assert service.process.wait(5) == 0
+    finally:
+        service.close()
+
+
+def test_an_engine_that_is_killed_is_named_and_everything_ends():
+    service = RunningService()
+    try:
+        children = service.children()
+        stream = service.stream()
+        (engine,) = service.children("engine_process")
+        engine.kill()
+        service.wait_for_line("the engine's process was killed by SIGKILL; the service ends", 1)
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(stream)
+        assert service.process.wait(5) == 1
+        assert not psutil.wait_procs(children, timeout=1)[1]
+    finally:
+        service.close()
+
+
+def test_nothing_survives_a_parent_that_is_killed():
+    service = RunningService()
+    try:
+        service.stream()
+        children = service.children()
+        assert len(children) >= 2
+        service.process.kill()
+        assert not psutil.wait_procs(children, timeout=3)[1]
+    finally:
+        service.close()
+
+
+def test_a_model_that_is_not_there_is_one_line():
+    command = [sys.executable, "-m", "jaxinfer.serve", "no/such/model", "--port", "0", "--quiet"]
+    environment = {"HF_HUB_OFFLINE": "1", "PATH": "", "HOME": "/nonexistent"}
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "no/such/model" in done.stderr

@@ -1,0 +1,406 @@
+"""A front end's outputs are those of an engine in its own process, and its faults stay its own."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.errors import EngineDeadError, QueueFullError, ShuttingDownError, StepError
+from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.requests.detokenizer import Detokenizer
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.service.limits import ServiceLimits
+from tests.serving.engine.test_engine import TOKENIZER, Setup
+from tests.serving.service.toy_service import GREEDY, ToyService, collect, connect
+
+PROMPTS = [[1, 2, 3], [4, 5], list(range(6, 30)), [1, 2, 3, 4]]
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, 60))
+
+
+def answer_here(prompt, params):
+    """What an engine of this process says, at the end."""
+    setup = Setup(tokenizer=TOKENIZER)
+    setup.engine.add(NewRequest(prompt=Prompt(prompt), params=params, kind="final"))
+    (output,) = setup.run()
+    return output
+
+
+def seen(output):
+    """What of an output does not depend on time or names."""
+    completions = [
+        (each.text, list(each.token_ids), each.logprobs, each.cumulative_logprob)
+        for each in output.outputs
+    ]
+    ends = [(each.finish_reason, each.stop_reason) for each in output.outputs]
+    return completions, ends, output.prompt_logprobs, output.error, output.prompt_token_ids
+
+
+any_text = st.sampled_from(["e", "th", " a", "er", "\n", "ö", "fox"])
+any_params = st.builds(
+    dict,
+    n=st.integers(1, 3),
+    max_tokens=st.integers(1, 24),
+    stop=st.lists(any_text, max_size=3),
+    include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
+    min_tokens=st.integers(0, 1),
+    logprobs=st.sampled_from([None, 0, 1, 4]),
+    prompt_logprobs=st.sampled_from([None, 0, 2]),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.lists(st.integers(0, 60), max_size=4),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(requests=st.lists(st.tuples(st.sampled_from(PROMPTS), any_params), min_size=1, max_size=4))
+@pytest.mark.parametrize("num_decode_steps", [1, 4])
+def test_answers_are_those_of_an_engine_in_this_process(num_decode_steps, requests):
+    async def main():
+        async with ToyService(num_decode_steps=num_decode_steps).connected() as llm:
+            return await asyncio.gather(
+                *(
+                    collect(
+                        llm,
+                        prompt,
+                        SamplingParams(temperature=0, output_kind=kind, **fields),
+                    )
+                    for prompt, fields in requests
+                    for kind in (RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE)
+                )
+            )
+
+    answers = iter(run(main()))
+    for prompt, fields in requests:
+        params = SamplingParams(temperature=0, **fields)
+        expected = seen(answer_here(prompt, params))
+        (whole,) = next(answers)
+        assert seen(whole) == expected
+        assert seen(next(answers)[-1]) == expected
+
+
+@settings(max_examples=15, deadline=None)
+@given(given=any_params, prompt=st.sampled_from(PROMPTS))
+def test_deltas_add_up_to_the_answer(given, prompt):
+    params = SamplingParams(temperature=0, output_kind=RequestOutputKind.DELTA, **given)
+
+    async def main():
+        async with ToyService().connected() as llm:
+            return await collect(llm, prompt, params)
+
+    outputs = run(main())
+    expected = answer_here(prompt, params.clone(output_kind=RequestOutputKind.FINAL_ONLY))
+    for index, whole in enumerate(expected.outputs):
+        parts = [output.outputs[index] for output in outputs]
+        assert "".join(part.text for part in parts) == whole.text
+        assert [t for part in parts for t in part.token_ids] == list(whole.token_ids)
+        if whole.logprobs is not None:
+            assert [e for part in parts for e in part.logprobs or ()] == list(whole.logprobs)
+        assert parts[-1].finish_reason == whole.finish_reason
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+LONG = GREEDY.clone(max_tokens=4000, output_kind=RequestOutputKind.DELTA)
+
+
+def long_service(**options):
+    """A service whose engine could go on for thousands of tokens."""
+    return ToyService(max_model_len=4096, num_blocks=2048, **options)
+
+
+async def counts_of(service, llm):
+    """The engine's numbers, after all that this front end has sent."""
+    await llm.get_metrics()
+    return service.driver.call(service.setup.engine.counts)
+
+
+def test_a_stop_string_ends_the_request_in_the_engine():
+    text = answer_here([1, 2, 3], GREEDY.clone(max_tokens=8)).outputs[0].text
+    params = LONG.clone(stop=[text[2:4]], output_kind=RequestOutputKind.FINAL_ONLY)
+
+    async def main():
+        service = long_service()
+        async with service.connected() as llm:
+            (last,) = await collect(llm, [1, 2, 3], params)
+            assert last.outputs[0].finish_reason == "stop"
+            counts = await counts_of(service, llm)
+            assert counts.finished["abort"] == 1
+            assert counts.running == 0
+            assert counts.generation_tokens < 4000
+
+    run(main())
+
+
+def test_leaving_an_iteration_ends_its_request_alone():
+    async def main():
+        service = long_service()
+        async with service.connected() as llm:
+            other = asyncio.create_task(collect(llm, [4, 5], GREEDY))
+            stream = llm.generate([1, 2, 3], LONG)
+            await anext(stream)
+            await stream.aclose()
+            assert (await counts_of(service, llm)).finished["abort"] == 1
+            assert (await other)[-1].outputs[0].finish_reason == "length"
+            assert llm.num_open_requests == 0
+
+    run(main())
+
+
+def test_abort_ends_the_requests_of_a_name_in_this_front_end_alone():
+    async def main():
+        service = long_service()
+        async with service.listening() as path:
+            mine, theirs = await connect(path), await connect(path)
+            streams = [front.generate([1, 2, 3], LONG, "name") for front in (mine, mine, theirs)]
+            for stream in streams:
+                await anext(stream)
+            await mine.abort("name")
+            for stream in streams[:2]:
+                *_, last = [output async for output in stream]
+                assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
+            assert not (await anext(streams[2])).finished
+            await mine.shutdown()
+            await theirs.shutdown()
+
+    run(main())
+
+
+def test_a_front_end_that_goes_frees_its_requests_within_a_second():
+    async def main():
+        service = long_service()
+        async with service.listening() as path:
+            gone, stays = await connect(path), await connect(path)
+            streams = [gone.generate([1, i], LONG) for i in range(12)]  # more than there are slots
+            for stream in streams[:8]:
+                await anext(stream)
+            rest = [asyncio.ensure_future(anext(stream)) for stream in streams[8:]]
+            await asyncio.sleep(0)
+            gone._link._writer.transport.abort()
+            async with asyncio.timeout(1):
+                while (await counts_of(service, stays)).running:
+                    await asyncio.sleep(0.01)
+            assert (await collect(stays, [4, 5]))[-1].finished
+            for task in rest:
+                with pytest.raises(EngineDeadError):
+                    await task
+            await stays.shutdown()
+
+    run(main())
+
+
+def test_an_engine_that_goes_ends_every_request_with_its_name():
+    async def main():
+        service = long_service()
+        async with service.listening() as path:
+            llm = await connect(path)
+            stream = llm.generate([1, 2, 3], LONG)
+            await anext(stream)
+            for writer in service.server._writers:
+                writer.transport.abort()
+            with pytest.raises(EngineDeadError, match="engine's process has ended"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(EngineDeadError):
+                await llm.check_health()
+            with pytest.raises(EngineDeadError):
+                await llm.get_metrics()
+            assert llm.errored
+            assert not llm.is_running
+            await llm.shutdown()
+
+    run(main())
+
+
+def test_more_waiting_requests_than_allowed_are_refused_and_the_others_run():
+    async def main():
+        service = long_service(limits=ServiceLimits(max_waiting_requests=2))
+        async with service.connected() as llm:
+            streams = [llm.generate([1, i], LONG) for i in range(10)]  # eight run, two wait
+            tasks = [asyncio.ensure_future(anext(stream)) for stream in streams]
+            await asyncio.gather(*tasks[:8])
+            with pytest.raises(QueueFullError, match="max_waiting_requests"):
+                await collect(llm, [4, 5])
+            with pytest.raises(QueueFullError):
+                await collect(llm, [4, 5], GREEDY.clone(n=3))
+            await streams[0].aclose()
+            await llm.get_metrics()
+            await asyncio.wait_for(tasks[8], 10)
+            assert (await counts_of(service, llm)).waiting == 1
+            for task, stream in zip(tasks, streams, strict=True):
+                task.cancel()
+                await asyncio.wait([task])
+                await stream.aclose()
+
+    run(main())
+
+
+def test_a_slow_reader_is_aborted_and_holds_up_nobody():
+    async def main():
+        service = long_service(limits=ServiceLimits(max_undelivered_tokens=50))
+        async with service.connected() as llm:
+            stream = llm.generate([1, 2, 3], LONG)
+            first = await anext(stream)
+            whole = await collect(llm, [1, 2, 3], LONG.clone(output_kind=2, max_tokens=200))
+            assert len(whole[0].outputs[0].token_ids) == 200
+            rest = [output async for output in stream]
+            assert rest[-1].outputs[0].finish_reason == "abort"
+            assert "50 tokens" in rest[-1].error
+            tokens = [t for output in [first, *rest] for t in output.outputs[0].token_ids]
+            assert tokens == list(whole[0].outputs[0].token_ids[: len(tokens)])
+
+    run(main())
+
+
+@pytest.mark.parametrize("by_call", [True, False])
+def test_a_request_that_takes_too_long_is_aborted(by_call):
+    async def main():
+        limits = ServiceLimits(request_timeout=0 if by_call else 0.05)
+        async with long_service(limits=limits).connected() as llm:
+            options = {"timeout": 0.05} if by_call else {}
+            outputs = await collect(llm, [1, 2, 3], LONG, **options)
+            assert outputs[-1].outputs[0].finish_reason == "abort"
+            assert "time limit, 0.05 s" in outputs[-1].error
+
+    run(main())
+
+
+def test_while_it_drains_requests_end_and_none_is_taken():
+    async def main():
+        async with ToyService().connected() as llm:
+            task = asyncio.create_task(collect(llm, [1, 2, 3]))
+            await asyncio.sleep(0)
+            llm.start_draining()
+            with pytest.raises(ShuttingDownError):
+                llm.generate([1, 2, 3])
+            with pytest.raises(ShuttingDownError):
+                await llm.check_health()
+            await llm.drained()
+            assert (await task)[-1].outputs[0].finish_reason == "length"
+
+    run(main())
+
+
+def test_prompts_of_different_salts_share_no_block():
+    async def main():
+        async with ToyService().connected() as llm:
+            cached = []
+            for salt in ("mine", "mine", "theirs", None):
+                prompt = {"prompt_token_ids": list(range(24))}
+                if salt:
+                    prompt["cache_salt"] = salt
+                cached.append((await collect(llm, prompt))[-1].num_cached_tokens)
+            assert cached == [0, 16, 0, 0]
+
+    run(main())
+
+
+def test_an_engine_that_stands_still_is_named(monkeypatch):
+    monkeypatch.setattr("jaxinfer.serving.service.engine_link.PING_EVERY_S", 0.01)
+    monkeypatch.setattr("jaxinfer.serving.service.remote_llm.LONGEST_SILENCE_S", 0.2)
+
+    async def main():
+        async with ToyService().connected() as llm:
+            await asyncio.sleep(0.4)
+            await llm.check_health()
+            write, llm._link._write = llm._link._write, lambda message: None
+            await asyncio.sleep(0.4)
+            with pytest.raises(EngineDeadError, match="has not answered"):
+                await llm.check_health()
+            llm._link._write = write
+
+    run(main())
+
+
+def test_replicas_answer_as_one_engine_does():
+    async def main():
+        async with ToyService(num_replicas=2, max_num_seqs=2).connected() as llm:
+            return await asyncio.gather(
+                *(collect(llm, [1, i], GREEDY.clone(logprobs=2)) for i in range(12))
+            )
+
+    for i, outputs in enumerate(run(main())):
+        assert seen(outputs[-1]) == seen(answer_here([1, i], GREEDY.clone(logprobs=2)))
+
+
+def test_a_step_that_raises_costs_no_token():
+    async def main():
+        service = ToyService()
+        service.setup.runner.fail_launches = {3, 4}
+        service.setup.runner.fail_fetches = {7}
+        async with service.connected() as llm:
+            return await asyncio.gather(*(collect(llm, [1, i]) for i in range(6)))
+
+    for i, outputs in enumerate(run(main())):
+        assert seen(outputs[-1]) == seen(answer_here([1, i], GREEDY))
+
+
+def test_a_request_that_breaks_its_step_ends_alone_with_the_cause():
+    async def main():
+        service = ToyService()
+
+        def launch(schedule, launch=service.setup.runner.launch):
+            if any(row.request.prompt_token_ids == [13, 13] for row in schedule.rows):
+                raise RuntimeError("thirteen")
+            return launch(schedule)
+
+        service.setup.runner.launch = launch
+        async with service.connected() as llm:
+            return await asyncio.gather(*(collect(llm, p) for p in ([1, 1], [13, 13], [2, 2])))
+
+    first, broken, last = run(main())
+    assert broken[-1].outputs[0].finish_reason == "error"
+    assert "thirteen" in broken[-1].error
+    for outputs, prompt in ((first, [1, 1]), (last, [2, 2])):
+        assert seen(outputs[-1]) == seen(answer_here(prompt, GREEDY))
+
+
+def test_an_engine_that_fails_for_good_ends_every_request():
+    async def main():
+        service = ToyService()
+        service.setup.runner.fail_launches = {3}
+        service.setup.runner.fail_reset = True
+        async with service.connected() as llm:
+            outputs = await asyncio.gather(*(collect(llm, [1, i]) for i in range(3)))
+            assert {each[-1].outputs[0].finish_reason for each in outputs} == {"error"}
+            with pytest.raises(StepError, match="could not be rebuilt"):
+                await collect(llm, [1, 2])
+
+    run(main())
+
+
+def test_text_that_raises_ends_its_request_alone(monkeypatch):
+    take = Detokenizer.append
+
+    def append(self, token_ids):
+        if self._min_tokens == 1:
+            raise ValueError("no text")
+        return take(self, token_ids)
+
+    async def main():
+        async with ToyService().connected() as llm:
+            monkeypatch.setattr(Detokenizer, "append", append)
+            bad = GREEDY.clone(min_tokens=1)
+            return await asyncio.gather(collect(llm, [1, 2], bad), collect(llm, [3, 4]))
+
+    broken, whole = run(main())
+    assert broken[-1].finished
+    assert "no text" in broken[-1].error
+    assert whole[-1].outputs[0].finish_reason == "length"
+
+
+def test_a_bad_call_is_refused_at_once():
+    async def main():
+        async with ToyService().connected() as llm:
+            for bad in ("", [], [10**6], [1, True], ["a", "b"], list(range(50)) * 10):
+                with pytest.raises((ValueError, TypeError)):
+                    llm.generate(bad)
+            with pytest.raises(ValueError, match="first come, first served"):
+                llm.generate([1], priority=1)
+            with pytest.raises(ValueError, match="timeout"):
+                llm.generate([1], timeout=0)
+
+    run(main())
