@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.service.description import (
     EngineDescription,
@@ -16,6 +18,8 @@ from jaxinfer.serving.service.metrics import metrics_to_message
 def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
     """What front ends must know of an engine."""
     config, loaded = handle.config, handle.loaded
+    parameter = jax.tree.leaves(loaded.replicas[0].runner.wanted_params)[0]
+    devices = sorted(parameter.sharding.device_set, key=lambda device: device.id)
     return EngineDescription(
         config=config,
         directory=model_directory(config),
@@ -25,6 +29,9 @@ def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
         num_kv_blocks=loaded.report.num_kv_blocks,
         kv_bytes=loaded.report.kv_bytes,
         limits=limits,
+        device_kind=devices[0].device_kind,
+        devices_of_a_replica=len(devices),
+        bytes_per_value=parameter.dtype.itemsize,
     )
 
 

@@ -42,6 +42,7 @@ class TokenOutput:
         stop_reason: the stop token that ended it.
         num_cached_tokens: as of `RequestOutput`.
         num_preemptions: how often it was preempted so far.
+        scheduled_time: as of `RequestMetrics`.
         weight_version: as of `RequestOutput`.
         error: what went wrong, when `finish_reason` is "error".
     """
@@ -56,6 +57,7 @@ class TokenOutput:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    scheduled_time: float | None = None
     weight_version: int = 0
     error: str | None = None
 
@@ -179,6 +181,7 @@ class TokenGroup:
             completion.stop_reason,
             request.num_prefix_cached_tokens,
             request.num_preemptions,
+            request.scheduled_time,
             completion.weight_version,
             self.error,
         )

@@ -36,6 +36,9 @@ class EngineDescription:
         num_kv_blocks: blocks of its KV cache.
         kv_bytes: bytes of its KV cache on each device.
         limits: what the service takes on.
+        device_kind: as JAX names the devices; empty if unknown.
+        devices_of_a_replica: devices that share a model.
+        bytes_per_value: of its parameters.
     """
 
     config: EngineConfig
@@ -46,6 +49,9 @@ class EngineDescription:
     num_kv_blocks: int
     kv_bytes: int
     limits: ServiceLimits
+    device_kind: str = ""
+    devices_of_a_replica: int = 1
+    bytes_per_value: int = 2
 
     def to_message(self) -> dict[str, Any]:
         """Plain values that `from_message` makes the same of."""

@@ -118,6 +118,7 @@ def _row(number: int, index: int, news: TokenOutput) -> Row:
         news.stop_reason,  # pyright: ignore[reportArgumentType]  # a string is found by front ends
         news.num_cached_tokens,
         news.num_preemptions,
+        news.scheduled_time,
         news.weight_version,
         scores,
         prompt_scores,

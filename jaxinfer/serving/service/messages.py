@@ -81,6 +81,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         stop_reason: the stop token that ended it.
         num_cached_tokens: of its prompt.
         num_preemptions: so far.
+        scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
         weight_version: at its last token.
         scores: of `token_ids`, a piece for each step.
         prompt_scores: a piece for each chunk.
@@ -94,6 +95,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    scheduled_time: float | None = None
     weight_version: int = 0
     scores: list[Scores] | None = None
     prompt_scores: list[Scores] | None = None

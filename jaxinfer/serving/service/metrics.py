@@ -6,13 +6,12 @@ from typing import Any
 
 from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, Metric
 
-_KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_KINDS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram)}
 
 
 def metrics_to_message(metrics: Iterable[Metric]) -> list[list[Any]]:
-    """Plain values, from which `metrics_from_message` makes equal metrics."""
-    return [[_NAMES[type(each)], dataclasses.asdict(each)] for each in metrics]
+    """Plain values that `metrics_from_message` makes the same of."""
+    return [[type(each).__name__, dataclasses.asdict(each)] for each in metrics]
 
 
 def metrics_from_message(message: Iterable[Any]) -> list[Metric]:

@@ -94,6 +94,7 @@ class RemoteRequest:
         request = completion.request
         request.num_prefix_cached_tokens = row.num_cached_tokens
         request.num_preemptions = row.num_preemptions
+        request.scheduled_time = row.scheduled_time
         completion.weight_version = row.weight_version
         token_ids = row.token_ids
         pieces = row.scores or ()
