@@ -120,9 +120,9 @@ class EngineConfig:
         scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), or the
             oldest of the lowest `priority`. With "fair" a priority counts as having come earlier or
             later by 64 requests a level, so that none waits for ever.
-        online: keep launches short while requests arrive, for streams and for first tokens: single
-            decode steps, and prompts in chunks of 2048 tokens (512 on a CPU). By default
-            multi-step decodes are then of 4 tokens, and steps of at most 8192 on a GPU.
+        online: keep launches short, for streams and for first tokens: while single requests arrive
+            prompts come in chunks of 2048 tokens (512 on a CPU). By default multi-step decodes are
+            then of 4 tokens, and steps of at most 8192 on a GPU.
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.

@@ -245,7 +245,8 @@ class Engine:
         try:
             self._quarantine.settle()
             num_steps = self._pacing.num_steps(self._scheduler.num_running)
-            schedule = self._scheduler.schedule(num_steps, self._pacing.max_tokens)
+            most = self._pacing.max_tokens(self._scheduler.num_waiting)
+            schedule = self._scheduler.schedule(num_steps, most)
             self._pacing.note_launch()
         except Exception as error:  # nobody knows how far it came, so that all starts over
             self._recover(_Fault(self._scheduler.runnable(), error))

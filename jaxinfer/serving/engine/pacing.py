@@ -1,9 +1,11 @@
-"""How much one launch may do, so that requests that come meanwhile need not wait long for it."""
+"""How much one launch may do, so that a request that comes meanwhile need not wait long for it."""
 
 from collections.abc import Callable
 
 _CPU_TOKENS, _GPU_TOKENS = 512, 2048
 _LAUNCHES_AFTER_AN_ARRIVAL = 32
+# Of more waiting requests than start in a step or two, short steps would only make all wait longer.
+_MOST_WAITING = 8
 
 
 def arrival_tokens(platform: str, max_num_seqs: int) -> int:
@@ -12,16 +14,16 @@ def arrival_tokens(platform: str, max_num_seqs: int) -> int:
 
 
 class Pacing:
-    """Launches as much at once as pays off, but while requests arrive one short step at a time.
+    """Steps of as many tokens as pay off, but of fewer while single requests arrive.
 
     Requests count as arriving for some launches after each, and not for some time: the processes of
     an engine, which see the same calls, must plan the same steps.
 
     Args:
-        multi_step_steps: decode steps of a launch while nobody waits, for a number of running
+        multi_step_steps: decode steps of a launch while no request waits, for a number of running
             requests.
         arrival_tokens: most tokens of a step while requests arrive; None launches as much as ever,
-            for whoever brings all requests at once.
+            for a caller that brings all requests at once.
     """
 
     def __init__(
@@ -29,7 +31,8 @@ class Pacing:
         multi_step_steps: Callable[[int], int] = lambda rows: 1,
         arrival_tokens: int | None = None,
     ) -> None:
-        self._multi_step_steps = multi_step_steps
+        self.num_steps = multi_step_steps
+        """Decode steps of a launch, for a number of running requests."""
         self._arrival_tokens = arrival_tokens
         self._num_launches_left = 0
 
@@ -43,11 +46,11 @@ class Pacing:
         if self._num_launches_left:
             self._num_launches_left -= 1
 
-    def num_steps(self, num_running: int) -> int:
-        """Decode steps of the next launch if it is a decode and nobody waits."""
-        return 1 if self._num_launches_left else self._multi_step_steps(num_running)
+    def max_tokens(self, num_waiting: int) -> int | None:
+        """Most tokens of the next step; None for as many as there may ever be.
 
-    @property
-    def max_tokens(self) -> int | None:
-        """Most tokens of the next step; None for as many as there may ever be."""
-        return self._arrival_tokens if self._num_launches_left else None
+        Args:
+            num_waiting: requests without a slot.
+        """
+        is_arrival = self._num_launches_left > 0 and num_waiting <= _MOST_WAITING
+        return self._arrival_tokens if is_arrival else None

@@ -1,4 +1,4 @@
-"""While requests arrive launches are short; then they are as long as ever."""
+"""While single requests arrive steps are of few tokens; then as long as ever."""
 
 from jaxinfer.serving.engine.pacing import Pacing, arrival_tokens
 from tests.serving.engine.test_engine import Setup
@@ -10,27 +10,21 @@ def launches(setup):
     return [(schedule.num_steps, schedule.num_tokens) for schedule in ran]
 
 
-def test_decodes_are_single_steps_for_a_while_after_an_arrival():
-    setup = Setup(num_decode_steps=4, arrival_tokens=8)
-    setup.add("first", [1, 2, 3], max_tokens=110)
-    for _ in range(20):
-        setup.engine.step()
-    assert {steps for steps, _ in launches(setup)} == {1}
-    for _ in range(20):
-        setup.engine.step()
-    assert launches(setup)[-1] == (4, 1)
-    setup.add("second", [4, 5], max_tokens=4)
-    setup.engine.step()
-    assert launches(setup)[-1][0] == 1
-    assert set(setup.answers()) == {"first", "second"}
-
-
 def test_prompts_come_in_smaller_chunks_while_requests_arrive():
     setup = Setup(arrival_tokens=8)
     setup.add("long", range(30))
     setup.add("short", [1, 2])
     setup.run()
     assert max(tokens for _, tokens in launches(setup)) == 8
+
+
+def test_a_backlog_is_worked_off_in_steps_of_any_size():
+    setup = Setup(arrival_tokens=8)
+    for name in "abcdefghijkl":
+        setup.add(name, range(10), max_tokens=2)
+    setup.engine.step()
+    assert launches(setup)[0][1] > 8
+    assert set(setup.answers()) == set("abcdefghijkl")
 
 
 def test_without_the_profile_a_step_takes_all_that_fits():
@@ -52,4 +46,4 @@ def test_arrivals_mean_nothing_without_a_limit():
     pacing = Pacing(lambda rows: 8)
     pacing.note_arrival()
     assert pacing.num_steps(3) == 8
-    assert pacing.max_tokens is None
+    assert pacing.max_tokens(0) is None
