@@ -41,6 +41,8 @@ class EngineLink:
         reader: of the socket.
         writer: of the socket.
         description: the engine's, which it has sent first.
+
+    Attributes:
         on_step: takes the rows of each step.
         on_refused: takes a request's number and why the engine ended it.
         on_lost: told once, when the engine's process has ended or the connection broke.

@@ -1,0 +1,60 @@
+"""Completions that are requests of their own draw and end as those of one request."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.token_group import TokenGroup
+
+NUM_COMPLETIONS = 4
+
+
+def new_request(**fields):
+    return NewRequest(prompt=Prompt([1, 2, 3]), params=SamplingParams(**fields), kind="tokens")
+
+
+@pytest.mark.parametrize("seed", [0, 7, -2, 2**63 - 2])
+def test_each_draws_with_the_seed_it_has_in_a_request_of_several(seed):
+    together = RequestGroup(new_request(seed=seed, n=NUM_COMPLETIONS), seed=5)
+    alone = [
+        TokenGroup(dataclasses.replace(new_request(seed=seed), seed_offset=i), seed=5)
+        for i in range(NUM_COMPLETIONS)
+    ]
+    seeds = [group.completions[0].request.seed for group in alone]
+    assert seeds == [completion.request.seed for completion in together.completions]
+
+
+def test_an_output_has_what_is_new_and_its_scores():
+    group = TokenGroup(new_request(logprobs=1), seed=5)
+    completion = group.completions[0]
+    tokens = np.array([[9, 9], [4, 5]], np.int32)
+    top = np.zeros((2, 2, 3), np.int32)
+    logprobs = -tokens.astype(np.float32)
+    scores = TokenScores(tokens, tokens > 0, logprobs, tokens, top, top.astype(np.float32))
+    completion.extend([4, 5], scores, 1)
+    output = group.output(1.0)
+    assert (output.token_ids, output.finished, output.time) == ([4, 5], False, 1.0)
+    ((step, place, num_top),) = output.scores
+    assert step.logprobs[place].tolist() == [-4, -5]
+    assert num_top == 1
+    completion.extend([6], scores, 0)
+    assert group.output(2.0).token_ids == [6]
+    assert group.output(3.0).token_ids == []
+
+
+def test_scores_that_the_step_lacks_are_an_error():
+    group = TokenGroup(new_request(logprobs=0), seed=5)
+    tokens = np.zeros((1, 1), np.int32)
+    with pytest.raises(RuntimeError, match="computed none"):
+        group.completions[0].extend([0], TokenScores(tokens, tokens == 0), 0)
+
+
+def test_several_completions_are_refused():
+    with pytest.raises(ValueError, match="n is 2"):
+        TokenGroup(new_request(n=2), seed=5)
