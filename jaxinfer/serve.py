@@ -84,6 +84,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         os.mkdir(counts)
         address, port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
+        said = (
+            f"jaxinfer serve: http://{shown}:{port}/v1 with model {http['served_model_names'][0]}"
+        )
         plan = ServicePlan(
             engine={"engine": engine, "limits": _limits(arguments), "socket": path},
             front_end={
@@ -95,8 +98,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             num_front_ends=arguments.api_server_count or default_front_ends(),
             listener=listener,
             shutdown_timeout=arguments.shutdown_timeout,
-            announcement=f"jaxinfer serve: http://{shown}:{port}/v1 with model "
-            f"{http['served_model_names'][0]}",
+            announcement="" if arguments.quiet else said,
         )
         return asyncio.run(Supervisor(plan).run())
 

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -12,20 +13,26 @@ _PR_SET_PDEATHSIG = 1
 _ORPHANED = 1
 
 
-def begin_as_child() -> tuple[dict[str, Any], TextIO]:
+def begin_as_child(*, may_hang: bool) -> tuple[dict[str, Any], TextIO]:
     """The settings that the parent has written, and where it reads reports.
 
     From here on the process ends with its parent, however that ends: standard input is a pipe of
-    the parent's, and on Linux the kernel is told too, for a process that can't run Python code.
-    What libraries print goes to standard error. Ctrl-C is the parent's to answer.
+    the parent's. What libraries print goes to standard error. Ctrl-C is the parent's to answer.
+
+    Args:
+        may_hang: the process may be where no Python code runs, in a compiler or a driver: on Linux
+            the kernel ends it. Others remove the directory of the service's socket first.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
+    if may_hang and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     settings = json.loads(_read_line())
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, name="jaxinfer-parent", daemon=True).start()
+    directory = os.path.dirname(settings["socket"])
+    threading.Thread(
+        target=_end_with_parent, args=(directory,), name="jaxinfer-parent", daemon=True
+    ).start()
     return settings, reports
 
 
@@ -42,7 +49,8 @@ def _read_line() -> bytes:
     return bytes(line)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(directory: str) -> None:
     while os.read(0, 4096):
         pass
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(_ORPHANED)

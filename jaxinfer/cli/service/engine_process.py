@@ -14,7 +14,7 @@ _LOOK_EVERY_S = 0.2
 
 def main() -> None:
     """Serve until the parent ends this process, or the engine fails for good."""
-    settings, reports = begin_as_child()
+    settings, reports = begin_as_child(may_hang=True)
     end_process(run_command("serve", lambda: _run(settings, reports)))
 
 

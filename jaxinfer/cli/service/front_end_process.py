@@ -18,7 +18,7 @@ _MOST_HEADER_BYTES = 1 << 16
 
 def main() -> None:
     """Serve until the parent ends this process."""
-    settings, reports = begin_as_child()
+    settings, reports = begin_as_child(may_hang=False)
     end_process(run_command("serve", lambda: _run(settings, reports)))
 
 

@@ -148,22 +148,22 @@ def client_errors(
 
 def from_validation(
     error: RequestValidationError,
-    fields: Sequence[str],
+    fields: Sequence[str] | None,
     explain: Callable[[str, str], str | None],
 ) -> ApiError:
     """The answer to a body that is not what the route takes.
 
     Args:
         error: pydantic's findings.
-        fields: of the body.
+        fields: of the body; None for a route that has none.
         explain: (field, pydantic's error type) -> a better message, or None.
     """
     messages: dict[str, None] = {}
     first: str | None = None
     for found in error.errors():
-        path = [part for part in found["loc"] if part != "body"]
+        path = found["loc"][1:]  # after the word "body" or "query"
         field = str(path[0])[:_MAX_ECHOED_CHARS] if path else None
-        if field not in fields and found["type"] != "extra_forbidden":
+        if fields is not None and field not in fields and found["type"] != "extra_forbidden":
             field = None
         index = f"[{path[1]}]" if field and len(path) > 1 and isinstance(path[1], int) else ""
         first = first or field

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.engine.metrics import Metric
@@ -117,8 +118,7 @@ class Front:
         streams: list[AsyncGenerator[RequestOutput]] = []
         try:
             for job in jobs:
-                with client_errors(_FIELDS):
-                    streams.append(self._generate(job))
+                streams.append(self._generate(job))
         except BaseException:
             for stream in streams:
                 await stream.aclose()
@@ -128,13 +128,19 @@ class Front:
     def _generate(self, job: Job) -> AsyncGenerator[RequestOutput]:
         prompt = {"prompt_token_ids": job.prompt.token_ids}
         named = {"prompt": job.prompt.text, "cache_salt": job.prompt.cache_salt}
-        outputs = self.engine.generate(
-            prompt | {name: value for name, value in named.items() if value is not None},
-            job.params,
-            job.label,
-            priority=job.priority,
-            prefill_only=job.prefill_only,
-        )
+        try:
+            with client_errors(_FIELDS):
+                outputs = self.engine.generate(
+                    prompt | {name: value for name, value in named.items() if value is not None},
+                    job.params,
+                    job.label,
+                    priority=job.priority,
+                    prefill_only=job.prefill_only,
+                )
+        except JaxinferError:
+            raise
+        except RuntimeError as error:  # closed, asleep or paused: it may be back
+            raise ApiError(503, str(error), code="engine_unavailable") from None
         if self.telemetry is None:
             return outputs
         is_delta = job.params.output_kind == RequestOutputKind.DELTA
@@ -147,11 +153,18 @@ class Front:
                 async with contextlib.aclosing(merged(streams)) as outputs:
                     async for index, output in outputs:
                         if output.error is not None:
-                            why = presentable(output.error)
-                            raise ApiError(500, f"the engine could not go on: {why}")
+                            raise _failure(output)
                         yield index, output
         finally:
             self.num_running -= 1
+
+
+def _failure(output: RequestOutput) -> ApiError:
+    """Why a request has no answer: the engine's fault, or a limit of the service."""
+    why = presentable(output.error or "")
+    if any(each.finish_reason == "abort" for each in output.outputs):
+        return ApiError(503, f"the request was ended: {why}", code="request_aborted")
+    return ApiError(500, f"the engine could not go on: {why}", code="engine_error")
 
 
 async def finals(outputs: Outputs) -> list[RequestOutput]:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer.serving.openai.disconnects import while_connected
-from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation, invalid
+from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation
 from jaxinfer.serving.openai.json_body import check_media_type, decode
 from jaxinfer.serving.openai.protocol.base import hint
 
@@ -56,15 +56,13 @@ async def _with_json(request: Request) -> Request:
 
 
 def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> ApiError:
-    fields = list(model.model_fields) if model else []
+    fields = list(model.model_fields) if model else None
 
     def explain(field: str, kind: str) -> str | None:
         if kind == "extra_forbidden":
-            near = difflib.get_close_matches(field[:100], fields, n=1)
+            near = difflib.get_close_matches(field[:100], fields or (), n=1)
             also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
             return f"unknown field {field[:100]!r}{also}"
         return hint(field) if kind == "none_required" else None
 
-    if not error.errors():
-        return invalid("the request is not valid")
     return from_validation(error, fields, explain)

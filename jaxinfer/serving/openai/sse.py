@@ -31,7 +31,7 @@ class EventStream(Response):
     """An answer in events. A fault in the middle is an event; the status stays 200.
 
     Args:
-        events: whole events; what raises in it becomes the last one.
+        events: whole events, some at a time; what raises in it becomes the last one.
         source: closed with it, where a client leaves before the first event too.
         keep_alive_seconds: of silence after which a comment is sent.
         headers: of the answer.
@@ -50,24 +50,17 @@ class EventStream(Response):
         error_event: Callable[[ApiError], bytes] = _error_event,
     ) -> None:
         fixed = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        self.status_code = 200
-        self.background = None
-        self.init_headers(fixed | (headers or {}))
+        super().__init__(headers=fixed | (headers or {}))
         self._events = events
         self._source = source
         self._keep_alive_seconds = keep_alive_seconds
         self._error_event = error_event
         self._last_sent = 0.0
 
-    def init_headers(self, headers: Any = None) -> None:
-        """Set the headers; there is no body whose length could be among them."""
-        self.body = b""
-        super().init_headers(headers)
-        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events end or the client has gone."""
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        start = {"type": "http.response.start", "status": self.status_code, "headers": headers}
         pump = asyncio.ensure_future(self._pump(start, send))
         gone = asyncio.ensure_future(until_gone(receive))
         try:
@@ -83,7 +76,8 @@ class EventStream(Response):
         keeper = asyncio.ensure_future(self._keep_alive(send))
         try:
             async for event in self._events:
-                await self._send(send, event)
+                if event:
+                    await self._send(send, event)
         except Exception as error:
             await self._send(send, self._error_event(as_api_error(error)))
         finally:

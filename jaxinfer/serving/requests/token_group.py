@@ -2,12 +2,27 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request, pack_ids
 from jaxinfer.serving.requests.request_group import signed_seed
 from jaxinfer.serving.requests.result import TokenScores
+
+
+class ScoreSlice(NamedTuple):
+    """Part of the scores of a step, not copied: a step has hundreds of them.
+
+    Attributes:
+        scores: of the whole step; they have log-probabilities.
+        place: index in their leading dimensions of the tokens that are meant.
+        num_top: how many of the likeliest tokens are wanted.
+    """
+
+    scores: TokenScores
+    place: tuple[int | slice, ...]
+    num_top: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -18,8 +33,8 @@ class TokenOutput:
         request_id: the request's key.
         token_ids: its new tokens, stop token included.
         time: seconds on the engine's clock at which it was made.
-        scores: log-probabilities of these tokens, a piece for each step: ``[count]`` and
-            ``[count, k]``; empty unless `logprobs` was asked for.
+        scores: log-probabilities of these tokens, a piece for each step; empty unless `logprobs`
+            was asked for.
         prompt_scores: of prompt tokens, a piece for each chunk, with the position of the chunk's
             first token; entry i is about the token after position ``start + i``.
         finished: whether it has ended.
@@ -35,8 +50,8 @@ class TokenOutput:
     request_id: str
     token_ids: list[int]
     time: float
-    scores: Sequence[TokenScores] = ()
-    prompt_scores: Sequence[tuple[int, TokenScores]] = ()
+    scores: Sequence[ScoreSlice] = ()
+    prompt_scores: Sequence[tuple[int, ScoreSlice]] = ()
     finished: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -57,7 +72,7 @@ class TokenCompletion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.weight_version = 0
-        self.scores: list[TokenScores] = []
+        self.scores: list[ScoreSlice] = []
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
         """Add the tokens that the step's `row` gained.
@@ -68,7 +83,7 @@ class TokenCompletion:
         self.token_ids += token_ids
         count = self.request.params.logprobs
         if count is not None and token_ids:
-            self.scores.append(_cut(scores, (row, slice(0, len(token_ids))), count))
+            self.scores.append(_slice(scores, (row, slice(0, len(token_ids))), count))
         self.finish_reason = self.request.finish_reason
         self.stop_reason = self.request.stop_reason
 
@@ -101,7 +116,7 @@ class TokenGroup:
         self.error: str | None = None
         """What went wrong, if it ended in an error."""
         self._num_given = 0
-        self._prompt_scores: list[tuple[int, TokenScores]] = []
+        self._prompt_scores: list[tuple[int, ScoreSlice]] = []
         prompt, params = new.prompt, new.params
         request = Request(
             request_id=f"{new.key}/0",
@@ -133,7 +148,9 @@ class TokenGroup:
             return True
         if not scores.ok[offset : offset + count].all():
             return False
-        self._prompt_scores.append((start, _cut(scores, (slice(offset, offset + count),), num_top)))
+        self._prompt_scores.append(
+            (start, _slice(scores, (slice(offset, offset + count),), num_top))
+        )
         return True
 
     def error_output(self, reason: str, now: float) -> TokenOutput:
@@ -170,24 +187,14 @@ class TokenGroup:
         )
 
 
-def _cut(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) -> TokenScores:
-    """The scores at `place`, with the `num_top` likeliest tokens alone.
+def _slice(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) -> ScoreSlice:
+    """Part of a step's scores, which must have what was asked for.
 
     Raises:
-        RuntimeError: the step did not compute what was asked for.
+        RuntimeError: the step did not compute it.
     """
     if scores.logprobs is None:
         raise RuntimeError("log-probabilities were asked for, but the step computed none")
     if num_top and (scores.top_ids is None or scores.top_logprobs is None):
         raise RuntimeError("likeliest tokens were asked for, but the step reported none")
-    most = (*place, slice(num_top))
-    return TokenScores(
-        tokens=scores.tokens[place],
-        ok=scores.ok[place],
-        logprobs=scores.logprobs[place],
-        ranks=None if scores.ranks is None else scores.ranks[place],
-        top_ids=scores.top_ids[most] if num_top and scores.top_ids is not None else None,
-        top_logprobs=(
-            scores.top_logprobs[most] if num_top and scores.top_logprobs is not None else None
-        ),
-    )
+    return ScoreSlice(scores, place, num_top)

@@ -5,19 +5,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.token_group import ScoreSlice
 from jaxinfer.serving.service.messages import Scores
 
 
-def pack_scores(scores: TokenScores, start: int = 0) -> Scores:
-    """Scores ``[count]`` that have log-probabilities, as a message has them."""
-    if scores.logprobs is None:
-        raise ValueError("scores without log-probabilities are not sent")
+def pack_scores(piece: ScoreSlice, start: int = 0) -> Scores:
+    """Scores of some tokens, as a message has them."""
+    scores, place, num_top = piece
+    most = (*place, slice(num_top))
     return Scores(
         start,
-        scores.logprobs.astype(np.float32, copy=False).tobytes(),
-        _packed(scores.ranks, np.int32),
-        _packed(scores.top_ids, np.int32),
-        _packed(scores.top_logprobs, np.float32),
+        _packed(scores.logprobs, place),
+        _packed(scores.ranks, place),
+        _packed(scores.top_ids, most) if num_top else b"",
+        _packed(scores.top_logprobs, most) if num_top else b"",
     )
 
 
@@ -56,5 +57,5 @@ def num_scored(packed: Scores) -> int:
     return len(packed.logprobs) // np.dtype(np.float32).itemsize
 
 
-def _packed(array: np.ndarray | None, dtype: type) -> bytes:
-    return b"" if array is None else array.astype(dtype, copy=False).tobytes()
+def _packed(array: np.ndarray | None, place: tuple[int | slice, ...]) -> bytes:
+    return b"" if array is None else array[place].tobytes()

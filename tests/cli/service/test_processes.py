@@ -86,6 +86,41 @@ def test_a_client_that_goes_frees_its_slot_within_a_second(service):
     until(lambda: service.metric("num_requests_running") == 0)
 
 
+def test_answers_and_clients_that_go_leave_no_descriptor(service):
+    def ask(index):
+        stream = service.stream(max_tokens=40)
+        if index % 3 == 0:
+            stream.response.close()
+        else:
+            list(stream)
+
+    def descriptors():
+        until(lambda: service.metric("num_requests_running") == 0, 5)
+        time.sleep(0.2)  # for connections to be closed
+        return [child.num_fds() for child in service.children()]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(24)))
+        before = descriptors()
+        list(pool.map(ask, range(48)))
+        after = descriptors()
+    assert all(now <= then + 4 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5])
+def test_a_signal_while_it_starts_ends_everything(seconds):
+    command = [sys.executable, "-m", "jaxinfer.serve", "--port", "0", "--quiet"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    until(lambda: len(psutil.Process(process.pid).children()) == 2, 5)
+    time.sleep(seconds)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=15)
+    assert process.returncode == 0
+    assert b"Traceback" not in said
+    assert not psutil.wait_procs(children, timeout=1)[1]
+
+
 def front_end_of(service, stream):
     """The front end that a stream comes from."""
     socket_of = stream.response.extensions["network_stream"]
@@ -165,8 +200,11 @@ def test_nothing_survives_a_parent_that_is_killed():
         service.stream()
         children = service.children()
         assert len(children) >= 2
+        (engine,) = service.children("engine_process")
+        paths = {each.laddr for each in engine.net_connections("unix") if each.laddr}
         service.process.kill()
         assert not psutil.wait_procs(children, timeout=3)[1]
+        assert not any(os.path.exists(os.path.dirname(path)) for path in paths)
     finally:
         service.close()
 

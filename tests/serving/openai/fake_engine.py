@@ -1,4 +1,6 @@
-"""An engine whose requests end in a given way."""
+"""Engines whose requests end in a given way, or whose texts take long."""
+
+import time
 
 
 class FakeEngine:
@@ -23,3 +25,35 @@ class FakeEngine:
             if isinstance(item, Exception):
                 raise item
             yield item
+
+
+class SlowTokenizer:
+    """A tokenizer that takes long, as one does with a hostile text or template."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def apply_chat_template(self, *args, **options):
+        time.sleep(0.8)
+        return self._tokenizer.apply_chat_template(*args, **options)
+
+    def encode(self, text, **options):
+        if text.startswith("slow"):
+            time.sleep(0.8)
+        return self._tokenizer.encode(text, **options)
+
+
+class SlowEngine(FakeEngine):
+    """A real engine whose tokenizer takes 0.8 s; counts the requests that reach it."""
+
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.tokenizer = SlowTokenizer(engine.tokenizer)
+        self.num_requests = 0
+
+    def generate(self, *args, **options):
+        self.num_requests += 1
+        return self._engine.generate(*args, **options)

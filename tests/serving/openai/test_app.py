@@ -1,6 +1,9 @@
 """The application around its routes: probes, keys, administration, documentation."""
 
+import asyncio
 import contextlib
+import json
+import re
 
 import pytest
 from pydantic import TypeAdapter
@@ -63,11 +66,23 @@ def test_any_of_the_keys_is_let_in(locked):
         assert locked.get("/v1/models", headers={"Authorization": given}).status_code == 200
 
 
+def test_web_sockets_are_closed_whatever_their_path(locked):
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    scope = {"type": "websocket", "path": "/health", "headers": []}
+    asyncio.run(locked.app(scope, None, send))
+    assert sent == ["websocket.close"]
+
+
 @pytest.mark.parametrize("host", ["x/health?", "x/health#", "health", "[", "x\\health"])
 def test_the_host_header_opens_no_route(locked, host):
     for path in ("/v1/models", "/metrics"):
         assert locked.get(path, headers={"Host": host}).status_code == 401
-    answer = locked.get("/v1/models/", headers={"Host": host, **HEADERS})
+    answer = locked.get("/version/", headers={"Host": host, **HEADERS})
+    assert answer.status_code == 404
     assert "location" not in answer.headers
 
 
@@ -120,8 +135,10 @@ def test_what_an_engine_can_do_is_done_and_the_rest_is_a_501(make_client, engine
     assert post("/wake_up") == 200
     assert sleeper.calls == [(2, "wait"), ["weights", "kv_cache"], None]
     assert post("/wake_up?tags=scheduling") == 400
-    assert post("/sleep?level=3") == 400
-    assert post("/sleep?mode=never") == 400
+    for name, value in {"level": 3, "mode": "never"}.items():
+        answer = client.post(f"/sleep?{name}={value}", headers=HEADERS)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == name
     assert post("/pause") == 501
     assert post("/start_profile") == 501
     assert client.get("/is_sleeping", headers=HEADERS).json() == {"is_sleeping": True}
@@ -221,8 +238,10 @@ def test_documentation_is_complete_and_true(locked):
             assert content["schema"]["$ref"].endswith("/ErrorAnswer")
         if method == "POST" and path.startswith("/v1/") and "501" not in operation["responses"]:
             assert operation["requestBody"]
-    schema = locked.get("/openapi.json", headers=HEADERS).text
-    assert "ValidationError" not in schema
+    text = locked.get("/openapi.json", headers=HEADERS).text
+    assert "ValidationError" not in text
+    known = json.loads(text)["components"]["schemas"]
+    assert set(re.findall(r'"#/components/schemas/([^"]+)"', text)) == set(known)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`/v1/completions`: prompts of all kinds, echo, log-probabilities, several choices, streams."""
 
-import math
-
 import pytest
 
 from tests.serving.openai.events import events_of, texts_of
@@ -76,13 +74,6 @@ def test_echo_of_token_ids_decodes_them(client, engine):
     assert choice["text"].startswith(STORY)
 
 
-def test_impossible_tokens_have_a_finite_log_probability():
-    from jaxinfer.serving.openai.logprobs import finite
-
-    assert finite(-math.inf) == -9999.0
-    assert finite(-1.5) == -1.5
-
-
 def test_a_seed_repeats_choices_whatever_runs_beside(client):
     fields = {"temperature": 1.0, "seed": 7, "n": 3}
     first = [choice["text"] for choice in complete(client, STORY, **fields)["choices"]]
@@ -126,6 +117,22 @@ def test_a_stream_adds_up_to_the_whole_answer(client, fields):
         if "token_ids" in choice:
             assert [t for p in parts for t in p.get("token_ids", [])] == choice["token_ids"]
             assert parts[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 23])
+def test_characters_of_several_tokens_stream_as_they_are(client, engine, max_tokens):
+    """Emoji, CJK, a literal U+FFFD and what is cut within them: any order of their bytes."""
+    tokens = sorted({t for char in "🐈你好\ufffd" for t in engine.tokenizer.encode(char)})
+    fields = {"allowed_token_ids": tokens, "temperature": 100, "seed": 5, "n": 4}
+    fields |= {"max_tokens": max_tokens, "logprobs": 0, "ignore_eos": True}
+    whole = complete(client, STORY, **fields)["choices"]
+    assert any("\ufffd" in choice["text"] for choice in whole)
+    events = stream(client, STORY, **fields)
+    assert texts_of(events, 4) == [choice["text"] for choice in whole]
+    for choice in whole:
+        offsets = choice["logprobs"]["text_offset"]
+        assert offsets == sorted(offsets)
+        assert offsets[-1] <= len(choice["text"])
 
 
 def test_usage_can_be_in_every_chunk(client):

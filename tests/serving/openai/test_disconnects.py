@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.serving.openai.fake_engine import SlowEngine
 from tests.serving.openai.http_server import serving
 
 LONG = {"max_tokens": 250, "ignore_eos": True}
@@ -107,6 +108,25 @@ def test_half_a_request_starts_nothing(port, engine):
     assert num_aborted(engine) == before
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "slow text"}), ("/v1/chat/completions", CHAT)],
+)
+def test_a_client_that_goes_while_its_text_is_read_starts_nothing(make_client, engine, path, body):
+    slow = SlowEngine(engine)
+    client = make_client(slow)
+    with serving(client.app) as port:
+        connection = send(port, path, body)
+        time.sleep(0.2)
+        connection.close()
+        time.sleep(1.2)
+        assert slow.num_requests == 0
+        stays = send(port, path, {**body, "max_tokens": 1})
+        assert stays.recv(65536).startswith(b"HTTP/1.1 200")
+        stays.close()
+    assert slow.num_requests == 1
+
+
 def test_a_client_that_stays_is_not_bothered(port, engine):
     stays = send(port, "/v1/completions", {"prompt": [5, 6], "max_tokens": 40, "ignore_eos": True})
     goes = send(port, "/v1/completions", {"prompt": [5, 7], **LONG})
@@ -138,12 +158,16 @@ def test_a_large_body_is_refused_without_being_read(port):
     connection.close()
 
 
-def test_a_client_that_reads_nothing_holds_nothing_up(port, engine):
-    body = {"prompt": [[i, 3] for i in range(16)], **LONG, "stream": True, "logprobs": 20}
-    connection = send(port, "/v1/completions", body)
-    wait_for(lambda: num_open(engine) > 0, 10)
-    other = send(port, "/v1/completions", {"prompt": [1], "max_tokens": 2})
-    assert other.recv(65536).startswith(b"HTTP/1.1 200")
-    other.close()
-    connection.close()
-    wait_for(lambda: num_open(engine) == 0, 1.0)
+def test_a_client_that_reads_nothing_holds_nothing_up(make_client, engine):
+    client = make_client(served_model_names=("m" * 4000,))  # more than sockets buffer
+    with serving(client.app) as port:
+        body = {"prompt": [[i, 3] for i in range(8)], **LONG, "stream": True}
+        connection = send(port, "/v1/completions", body)
+        wait_for(lambda: num_open(engine) > 0, 10)
+        other = send(port, "/v1/completions", {"prompt": [1], "max_tokens": 2})
+        assert other.recv(65536).startswith(b"HTTP/1.1 200")
+        other.close()
+        wait_for(lambda: num_open(engine) == 0, 20)  # all was made
+        assert client.app.state.front.num_running == 1  # and waits to be read
+        connection.close()
+        wait_for(lambda: client.app.state.front.num_running == 0, 1.0)

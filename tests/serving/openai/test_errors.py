@@ -288,6 +288,23 @@ def test_an_engine_that_fails_is_a_500(failing_client):
     assert "not finite" in refused(client.post("/v1/completions", PROMPT), None, status=500)
 
 
+def test_a_request_that_a_limit_ends_is_a_503(failing_client):
+    output = _output("a", error="it took more than 600 s")
+    output.outputs[0].finish_reason = "abort"
+    answer = failing_client(output).post("/v1/completions", PROMPT)
+    assert "600 s" in refused(answer, None, status=503)
+
+
+def test_an_engine_that_takes_no_requests_is_a_503(make_client, engine):
+    class Closed(FakeEngine):
+        def generate(self, *args, **options):
+            raise RuntimeError("the engine is asleep; call wake_up()")
+
+    for stream in (False, True):
+        answer = make_client(Closed(engine)).post("/v1/completions", {**PROMPT, "stream": stream})
+        assert "asleep" in refused(answer, None, status=503)
+
+
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)]
 )
@@ -320,6 +337,29 @@ _fields = st.sampled_from(
 @given(fields=st.dictionaries(_fields, _values, min_size=1, max_size=4))
 def test_no_field_whatever_its_value_is_a_500(instant_client, fields):
     answer = instant_client.post("/v1/completions", {**PROMPT, **fields})
+    assert answer.status_code in (200, 400), answer.text
+
+
+_messages = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name", "x"]), _values)
+    | st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]), "content": _values}
+    )
+    | _values,
+    max_size=3,
+)
+_chat_fields = st.sampled_from(
+    ["tools", "tool_choice", "chat_template_kwargs", "response_format", "top_logprobs", "logprobs"]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages=_messages, fields=st.dictionaries(_chat_fields, _values, max_size=2))
+def test_no_conversation_whatever_its_shape_is_a_500(instant_client, messages, fields):
+    body = {"messages": messages, "max_tokens": 1, **fields}
+    answer = instant_client.post("/v1/chat/completions", body)
+    assert answer.status_code in (200, 400), answer.text
+    answer = instant_client.post("/v1/responses", {"input": messages, **fields})
     assert answer.status_code in (200, 400), answer.text
 
 

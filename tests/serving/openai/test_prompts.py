@@ -1,39 +1,12 @@
 """Templates and long texts hold up no other request."""
 
 import asyncio
-import time
 
 import pytest
 
-from tests.serving.openai.fake_engine import FakeEngine
+from tests.serving.openai.fake_engine import SlowEngine, SlowTokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-
-
-class SlowTokenizer:
-    """A tokenizer that takes long, as one does with a hostile text or template."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name):
-        return getattr(self._tokenizer, name)
-
-    def apply_chat_template(self, *args, **options):
-        time.sleep(0.5)
-        return self._tokenizer.apply_chat_template(*args, **options)
-
-    def encode(self, text, **options):
-        if text.startswith("slow"):
-            time.sleep(0.5)
-        return self._tokenizer.encode(text, **options)
-
-
-class SlowEngine(FakeEngine):
-    def __init__(self, engine):
-        super().__init__(engine)
-        self.tokenizer = SlowTokenizer(engine.tokenizer)
-        self.generate = engine.generate
 
 
 @pytest.mark.parametrize(
@@ -52,16 +25,12 @@ def test_others_are_answered_meanwhile(make_client, engine, path, body):
         async with client.connect() as http:
             slow = asyncio.create_task(http.post(path, json=body))
             await asyncio.sleep(0.05)
-            start = time.perf_counter()
             other = await http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})
-            seconds = time.perf_counter() - start
             assert not slow.done()
-            return seconds, other.status_code, (await slow).status_code
+            return other.status_code, (await slow).status_code
 
     client.post("/v1/completions", {"prompt": [1], "max_tokens": 1})  # compiled by now
-    seconds, *statuses = asyncio.run(main())
-    assert statuses == [200, 200]
-    assert seconds < 0.3
+    assert asyncio.run(main()) == (200, 200)
 
 
 def test_a_template_that_fails_is_a_clear_400(make_client, engine, monkeypatch):

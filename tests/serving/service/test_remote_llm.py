@@ -1,6 +1,7 @@
 """A front end's outputs are those of an engine in its own process, and its faults stay its own."""
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.prompts import Prompt
 from jaxinfer.serving.service.limits import ServiceLimits
+from jaxinfer.serving.service.messages import Step, encode
 from tests.serving.engine.test_engine import TOKENIZER, Setup
 from tests.serving.service.toy_service import GREEDY, ToyService, collect, connect
 
@@ -296,6 +298,45 @@ def test_prompts_of_different_salts_share_no_block():
             assert cached == [0, 16, 0, 0]
 
     run(main())
+
+
+def test_a_step_is_one_message_for_each_front_end(monkeypatch):
+    sent = []
+
+    def note(message):
+        if isinstance(message, Step):
+            sent.append(len(message.rows))
+        return encode(message)
+
+    monkeypatch.setattr("jaxinfer.serving.service.engine_server.encode", note)
+
+    async def main():
+        service = ToyService()
+        async with service.connected() as llm:
+            await asyncio.gather(*(collect(llm, [1, i]) for i in range(8)))
+            return service.setup.runner.num_launches
+
+    assert len(sent) <= run(main())
+    assert max(sent) == 8
+    assert sum(sent) == 8 * GREEDY.max_tokens
+
+
+def test_no_text_is_made_in_the_engines_thread(monkeypatch):
+    made_in = set()
+    append = Detokenizer.append
+
+    def note(self, token_ids):
+        made_in.add(threading.current_thread().name)
+        return append(self, token_ids)
+
+    monkeypatch.setattr(Detokenizer, "append", note)
+
+    async def main():
+        async with ToyService().connected() as llm:
+            await collect(llm, [1, 2], GREEDY.clone(stop=["zz"], logprobs=2))
+
+    run(main())
+    assert made_in == {threading.main_thread().name}
 
 
 def test_an_engine_that_stands_still_is_named(monkeypatch):

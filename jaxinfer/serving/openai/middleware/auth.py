@@ -27,7 +27,10 @@ class Auth:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
+        """Pass the request on, or answer 401; there are no web sockets."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] == "lifespan" or not self._digests or self._lets_in(scope):
             await self._app(scope, receive, send)
             return
@@ -40,7 +43,7 @@ class Auth:
         await refusal.response()(scope, receive, send)
 
     def _lets_in(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN_PATHS and scope["type"] == "http":
+        if scope["path"] in OPEN_PATHS:
             return True
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode()).digest()

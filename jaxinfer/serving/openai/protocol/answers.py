@@ -1,6 +1,6 @@
 """What answers of several routes are made of; built as plain dictionaries, documented by type."""
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class PromptTokensDetails(TypedDict):
@@ -94,6 +94,3 @@ class TokenizerInfo(TypedDict):
     eos_token: str | None
     pad_token: str | None
     unk_token: str | None
-
-
-JsonObject = dict[str, Any]

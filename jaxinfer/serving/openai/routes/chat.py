@@ -14,7 +14,11 @@ from jaxinfer.serving.openai.logprobs import prompt_logprobs
 from jaxinfer.serving.openai.merging import begun
 from jaxinfer.serving.openai.protocol.chat import ChatAnswer, ChatBody
 from jaxinfer.serving.openai.route import ApiRoute
-from jaxinfer.serving.openai.routes.chat_choices import stream_choices, whole_choice
+from jaxinfer.serving.openai.routes.chat_choices import (
+    opening_choice,
+    stream_choices,
+    whole_choice,
+)
 from jaxinfer.serving.openai.routes.common import (
     BEGIN_SECONDS,
     Chunks,
@@ -105,24 +109,23 @@ async def _events(
     options = body.stream_options
     each_has_usage = bool(options and options.continuous_usage_stats)
     count = UsageCount()
-    role = {"role": "assistant", "content": ""}
-    begun_choices: set[int] = set()
     ended: set[int] = set()
+    opened: set[int] = set()
     async for index, output in outputs:
         count.add(index, output)
         usage = count.usage() if each_has_usage else None
+        parts: list[bytes] = []  # one write for all that came at once
         for completion in output.outputs:
-            number = completion.index
-            if number in ended:
+            if completion.index in ended:
                 continue
-            if number not in begun_choices:
-                begun_choices.add(number)
-                opening = {"index": number, "delta": role, "logprobs": None, "finish_reason": None}
-                yield chunks.event(opening, usage)
+            if completion.index not in opened:
+                opened.add(completion.index)
+                parts.append(chunks.event(opening_choice(completion.index), usage))
             for choice in stream_choices(body, completion, front.engine.tokenizer):
-                yield chunks.event(choice, usage)
+                parts.append(chunks.event(choice, usage))
             if completion.finish_reason is not None:
-                ended.add(number)
+                ended.add(completion.index)
+        yield b"".join(parts)
     if options and options.include_usage:
         yield chunks.event(None, count.usage())
     yield DONE

@@ -25,6 +25,16 @@ def whole_choice(
     return choice
 
 
+def opening_choice(index: int) -> dict[str, Any]:
+    """What comes before a choice's first text."""
+    return {
+        "index": index,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+
+
 def stream_choices(
     body: ChatBody, completion: CompletionOutput, tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:

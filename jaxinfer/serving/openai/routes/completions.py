@@ -134,9 +134,13 @@ async def _events(
     async for index, output in outputs:
         count.add(index, output)
         usage = count.usage() if each_has_usage else None
-        for writer, completion in zip(writers[index], output.outputs, strict=True):
-            for choice in writer.stream(completion, output):
-                yield chunks.event(choice, usage)
+        pairs = zip(writers[index], output.outputs, strict=True)
+        # One write for all that came at once.
+        yield b"".join(
+            chunks.event(choice, usage)
+            for writer, completion in pairs
+            for choice in writer.stream(completion, output)
+        )
     if options and options.include_usage:
         yield chunks.event(None, count.usage())
     yield DONE
