@@ -15,10 +15,9 @@ from jaxinfer.serving.openai.settings import ServerSettings
 def engine():
     engine = AsyncLLM(
         max_model_len=256,
-        max_num_seqs=8,
+        max_num_seqs=4,
         max_num_batched_tokens=64,
         num_kv_blocks=257,
-        compile_ahead=False,
         show_progress=False,
     )
     yield engine
