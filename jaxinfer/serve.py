@@ -17,6 +17,7 @@ from jaxinfer.cli.serve_flags import (
     add_serve_flags,
     default_front_ends,
     http_settings,
+    monitoring_settings,
     refuse_vllm_flags,
     with_config_file,
 )
@@ -79,6 +80,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     ):
         path = os.path.join(directory, "engine")
         http = http_settings(arguments)
+        counts = os.path.join(directory, "counts")
+        os.mkdir(counts)
         address, port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         said = (
@@ -89,6 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             front_end={
                 "socket": path,
                 "http": http,
+                "monitoring": monitoring_settings(arguments, counts),
                 "shutdown_timeout": arguments.shutdown_timeout,
             },
             num_front_ends=arguments.api_server_count or default_front_ends(),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from jaxinfer import serve
 from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.engine.step_counts import StepCounts
 from jaxinfer.serving.telemetry.telemetry import Telemetry
@@ -83,7 +84,9 @@ def test_compose_mounts_files_that_there_are_and_scrapes_the_server():
                 continue
             assert source in compose["volumes"] or (DEPLOY / source).exists(), source
     assert (DEPLOY / services["jaxinfer"]["build"]["context"] / "deploy/Dockerfile").exists()
-    assert services["jaxinfer"]["command"][0] == "serve"
+    name, *flags = services["jaxinfer"]["command"]
+    assert name == "serve"
+    assert serve.build_parser().parse_args(flags).host == "0.0.0.0"
     (prometheus,) = documents("prometheus.yml")
     (job,) = prometheus["scrape_configs"]
     assert job["metrics_path"] == "/metrics"
@@ -106,7 +109,8 @@ def test_kubernetes_probes_the_servers_own_routes():
     (port,) = container["ports"]
     arguments = container["args"]
     assert arguments[0] == "serve"
-    assert str(port["containerPort"]) == arguments[arguments.index("--port") + 1]
+    flags = serve.build_parser().parse_args(arguments[1:])
+    assert (flags.host, flags.port) == ("0.0.0.0", port["containerPort"])
     drain = int(arguments[arguments.index("--shutdown-timeout") + 1])
     assert pod["spec"]["terminationGracePeriodSeconds"] > drain
     assert kinds["Service"]["spec"]["selector"] == pod["metadata"]["labels"]

@@ -1,6 +1,7 @@
 """The flags of `jaxinfer serve`, under vLLM's names, and what to do instead of vLLM's others."""
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that are about the service and not about its engine."""
     _add_http_flags(parser.add_argument_group("HTTP"))
     _add_limit_flags(parser.add_argument_group("limits and shutdown"))
+    _add_monitoring_flags(parser.add_argument_group("monitoring"))
 
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
@@ -136,6 +138,36 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         help="seconds that SIGTERM lets requests go on; a second signal aborts them (default: 30)",
     )
+
+
+def _add_monitoring_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--access-log",
+        action="store_true",
+        help="write a JSON line a request on standard error, without what was asked",
+    )
+    group.add_argument(
+        "--metrics-prefix",
+        type=_metrics_prefix,
+        default="jaxinfer:",
+        metavar="PREFIX",
+        help="begins the names of metrics; dashboards made for vLLM want vllm: "
+        "(default: jaxinfer:)",
+    )
+
+
+def monitoring_settings(arguments: argparse.Namespace, directory: str) -> dict[str, Any]:
+    """What front ends count and log, as JSON has it.
+
+    Args:
+        arguments: of the command.
+        directory: for the counts of this run's front ends; empty.
+    """
+    return {
+        "directory": directory,
+        "prefix": arguments.metrics_prefix,
+        "access_log": arguments.access_log,
+    }
 
 
 def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -244,3 +276,16 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds <= 1e6:
         raise argparse.ArgumentTypeError(f"expected seconds from 0 to 1000000, got {text!r}")
     return seconds
+
+
+def _metrics_prefix(text: str) -> str:
+    """A prefix that Prometheus takes.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if text and not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", text):
+        raise argparse.ArgumentTypeError(
+            f"expected letters, digits, '_' and ':', no digit first, got {text!r}"
+        )
+    return text

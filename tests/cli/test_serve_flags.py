@@ -159,3 +159,15 @@ def test_several_hosts_are_refused(capsys):
     with pytest.raises(SystemExit):
         serve.main(["--num-processes", "2"])
     assert "several hosts" in capsys.readouterr().err
+
+
+def test_monitoring_flags_reach_the_front_ends(plans):
+    assert serve.main(["--port", "0", "--access-log", "--metrics-prefix", "vllm:"]) == 0
+    monitoring = plans[0].front_end["monitoring"]
+    assert (monitoring["prefix"], monitoring["access_log"]) == ("vllm:", True)
+
+
+def test_a_prefix_that_prometheus_refuses_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        serve.main(["--metrics-prefix", "2x"])
+    assert "no digit first, got '2x'" in capsys.readouterr().err

@@ -40,7 +40,7 @@ async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> in
     if llm is None:
         return OK
     config = uvicorn.Config(
-        make_app(llm, settings["http"]),
+        make_app(llm, settings["http"], settings["monitoring"]),
         http="h11",  # httptools reads headers of any length
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         lifespan="on",

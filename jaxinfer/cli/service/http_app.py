@@ -1,21 +1,26 @@
 """The HTTP application of a front end, from settings that came as JSON."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-
+from jaxinfer.measure.serving_floors import step_floors
 from jaxinfer.serving.openai.app import create_app
 from jaxinfer.serving.openai.settings import ServerSettings
 from jaxinfer.serving.service.remote_llm import RemoteLLM
+from jaxinfer.serving.telemetry.access_log import AccessLog, App
+from jaxinfer.serving.telemetry.telemetry import Telemetry
+from jaxinfer.serving.telemetry.utilization import StepFloors
 
 
-def make_app(llm: RemoteLLM, settings: Mapping[str, Any]) -> FastAPI:
-    """The application that answers for an engine.
+def make_app(llm: RemoteLLM, settings: Mapping[str, Any], monitoring: Mapping[str, Any]) -> App:
+    """The ASGI application that answers for an engine.
 
     Args:
         llm: the engine.
         settings: fields of `ServerSettings`; lists stand for tuples.
+        monitoring: `directory` for the counts of all front ends, `prefix` of metrics, and whether
+            there is an `access_log`.
 
     Raises:
         ValueError: a setting is out of its range.
@@ -23,4 +28,23 @@ def make_app(llm: RemoteLLM, settings: Mapping[str, Any]) -> FastAPI:
     plain: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()
     }
-    return create_app(llm, ServerSettings(**plain))
+    of_app = ServerSettings(**plain)
+    telemetry = Telemetry(
+        of_app.served_model_names[0],
+        prefix=monitoring["prefix"],
+        directory=Path(monitoring["directory"]),
+        floors=_floors(llm),
+    )
+    app = create_app(llm, of_app, telemetry=telemetry)
+    return AccessLog(app) if monitoring["access_log"] else app
+
+
+def _floors(llm: RemoteLLM) -> StepFloors | None:
+    """What the engine's steps cost at least; None where the devices' speeds are unknown."""
+    described = llm.description
+    return step_floors(
+        llm.model_config,
+        described.device_kind,
+        bytes_per_value=described.bytes_per_value,
+        num_devices=described.devices_of_a_replica,
+    )

@@ -14,7 +14,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.service.call_arguments import RemoteCallArguments
-from jaxinfer.serving.service.description import engine_message
+from jaxinfer.serving.service.description import EngineDescription, engine_message
 from jaxinfer.serving.service.engine_link import EngineLink
 from jaxinfer.serving.service.messages import Add, End, Step
 from jaxinfer.serving.service.metrics import metrics_from_message
@@ -68,6 +68,11 @@ class RemoteLLM:
         link = await EngineLink.open(path)
         tokenizer = await asyncio.to_thread(link.description.read_tokenizer)
         return cls(link, tokenizer, link.description.read_model_config())
+
+    @property
+    def description(self) -> EngineDescription:
+        """What the engine's process has said of itself."""
+        return self._description
 
     @property
     def engine_config(self) -> EngineConfig:
