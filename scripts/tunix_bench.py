@@ -18,11 +18,11 @@ _SEQUENCES = NUM_PROMPTS * NUM_GENERATIONS
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Both engines in turn: rollouts alone, then whole GRPO runs of `repeats` steps after one."""
+    """Both engines in turn: rollouts alone, then steps of GRPO."""
     from jaxinfer.integrations.tunix import JaxinferRollout
 
     engines = {"jaxinfer": JaxinferRollout, "vanilla": "vanilla"}
-    learners = {name: _learner(engine, repeats + 1) for name, engine in engines.items()}
+    learners = {name: _learner(engine, repeats + 2) for name, engine in engines.items()}
     speeds: dict[str, list[float]] = {name: [] for name in engines}
     for repeat in range(repeats + 1):
         for name, learner in learners.items():
@@ -67,17 +67,17 @@ def _tokens_per_s(cluster: Any) -> float:
 
 
 def _steps_s(learner: Any, repeats: int) -> list[float]:
-    """Seconds between syncs of weights, which end steps; the first step compiles."""
-    cluster, ends = learner.rl_cluster, []
-    sync = cluster.sync_weights
+    """Seconds between the beginnings of rollouts, a step each; the first step compiles."""
+    cluster, starts = learner.rl_cluster, []
+    generate = cluster.generate
 
-    def timed() -> None:
-        sync()
-        ends.append(time.perf_counter())
+    def timed(*args: Any, **keywords: Any) -> Any:
+        starts.append(time.perf_counter())
+        return generate(*args, **keywords)
 
-    cluster.sync_weights = timed
-    learner.train(tunix_run.batches(repeats + 1, NUM_PROMPTS))
-    return [after - before for before, after in itertools.pairwise(ends)]
+    cluster.generate = timed
+    learner.train(tunix_run.batches(repeats + 2, NUM_PROMPTS))
+    return [after - before for before, after in itertools.pairwise(starts)][1:]
 
 
 def _ratio(above: list[float], below: list[float]) -> float:
