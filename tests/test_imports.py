@@ -1,4 +1,4 @@
-"""Imports point one way: commands → doors → rollouts → serving → model → kernels → the basis."""
+"""Imports point one way: commands → integrations → doors → rollouts → serving → model → kernels."""
 
 import ast
 import graphlib
@@ -20,6 +20,15 @@ ROOMS = {
     "serving": {"basis", "kernels", "model", "serving"},
     "rollouts": {"basis", "kernels", "model", "serving", "rollouts"},
     "doors": {"basis", "kernels", "model", "serving", "rollouts", "doors"},
+    "integrations": {
+        "basis",
+        "kernels",
+        "model",
+        "serving",
+        "rollouts",
+        "doors",
+        "integrations",
+    },
 }
 """What each room may import; the doors are the modules directly in `serving`. Commands and what
 they share may import all."""

@@ -1,0 +1,1 @@
+"""jaxinfer inside other projects: a module for each, which imports that project."""

@@ -1,0 +1,261 @@
+"""jaxinfer as tunix's rollout engine: ``ClusterConfig(rollout_engine=JaxinferRollout)``."""
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.errors import StepError
+from jaxinfer.integrations.tunix_settings import (
+    choose_pad,
+    engine_mesh,
+    left_padded,
+    model_config,
+    neighbours,
+    sampling_params,
+    sharding_rules,
+)
+from jaxinfer.logprobs import ChosenLogprobs
+from jaxinfer.outputs import CompletionOutput
+from jaxinfer.rollouts.mapping import ParamsMapping
+from jaxinfer.serving.llm import LLM
+
+_SHARE_OF_MEMORY = 0.4
+_LORA = (
+    "JaxinferRollout can't take LoRA adapters yet, and tunix syncs nothing else of a model with "
+    'adapters; train all parameters, or use rollout_engine="vanilla"'
+)
+
+
+def _tunix(module: str) -> Any:
+    try:
+        return importlib.import_module(f"tunix.{module}")
+    except ImportError as error:
+        raise ImportError(
+            f"jaxinfer.integrations.tunix needs tunix ({error}): pip install google-tunix==0.1.7"
+        ) from error
+
+
+base_rollout = _tunix("rl.rollout.base_rollout")
+_lora = _tunix("sft.utils").is_lora_enabled
+_Known = dict[tuple[bytes, bytes], np.ndarray]
+
+
+class JaxinferRollout(base_rollout.BaseRollout):
+    """Rollouts of a tunix `Qwen3` by a jaxinfer engine on the rollout mesh.
+
+    Equal neighbouring prompts are one request. End tokens stay in `tokens`, with their
+    log-probabilities, which are of ``log_softmax(logits / temperature)`` without truncation, as
+    tunix's trainer computes them. The engine owns its parameters: every sync is one program that
+    writes into the memory of the last ones.
+
+    Args:
+        rollout_actor: the trainer's `Qwen3`, given by tunix, as the next three.
+        tokenizer: tunix's `TokenizerAdapter`.
+        mesh: of ``fsdp`` and ``tp``, or without one or both.
+        rollout_config: `RolloutConfig` of training.
+        pad_token_id: None takes an id that is never sampled; tunix reads it with `pad_id`.
+        engine_options: keywords of `LLM`, by `functools.partial`. The default of `max_model_len` is
+            what the rollout config needs, that of `gpu_memory_utilization` 0.4, since the trainer
+            has the rest.
+
+    Raises:
+        TypeError, ValueError: the model is no dense Qwen3, or as `LLM`.
+        NotImplementedError: the model has LoRA adapters.
+    """
+
+    def __init__(
+        self,
+        rollout_actor: Any,
+        tokenizer: Any,
+        mesh: jax.sharding.Mesh,
+        rollout_config: Any,
+        pad_token_id: int | None = None,
+        **engine_options: Any,
+    ) -> None:
+        if _lora(rollout_actor):
+            raise NotImplementedError(_LORA)
+        own = rollout_config.max_prompt_length + rollout_config.max_tokens_to_generate
+        longest = max(own, rollout_config.kv_cache_size)
+        config = model_config(rollout_actor.config, longest)
+        self._tokenizer = tokenizer
+        self._ends = _end_token_ids(rollout_config, tokenizer)
+        plain = getattr(tokenizer, "tokenizer", tokenizer)
+        self._pad = choose_pad(pad_token_id, self._ends, config.vocab_size, plain)
+        self._mapping = ParamsMapping.tunix_qwen3(config)
+        self._calls = 0
+        self._known: _Known = {}
+        dtype = rollout_config.data_type
+        defaults = {
+            "dtype": "auto" if dtype is None else jnp.dtype(dtype).name,
+            "max_model_len": longest,
+            "gpu_memory_utilization": _SHARE_OF_MEMORY,
+            "show_progress": False,
+        }
+        self.llm = LLM(
+            params=_tunix_params(rollout_actor),
+            mapping=self._mapping,
+            config=config,
+            mesh=engine_mesh(mesh),
+            rules=sharding_rules(mesh.axis_names),
+            logprobs_mode="temperature_logprobs",
+            **(defaults | engine_options),
+        )
+
+    def generate(self, prompts: list[str], rollout_config: Any, **_: Any) -> Any:
+        """Complete prompts.
+
+        Args:
+            prompts: texts; B of them.
+            rollout_config: tunix's `RolloutConfig`, of training or evaluation. With a `seed`, each
+                call of this object draws differently, but a run can be repeated.
+
+        Returns:
+            `RolloutOutput` of B rows; no logits.
+
+        Raises:
+            ValueError: a prompt is longer than `max_prompt_length`, or a setting is out of range.
+            StepError: a completion failed.
+        """
+        ends = _end_token_ids(rollout_config, self._tokenizer)
+        if self._pad in ends:
+            raise ValueError(f"eos_tokens has {self._pad}, which is the padding's id")
+        groups = neighbours(prompts)
+        ids = [self._encode(prompt) for prompt, _ in groups]
+        rows = [row for row, (_, n) in zip(ids, groups, strict=True) for _ in range(n)]
+        padded = left_padded(rows, rollout_config.max_prompt_length, self._pad)
+        params = [
+            sampling_params(rollout_config, ends, n, self._seed(rollout_config.seed, i))
+            for i, (_, n) in enumerate(groups)
+        ]
+        self._calls += 1
+        outputs = self.llm.generate(ids, params, use_tqdm=False)
+        completions = [each for output in outputs for each in output.outputs]
+        tokens = [np.asarray(each.token_ids, np.int32) for each in completions]
+        logprobs = [_logprobs(each) for each in completions]
+        self._warn_of_pads(tokens)
+        for prompt, row, values in zip(rows, tokens, logprobs, strict=True):
+            self._known[_key(prompt, row)] = values
+        return base_rollout.RolloutOutput(
+            text=[self._decode(row, ends) for row in tokens],
+            logits=None,
+            tokens=tokens,
+            left_padded_prompt_tokens=padded,
+            logprobs=logprobs,
+        )
+
+    def get_per_token_logps(self, prompt_tokens: Any, completion_tokens: Any) -> jax.Array:
+        """Log-probabilities of completions under the engine's weights.
+
+        Completions that `generate` made since the last sync have those of their draw, at its
+        temperature, which the trainer's ratios need; others are scored, at temperature 1.
+
+        Args:
+            prompt_tokens: int ``[B, P]``, padded on the left with `pad_id`.
+            completion_tokens: int ``[B, C]``, padded on the right.
+
+        Returns:
+            float32 ``[B, C]``; 0 where padding is.
+        """
+        prompts = _unpadded(prompt_tokens, self._pad)
+        completions = _unpadded(completion_tokens, self._pad)
+        pairs = list(zip(prompts, completions, strict=True))
+        unknown = [p for p in pairs if _key(*p) not in self._known and len(p[1])]
+        asked = [(prompt.tolist(), completion.tolist()) for prompt, completion in unknown]
+        scores = self.llm.score(asked) if asked else []
+        scored = {
+            _key(*pair): np.asarray(score.token_logprobs[score.start :], np.float32)
+            for pair, score in zip(unknown, scores, strict=True)
+        }
+        logps = np.zeros(np.shape(completion_tokens), np.float32)
+        for row, pair in enumerate(pairs):
+            values = self._known.get(_key(*pair), scored.get(_key(*pair), ()))
+            logps[row, : len(values)] = values
+        return jnp.asarray(logps)
+
+    def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
+        """Take the trainer's weights; the prefix cache forgets everything.
+
+        Args:
+            params: `nnx.state(actor, nnx.Param)`.
+            filter_types: what tunix filtered them by.
+
+        Raises:
+            NotImplementedError: they are LoRA adapters alone.
+            ValueError, TypeError: as `LLM.update_params`; the weights are as they were.
+        """
+        if any("LoRA" in getattr(each, "__name__", "") for each in filter_types or ()):
+            raise NotImplementedError(_LORA)
+        self.llm.update_params(params, self._mapping, in_flight="wait")
+        self._known.clear()
+
+    def pad_id(self) -> int:
+        """An id that no completion holds, whatever the tokenizer's own padding is."""
+        return self._pad
+
+    def eos_id(self) -> int:
+        """The tokenizer's end token."""
+        return self._tokenizer.eos_id()
+
+    def model(self) -> None:
+        """None: no array is shared with the actor, so tunix syncs after every step."""
+        return None
+
+    def close(self) -> None:
+        """End the engine and free its memory. Safe to repeat."""
+        self.llm.close()
+
+    def _encode(self, prompt: str) -> list[int]:
+        ids = list(self._tokenizer.encode(prompt))
+        start = self._tokenizer.bos_id()
+        return list(self._tokenizer.dedup_bos_ids([start, *ids] if start else ids))
+
+    def _decode(self, row: np.ndarray, ends: Sequence[int]) -> str:
+        ids = row.tolist()
+        return self._tokenizer.decode(ids[:-1] if ids and ids[-1] in ends else ids)
+
+    def _seed(self, given: Any, group: int) -> int | None:
+        """A seed of each group and call, from the int or key that tunix has."""
+        if given is None:
+            return None
+        if isinstance(given, jax.Array) and jax.dtypes.issubdtype(given.dtype, jax.dtypes.prng_key):
+            given = jax.random.key_data(given)
+        words = np.atleast_1d(np.asarray(given)).astype(np.uint32).tolist()
+        drawn = np.random.SeedSequence([*words, self._calls, group]).generate_state(1)
+        return int(drawn[0] >> 1)
+
+    def _warn_of_pads(self, tokens: Sequence[np.ndarray]) -> None:
+        drawn = sum(int((row == self._pad).sum()) for row in tokens)
+        if drawn:
+            warnings.warn(
+                f"{drawn} tokens drawn are the padding's id {self._pad}, and will be missing from "
+                "the loss; give another one: functools.partial(JaxinferRollout, pad_token_id=...)",
+                stacklevel=3,
+            )
+
+
+def _end_token_ids(config: Any, tokenizer: Any) -> list[int]:
+    return list(config.eos_tokens) if config.eos_tokens else [tokenizer.eos_id()]
+
+
+def _tunix_params(actor: Any) -> Any:
+    nnx = importlib.import_module("flax.nnx")
+    return nnx.state(actor, nnx.Param)
+
+
+def _logprobs(completion: CompletionOutput) -> np.ndarray:
+    if not isinstance(completion.logprobs, ChosenLogprobs):
+        raise StepError("a completion of a rollout failed; the engine's log says why")
+    return np.asarray(completion.logprobs.values, np.float32)
+
+
+def _key(prompt: Any, completion: Any) -> tuple[bytes, bytes]:
+    return np.asarray(prompt, np.int32).tobytes(), np.asarray(completion, np.int32).tobytes()
+
+
+def _unpadded(tokens: Any, pad: int) -> list[np.ndarray]:
+    return [row[row != pad] for row in np.asarray(tokens)]
