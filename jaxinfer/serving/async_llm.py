@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
 from jaxinfer.serving.engine_facts import EngineFacts
 from jaxinfer.serving.engine_handle import EngineHandle
 
@@ -131,6 +132,36 @@ class AsyncLLM(EngineFacts):
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
         await self._handle.driver.call_async(self._handle.loaded.engine.reset_prefix_cache)
         return True
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Run no step until `resume`: see `LLM.pause`."""
+        check_mode(mode)
+        driver = self._handle.driver
+        await driver.call_async(lambda: driver.pause(mode))
+
+    async def resume(self) -> None:
+        """Run steps again after `pause`."""
+        await self._handle.driver.call_async(self._handle.driver.resume)
+
+    async def is_paused(self) -> bool:
+        """Whether no step runs, be it by `pause` or by `sleep`."""
+        return self._handle.driver.is_paused
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give the devices' memory to somebody else until `wake_up`: see `LLM.sleep`."""
+        check_level(level)
+        check_mode(mode)
+        driver = self._handle.driver
+        await driver.call_async(lambda: driver.sleep(level, mode))
+
+    async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Bring back what sleeps: see `LLM.wake_up`."""
+        driver = self._handle.driver
+        await driver.call_async(lambda: driver.wake_up(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether any part of the engine sleeps."""
+        return self._handle.driver.is_sleeping
 
     async def get_metrics(self) -> list[Metric]:
         """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""

@@ -20,14 +20,14 @@ from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.engine_facts import EngineFacts
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.memory_handover import MemoryHandover
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 
 
-class LLM(EngineFacts):
+class LLM(MemoryHandover):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a

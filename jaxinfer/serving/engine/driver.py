@@ -15,6 +15,7 @@ from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.owner_thread import OwnerThread
 from jaxinfer.serving.engine.request_engine import RequestEngine
+from jaxinfer.serving.engine.sleep import PauseMode, SleepState, SleepTag
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
@@ -46,6 +47,8 @@ class EngineDriver:
         self._driven: dict[str, NewRequest] = {}
         self._by_hand: dict[str, str] = {}
         self._outputs: list[RequestOutput] = []
+        self._sleep = SleepState()
+        self._is_stepping = False
         self._is_closed = False
         self._after_round: Callable[[], None] = lambda: None
         self.is_closing = False
@@ -72,7 +75,7 @@ class EngineDriver:
         Raises:
             ValueError: the engine refuses one of them.
             StepError: the engine has failed for good.
-            RuntimeError: it is closed.
+            RuntimeError: it is closed, or sleeps.
         """
         self.call(lambda: self._add_all(requests))
 
@@ -149,13 +152,71 @@ class EngineDriver:
 
         Raises:
             Exception: as `RequestEngine.update_params`, or what a step of "wait" raises.
+            RuntimeError: the weights sleep, a step runs, or requests can't end because of a pause.
         """
-        if in_flight == "abort":
-            for key in [*self._driven, *self._by_hand.values()]:
-                self._engine.abort(key)
-        while in_flight == "wait" and self._engine.has_unfinished:
-            self._engine.step()
+        self._check_between_steps()
+        self._sleep.check_takes_params()
+        self._settle_requests(in_flight)
         self._engine.update_params(params)
+        self._sleep.lacks_weights = False
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether any part of the engine sleeps; any thread may ask."""
+        return bool(self._sleep.asleep)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no step runs, be it by `pause` or by `sleep`; any thread may ask."""
+        return not self._sleep.may_step
+
+    def pause(self, mode: PauseMode) -> None:
+        """Run no step until `resume`; only in the engine's thread, like the three that follow.
+
+        Args:
+            mode: checked before; with "wait", what is posted meanwhile waits too.
+
+        Raises:
+            RuntimeError: a step runs, or requests can't end because of an earlier pause.
+            Exception: what a step of "wait" raises.
+        """
+        self._check_between_steps()
+        self._settle_requests(mode)
+        self._sleep.is_paused = True
+
+    def resume(self) -> None:
+        """Run steps again, unless a part sleeps."""
+        self._sleep.is_paused = False
+
+    def sleep(self, level: int, mode: PauseMode) -> None:
+        """Stop scheduling and, from level 1 on, give back the device memory.
+
+        Raises:
+            RuntimeError: it sleeps already, or as `pause`.
+            Exception: as `RequestEngine.sleep`; nothing sleeps.
+        """
+        self._check_between_steps()
+        self._sleep.check_sleeps_not()
+        if level == 1:
+            self._sleep.check_takes_requests()
+        self._settle_requests(mode)
+        if level > 0:
+            self._engine.sleep(keep_params=level == 1)
+        self._sleep.fall_asleep(level)
+
+    def wake_up(self, tags: Iterable[SleepTag] | None) -> None:
+        """Bring back parts that sleep; None for all.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as `SleepState.parts_to_wake`.
+            Exception: the device lacks the memory; the part goes on sleeping.
+        """
+        for tag in self._sleep.parts_to_wake(tags):
+            if tag == "weights":
+                self._engine.wake_params()
+            elif tag == "kv_cache":
+                self._engine.wake_cache()
+            self._sleep.wake(tag)
 
     def add_by_hand(self, request: NewRequest) -> None:
         """Enqueue a request that goes on only while others run or `step` is called.
@@ -182,8 +243,8 @@ class EngineDriver:
 
         def step() -> list[RequestOutput]:
             try:
-                if self._engine.has_unfinished:
-                    self._engine.step()
+                if self._engine.has_unfinished and self._sleep.may_step:
+                    self._step()
             finally:
                 outputs, self._outputs = self._outputs, []
             return outputs
@@ -208,15 +269,40 @@ class EngineDriver:
 
     def _advance(self) -> bool:
         """One step, if somebody waits for it; whether there may be more to do."""
-        if self._driven:
+        may_step = bool(self._driven) and self._sleep.may_step
+        if may_step:
             try:
-                self._engine.step()
+                self._step()
                 if self._driven and not self._engine.has_unfinished:
                     raise RuntimeError("the engine lost a request")
             except BaseException as error:
                 self._end_driven(error)
         self._after_round()
-        return bool(self._driven)
+        return may_step and bool(self._driven)
+
+    def _step(self) -> None:
+        self._is_stepping = True
+        try:
+            self._engine.step()
+        finally:
+            self._is_stepping = False
+
+    def _settle_requests(self, mode: PauseMode) -> None:
+        """End unfinished requests now ("abort") or by steps ("wait"), or leave them ("keep")."""
+        if mode == "abort":
+            for key in [*self._driven, *self._by_hand.values()]:
+                self._engine.abort(key)
+        if mode == "wait" and self._engine.has_unfinished and not self._sleep.may_step:
+            raise RuntimeError(
+                "requests can't end while the engine is paused or sleeps: resume it first, or give "
+                "'keep' or 'abort' in place of 'wait'"
+            )
+        while mode == "wait" and self._engine.has_unfinished:
+            self._step()
+
+    def _check_between_steps(self) -> None:
+        if self._is_stepping:
+            raise RuntimeError("this was called from within a step; call it from another thread")
 
     def _end_driven(self, error: BaseException) -> None:
         """Nobody waits for ever, and nothing stays, after what the engine could not contain."""
@@ -230,6 +316,7 @@ class EngineDriver:
                 self._engine.abort(key)
 
     def _add_all(self, requests: Sequence[NewRequest]) -> None:
+        self._sleep.check_takes_requests()
         try:
             for request in requests:
                 deliver = functools.partial(self._deliver, request)
@@ -253,7 +340,7 @@ class EngineDriver:
     def _add_by_hand(self, request: NewRequest) -> None:
         if request.label in self._by_hand:
             raise ValueError(f"request id {request.label!r} is in use by an unfinished request")
-
+        self._sleep.check_takes_requests()
         self._engine.add(dataclasses.replace(request, sink=self._collect))
         self._by_hand[request.label] = request.key
 

@@ -209,6 +209,34 @@ class Engine:
         """Stop finding what was computed so far; running requests keep their blocks."""
         self._scheduler.invalidate_prefix_cache()
 
+    def sleep(self, *, keep_params: bool) -> None:
+        """Give back the device memory between two steps.
+
+        Unfinished requests keep the tokens that they have, and wait to be computed again.
+
+        Args:
+            keep_params: whether the weights stay in pinned host memory.
+
+        Raises:
+            Exception: the host lacks the memory; no array was given back.
+            StepError: the engine has failed for good.
+        """
+        self.check_alive()
+        self._read_steps(leave=0)
+        self._requests.collect()
+        self._scheduler.requeue_all()
+        self._runner.sleep(keep_params=keep_params)
+
+    def wake_params(self) -> None:
+        """Take the weights back from host memory; raises if the device lacks the memory."""
+        self.check_alive()
+        self._runner.wake_params()
+
+    def wake_cache(self) -> None:
+        """Allocate the KV cache and the slots, zeroed; raises if the device lacks the memory."""
+        self.check_alive()
+        self._runner.reset_cache()
+
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""
         for request_id in self._requests.ids:

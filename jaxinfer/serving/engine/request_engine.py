@@ -47,5 +47,14 @@ class RequestEngine(Protocol):
     def reset_prefix_cache(self) -> None:
         """Stop finding what was computed so far."""
 
+    def sleep(self, *, keep_params: bool) -> None:
+        """Give back the device memory between two steps; requests wait, to be computed again."""
+
+    def wake_params(self) -> None:
+        """Take the weights back from host memory, if any are there."""
+
+    def wake_cache(self) -> None:
+        """Allocate the KV cache and the slots, zeroed."""
+
     def close(self) -> None:
         """Abort everything and free the device memory; safe to call again."""

@@ -26,5 +26,11 @@ class StepRunner(Protocol):
     def update_params(self, params: Any) -> None:
         """Take other weights from the next launch on."""
 
+    def sleep(self, *, keep_params: bool) -> None:
+        """Give back the memory of parameters and cache; the parameters may stay on the host."""
+
+    def wake_params(self) -> None:
+        """Take the parameters back from the host, if any are there."""
+
     def close(self) -> None:
         """Free the device memory."""

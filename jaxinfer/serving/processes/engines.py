@@ -116,6 +116,23 @@ class LeadingEngine:
         self._engine.reset_prefix_cache()
         self._group.send({"kind": "reset_prefix_cache"})
 
+    def sleep(self, *, keep_params: bool) -> None:
+        """Refused: processes can't rebuild their caches in step.
+
+        Raises:
+            ValueError: always; nothing has changed.
+        """
+        raise ValueError(
+            "sleep(level=1 or 2) works within one process: call pause(), sleep(level=0), or close "
+            "the LLM of every process and make new ones"
+        )
+
+    def wake_params(self) -> None:
+        """Nothing sleeps, as `sleep` is refused."""
+
+    def wake_cache(self) -> None:
+        """Nothing sleeps, as `sleep` is refused."""
+
     def close(self) -> None:
         """As `Engine.close`; the others stop following."""
         self._group.close()

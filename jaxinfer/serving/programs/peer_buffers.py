@@ -6,7 +6,9 @@ counted more sums than others.
 """
 
 import ctypes
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -74,7 +76,7 @@ def allocate(peers: jax.ShapeDtypeStruct) -> PeerBuffers:
 
     count, sharding = peers.shape[0], peers.sharding
     words = all_reduce.peer_buffer_bytes(count) // 4
-    memory = jax.jit(lambda: jnp.zeros((count, words), jnp.int32), out_shardings=sharding)()
+    memory = _maker(count, words, sharding)()
     shards = sorted(memory.addressable_shards, key=_row)
     jax.block_until_ready(memory)  # no device may be written to before it has cleared its memory
     addresses = np.array([shard.data.unsafe_buffer_pointer() for shard in shards], np.uint64)
@@ -83,6 +85,12 @@ def allocate(peers: jax.ShapeDtypeStruct) -> PeerBuffers:
     return PeerBuffers(
         memory, jax.device_put(by_distance.view(np.int32).reshape(peers.shape), sharding)
     )
+
+
+@functools.lru_cache(maxsize=16)
+def _maker(count: int, words: int, sharding: Any) -> Callable[[], jax.Array]:
+    """Compiled once, and not again when the buffers are rebuilt."""
+    return jax.jit(lambda: jnp.zeros((count, words), jnp.int32), out_shardings=sharding)
 
 
 def _row(shard: Any) -> int:

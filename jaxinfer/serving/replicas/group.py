@@ -178,6 +178,26 @@ class EngineGroup:
         for member in self._alive():
             member.replica.call(member.replica.engine.reset_prefix_cache)
 
+    def sleep(self, *, keep_params: bool) -> None:
+        """As `Engine.sleep`, of every replica."""
+        self._check_alive()
+        for member in self._alive():
+            engine = member.replica.engine
+            member.replica.call(lambda engine=engine: engine.sleep(keep_params=keep_params))
+        self._deliver()
+
+    def wake_params(self) -> None:
+        """As `Engine.wake_params`, of every replica."""
+        self._check_alive()
+        for member in self._alive():
+            member.replica.call(member.replica.engine.wake_params)
+
+    def wake_cache(self) -> None:
+        """As `Engine.wake_cache`, of every replica."""
+        self._check_alive()
+        for member in self._alive():
+            member.replica.call(member.replica.engine.wake_cache)
+
     def close(self) -> None:
         """Abort everything, end the threads and free the device memory; safe to call again."""
         if self._is_closed:

@@ -1,6 +1,8 @@
 """What steps keep on the devices, pages above all: allocated zeroed, and freed."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +15,23 @@ from jaxinfer.serving.sampling.layout import SlotState
 def allocate(programs: Programs) -> tuple[KVCache, jax.Array, SlotState]:
     """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them."""
     pages, others = programs.kv, (programs.last_tokens, programs.slot_state)
-    # Compiled once for all layers of the same shape.
-    make = {each: _maker(each) for layer in pages for each in layer}
-    make_others = jax.jit(
-        lambda: jax.tree.map(_zeros, others),
-        out_shardings=jax.tree.map(lambda struct: struct.sharding, others),
-    )
-    return tuple((make[k](), make[v]()) for k, v in pages), *make_others()
+    structs, tree = jax.tree.flatten(others)
+    last_tokens, slots = jax.tree.unflatten(tree, _maker_of_all(tuple(structs))())
+    return tuple((_maker(k)(), _maker(v)()) for k, v in pages), last_tokens, slots
 
 
+# Compiled once for all layers of the same shape, and not again when a cache is rebuilt.
+@functools.lru_cache(maxsize=16)
 def _maker(struct: jax.ShapeDtypeStruct) -> Callable[[], jax.Array]:
     return jax.jit(lambda: _zeros(struct), out_shardings=struct.sharding)
+
+
+@functools.lru_cache(maxsize=16)
+def _maker_of_all(structs: tuple[Any, ...]) -> Callable[[], list[jax.Array]]:
+    return jax.jit(
+        lambda: [_zeros(struct) for struct in structs],
+        out_shardings=[struct.sharding for struct in structs],
+    )
 
 
 def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:

@@ -28,7 +28,7 @@ from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.result import StepResult, count_accepted, unpack_scores
-from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.runner import host_params, kv_cache
 from jaxinfer.serving.runner.batch import Batch, BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 from jaxinfer.serving.runner.engine_plan import EnginePlan
@@ -88,6 +88,7 @@ class Runner:
         self.wanted_params = plan.programs.params
         self._params: Any = params
         self._owns_params = owns_params
+        self._sleeping_params: Any = None
         self._head: Any = context.architecture.head_params(params)
         self._compile_s = self._allocate_s = 0.0
         self.report = plan.report
@@ -291,12 +292,46 @@ class Runner:
             self._params, self._owns_params = params, False
         self._head = self._programs.context.architecture.head_params(self._params)
 
+    def sleep(self, *, keep_params: bool) -> None:
+        """Give back the memory of parameters, pages and slots; nothing is in flight.
+
+        Parameters that are the caller's are not deleted, but no longer used either. With
+        `keep_params` a copy stays in pinned host memory, for `wake_params`.
+
+        Raises:
+            Exception: there is too little host memory; nothing has changed.
+        """
+        kept = host_params.to_host(self._params) if keep_params else None
+        self._free_cache()
+        if self._owns_params:
+            kv_cache.free(self._params)
+        self._sleeping_params, self._owns_params = kept, False
+        self._params = self._head = None
+
+    def wake_params(self) -> None:
+        """Take the parameters back from host memory, if any are there.
+
+        Raises:
+            Exception: there is too little device memory; the copy on the host stays.
+        """
+        if self._sleeping_params is None:
+            return
+        self.update_params(host_params.to_devices(self._sleeping_params, self.wanted_params))
+        self._owns_params = True
+        kv_cache.free(self._sleeping_params)
+        self._sleeping_params = None
+
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
-        kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
-        self._params = self._head = self._kv = self._last_tokens = self._slots = None
+        self._free_cache()
+        self._params = self._head = self._sleeping_params = None
         self._plan.close()
         self._watchdog.close()
+
+    def _free_cache(self) -> None:
+        kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
+        self._kv = self._last_tokens = self._slots = None
+        self._peer_buffers = []
 
     @property
     def _peers(self) -> list[jax.Array]:

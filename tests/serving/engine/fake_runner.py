@@ -61,6 +61,7 @@ class FakeRunner:
         self.num_compilations = 0
         self.params: Any = None
         self.closed = False
+        self.sleeps = False
         self.unread = 0
         self._pages: dict[int, int] = {}
         self._host_pages: dict[int, int] = {}
@@ -117,6 +118,13 @@ class FakeRunner:
             self._pages.clear()
             raise RuntimeError(f"fetch {number} found a broken device")
         return result
+
+    def sleep(self, *, keep_params: bool) -> None:
+        self.sleeps = True
+        self.reset_cache()
+
+    def wake_params(self) -> None:
+        self.sleeps = False
 
     def reset_cache(self) -> None:
         if self.fail_reset:

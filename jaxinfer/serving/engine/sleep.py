@@ -1,0 +1,122 @@
+"""What of an engine sleeps or is paused, and which calls that rules out; holds no arrays."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of unfinished requests: they end at once, end first, or go on afterwards."""
+
+SleepTag = Literal["weights", "kv_cache", "scheduling"]
+"""A part of an engine that `wake_up` brings back."""
+
+TAGS: tuple[SleepTag, ...] = get_args(SleepTag)
+_SLEEPING_PARTS: dict[int, frozenset[SleepTag]] = {
+    0: frozenset({"scheduling"}),
+    1: frozenset(TAGS),
+    2: frozenset(TAGS),
+}
+
+
+class SleepState:
+    """Which parts sleep; each method raises before it changes anything.
+
+    Attributes:
+        asleep: the parts that sleep.
+        is_paused: whether `pause` was called, and `resume` was not.
+        lacks_weights: whether the weights were dropped and no new ones have come.
+    """
+
+    def __init__(self) -> None:
+        self.asleep: frozenset[SleepTag] = frozenset()
+        self.is_paused = False
+        self.lacks_weights = False
+
+    @property
+    def may_step(self) -> bool:
+        """Whether the engine may run a step."""
+        return not (self.asleep or self.is_paused or self.lacks_weights)
+
+    def check_sleeps_not(self) -> None:
+        """Raise RuntimeError if a part sleeps: it is to be woken before anything sleeps again."""
+        if self.asleep:
+            raise RuntimeError(f"the engine sleeps already ({self._parts()}); call wake_up() first")
+
+    def check_takes_requests(self) -> None:
+        """Raise RuntimeError if new requests could not be computed after a `resume` alone."""
+        if self.asleep - {"scheduling"}:
+            raise RuntimeError(f"the engine sleeps ({self._parts()}); call wake_up() first")
+        if self.lacks_weights:
+            raise RuntimeError("sleep(level=2) dropped the weights; call update_params() first")
+
+    def check_takes_params(self) -> None:
+        """Raise RuntimeError while the weights sleep."""
+        if "weights" in self.asleep:
+            raise RuntimeError("the weights sleep; call wake_up(['weights']) before update_params")
+
+    def fall_asleep(self, level: int) -> None:
+        """Note that the parts of a level sleep."""
+        self.asleep = _SLEEPING_PARTS[level]
+        self.lacks_weights = self.lacks_weights or level == 2
+
+    def parts_to_wake(self, tags: Iterable[SleepTag] | None) -> tuple[SleepTag, ...]:
+        """The parts that `wake_up` brings back, in the order of `TAGS`; None means all that sleep.
+
+        Once weights and KV cache are awake, scheduling goes on too.
+
+        Raises:
+            TypeError: tags are no list of strings.
+            ValueError: a tag is unknown, or there are none.
+            RuntimeError: a part does not sleep, or scheduling would go on without the others.
+        """
+        if not self.asleep:
+            raise RuntimeError("the engine does not sleep, so there is nothing to wake up")
+        wanted = self.asleep if tags is None else check_tags(tags)
+        if awake := wanted - self.asleep:
+            raise RuntimeError(f"{_listed(awake)} does not sleep; asleep: {self._parts()}")
+        left = self.asleep - wanted
+        if "scheduling" in wanted and left:
+            raise RuntimeError(f"scheduling can't go on while {_listed(left)} sleeps; wake it too")
+        return _ordered(self.asleep if left == {"scheduling"} else wanted)
+
+    def wake(self, tag: SleepTag) -> None:
+        """Note that a part is awake."""
+        self.asleep -= {tag}
+
+    def _parts(self) -> str:
+        return _listed(self.asleep)
+
+
+def check_level(level: Any) -> None:
+    """Raise ValueError unless it is 0, 1 or 2."""
+    if isinstance(level, bool) or level not in _SLEEPING_PARTS:
+        raise ValueError(
+            "level must be 0 (stop scheduling), 1 (weights to the host, KV cache dropped) or 2 "
+            f"(both dropped), got {level!r}"
+        )
+
+
+def check_mode(mode: Any) -> None:
+    """Raise ValueError unless it is a `PauseMode`."""
+    if mode not in get_args(PauseMode):
+        raise ValueError(f"mode must be 'abort', 'wait' or 'keep', got {mode!r}")
+
+
+def check_tags(tags: Any) -> frozenset[SleepTag]:
+    """The tags as a set; raises as `SleepState.parts_to_wake`."""
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise TypeError(f"tags must be a list of strings or None, got {tags!r}")
+    given = list(tags)
+    for tag in given:
+        if tag not in TAGS:
+            raise ValueError(f"unknown tag {tag!r}; tags are {', '.join(TAGS)}")
+    if not given:
+        raise ValueError("tags are empty; leave them out to wake everything")
+    return frozenset(given)
+
+
+def _ordered(tags: Iterable[SleepTag]) -> tuple[SleepTag, ...]:
+    return tuple(sorted(tags, key=TAGS.index))
+
+
+def _listed(tags: Iterable[SleepTag]) -> str:
+    return ", ".join(_ordered(tags))

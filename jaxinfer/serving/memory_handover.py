@@ -1,0 +1,73 @@
+"""Pausing an engine, and putting it to sleep so that a trainer has its memory: `LLM`'s part."""
+
+from collections.abc import Sequence
+
+from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
+from jaxinfer.serving.engine_facts import EngineFacts
+
+
+class MemoryHandover(EngineFacts):
+    """The calls of `LLM` that stop its engine for a while."""
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Run no step until `resume`; requests that come meanwhile wait.
+
+        `generate` and its like wait with them: call those from another thread than `resume`.
+
+        Args:
+            mode: unfinished requests end now with the reason "abort", end first ("wait"), or go on
+                after `resume` ("keep").
+
+        Raises:
+            ValueError: the mode is unknown.
+            RuntimeError: "wait", and an earlier pause keeps requests from ending.
+        """
+        check_mode(mode)
+        driver = self._handle.driver
+        driver.call(lambda: driver.pause(mode))
+
+    def resume(self) -> None:
+        """Run steps again after `pause`; an engine that is not paused goes on as it does."""
+        self._handle.driver.call(self._handle.driver.resume)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no step runs, be it by `pause` or by `sleep`."""
+        return self._handle.driver.is_paused
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give the devices' memory to somebody else of this process until `wake_up`.
+
+        Args:
+            level: 0 only stops scheduling, 1 moves the weights to pinned host memory and drops the
+                KV cache, 2 drops both; new weights then come by `update_params`.
+            mode: as in `pause`. Requests that are kept keep their tokens, whose keys and values are
+                computed again.
+
+        Raises:
+            ValueError: level or mode is unknown, or level 1 or 2 with several processes.
+            RuntimeError: it sleeps already, or as `pause`. Nothing has changed.
+        """
+        check_level(level)
+        check_mode(mode)
+        driver = self._handle.driver
+        driver.call(lambda: driver.sleep(level, mode))
+
+    def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Bring back what sleeps: nothing compiles, and outputs are as before.
+
+        Args:
+            tags: any of "weights", "kv_cache" and "scheduling"; None for all. Scheduling goes on by
+                itself once the others are awake.
+
+        Raises:
+            TypeError, ValueError: the tags are no list, or one is unknown.
+            RuntimeError: a part does not sleep, or scheduling can't go on yet.
+        """
+        driver = self._handle.driver
+        driver.call(lambda: driver.wake_up(tags))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether any part of the engine sleeps."""
+        return self._handle.driver.is_sleeping
