@@ -13,7 +13,6 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
-from jaxinfer.serving.engine.pacing import Pacing
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepRunner
@@ -21,6 +20,7 @@ from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.requests.token_group import TokenGroup
+from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 

@@ -13,12 +13,12 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.engine.engine import Engine
-from jaxinfer.serving.engine.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.startup.plan import plan_engine
 

@@ -129,6 +129,10 @@ def test_only_one_thread_touches_the_engine():
 
 
 def test_cancelling_a_task_aborts_its_request_and_no_other_of_the_same_label(kind):
+    def slow_step():
+        time.sleep(0.002)  # so that the answer is not complete before it is cancelled
+        return step()
+
     async def main():
         cancelled = asyncio.create_task(setup.collect([1], LONG, label="same"))
         other = asyncio.create_task(setup.collect([2], LONG, label="same"))
@@ -140,6 +144,7 @@ def test_cancelling_a_task_aborts_its_request_and_no_other_of_the_same_label(kin
         return await other
 
     with Driven(kind) as setup:
+        step, setup.engine.step = setup.engine.step, slow_step
         tokens, last = asyncio.run(main())
         assert tokens == continuation([2], 100, VOCAB)
         assert last.request_id == "same"

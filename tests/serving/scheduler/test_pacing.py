@@ -1,6 +1,6 @@
 """While single requests arrive steps are of few tokens; then as long as ever."""
 
-from jaxinfer.serving.engine.pacing import Pacing, arrival_tokens
+from jaxinfer.serving.scheduler.pacing import Pacing, arrival_tokens
 from tests.serving.engine.test_engine import Setup
 
 
