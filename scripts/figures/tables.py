@@ -1,7 +1,7 @@
 """The tables of docs/performance.md, made from the records in benchmarks/results/."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxinfer.measure.kernel_runs import reached
@@ -131,6 +131,46 @@ def engine_start_table(records: list[Record]) -> list[str]:
         )
     header = "model | device | cores | arguments | programs | caches empty s | caches filled s"
     return _table(header + " | commit", rows)
+
+
+# vLLM 0.26.0 on an H200, by model shape and requests a second (None: all at once), with prompts and
+# answers as long: output tok/s; mean and p99 ms to the first token and per token after it.
+_VLLM_SERVING: Mapping[tuple[str, float | None], tuple[str, str, str]] = {
+    ("0.6b", None): ("10,296", "-", "-"),
+    ("0.6b", 20.0): ("-", "52.7 / 94", "4.6 / 7.0"),
+    ("0.6b", 40.0): ("-", "62.7 / 122", "6.6 / 12.8"),
+    ("8b", None): ("5,394", "-", "-"),
+    ("8b", 10.0): ("-", "73 / 143", "7.8 / 11.6"),
+    ("8b", 20.0): ("-", "101 / 155", "12.6 / 16.6"),
+}
+
+
+def serving_table(records: list[Record]) -> list[str]:
+    """A server under loads, of the latest record of each model, beside vLLM's."""
+    rows = []
+    for record in latest(records, "serving"):
+        shape = record["kind"].removeprefix("serving-")
+        for load in record["loads"]:
+            rate = load["request_rate"]
+            speed, first, each = _VLLM_SERVING.get((shape, rate), ("-", "-", "-"))
+            rows.append(
+                (
+                    record["model"],
+                    record["machine"]["device"],
+                    f"{load['num_prompts']:,} at once" if rate is None else f"{rate:g} a second",
+                    f"{load['output_tokens_per_s']:,.0f}",
+                    _mean_and_p99(load["ttft_ms"]),
+                    _mean_and_p99(load["tpot_ms"]),
+                    *(speed, first, each),
+                    _commit(record),
+                )
+            )
+    header = "model | device | arrivals | output tok/s | TTFT ms | TPOT ms | vLLM 0.26.0: tok/s"
+    return _table(header + " | TTFT ms | TPOT ms | commit", rows)
+
+
+def _mean_and_p99(summary: Mapping[str, float]) -> str:
+    return f"{summary['mean']:.3g} / {summary['p99']:.3g}"
 
 
 def transformers_table(records: list[Record]) -> list[str]:
@@ -281,6 +321,7 @@ TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
     "transformers": transformers_table,
     "host": host_table,
     "start-up": start_up_table,
+    "serving": serving_table,
 }
 
 

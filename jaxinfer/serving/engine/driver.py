@@ -192,11 +192,17 @@ class EngineDriver:
         """Stop scheduling and, from level 1 on, give back the device memory.
 
         Raises:
+            ValueError: level 1 or 2 with several processes; no request has ended.
             RuntimeError: it sleeps already, or as `pause`.
             Exception: as `RequestEngine.sleep`; nothing sleeps.
         """
         self._check_between_steps()
         self._sleep.check_sleeps_not()
+        if level > 0 and not self._engine.can_sleep:
+            raise ValueError(
+                "sleep(level=1 or 2) works within one process: call pause(), sleep(level=0), or "
+                "close the LLM of every process and make new ones"
+            )
         if level == 1:
             self._sleep.check_takes_requests()
         self._settle_requests(mode)

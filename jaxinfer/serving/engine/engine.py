@@ -209,6 +209,11 @@ class Engine:
         """Stop finding what was computed so far; running requests keep their blocks."""
         self._scheduler.invalidate_prefix_cache()
 
+    @property
+    def can_sleep(self) -> bool:
+        """Always: all of it lies in this process."""
+        return True
+
     def sleep(self, *, keep_params: bool) -> None:
         """Give back the device memory between two steps.
 

@@ -47,6 +47,11 @@ class RequestEngine(Protocol):
     def reset_prefix_cache(self) -> None:
         """Stop finding what was computed so far."""
 
+    @property
+    def can_sleep(self) -> bool:
+        """Whether `sleep` is possible; asked before any request ends for it."""
+        ...
+
     def sleep(self, *, keep_params: bool) -> None:
         """Give back the device memory between two steps; requests wait, to be computed again."""
 

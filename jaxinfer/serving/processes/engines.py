@@ -116,16 +116,14 @@ class LeadingEngine:
         self._engine.reset_prefix_cache()
         self._group.send({"kind": "reset_prefix_cache"})
 
-    def sleep(self, *, keep_params: bool) -> None:
-        """Refused: processes can't rebuild their caches in step.
+    @property
+    def can_sleep(self) -> bool:
+        """Never: processes can't rebuild their caches in step."""
+        return False
 
-        Raises:
-            ValueError: always; nothing has changed.
-        """
-        raise ValueError(
-            "sleep(level=1 or 2) works within one process: call pause(), sleep(level=0), or close "
-            "the LLM of every process and make new ones"
-        )
+    def sleep(self, *, keep_params: bool) -> None:
+        """Not supported, as `can_sleep` says."""
+        raise NotImplementedError("several processes can't sleep")
 
     def wake_params(self) -> None:
         """Nothing sleeps, as `sleep` is refused."""

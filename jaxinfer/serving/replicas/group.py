@@ -178,6 +178,11 @@ class EngineGroup:
         for member in self._alive():
             member.replica.call(member.replica.engine.reset_prefix_cache)
 
+    @property
+    def can_sleep(self) -> bool:
+        """Always: all of it lies in this process."""
+        return True
+
     def sleep(self, *, keep_params: bool) -> None:
         """As `Engine.sleep`, of every replica."""
         self._check_alive()

@@ -336,3 +336,14 @@ def test_a_loop_that_ended_with_its_stream_open_harms_nobody():
         asyncio.run(leave())
         gc.collect()
         assert asyncio.run(setup.collect([2]))[0] == continuation([2], 20, VOCAB)
+
+
+def test_an_engine_that_cannot_sleep_says_so_before_a_request_ends(monkeypatch):
+    monkeypatch.setattr(type(Setup().engine), "can_sleep", False)
+    with Driven() as setup:
+        stream = setup.stream([3], LONG)
+        next(stream)
+        with pytest.raises(ValueError, match="within one process"):
+            setup.driver.call(lambda: setup.driver.sleep(1, "abort"))
+        assert [output.finished for output in stream][-1]
+        assert not setup.driver.is_sleeping

@@ -1,5 +1,8 @@
 """OpenAI's own client against a real server."""
 
+import re
+from pathlib import Path
+
 import openai
 import pytest
 
@@ -68,3 +71,12 @@ def test_errors_are_of_the_clients_own_types(api):
         api.chat.completions.create(model="gpt", messages=USER)
     with pytest.raises(openai.AuthenticationError):
         api.with_options(api_key="guess").models.list()
+
+
+def test_the_readmes_example(api, capsys):
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "openai" in b]
+    block = block.replace("http://127.0.0.1:8000/v1", str(api.base_url))
+    block = block.replace('"none"', '"sesame"').replace('"jaxinfer"', '"tiny"')
+    exec(block.replace("stream=True", "stream=True, max_tokens=6"), {})  # our own README
+    assert capsys.readouterr().out
