@@ -41,8 +41,8 @@ class EngineServer:
         num_slots: sequences that run at once.
         max_waiting: completions that may wait beyond these.
         hello: what front ends are told first: see `EngineDescription.to_message`.
-        calls: what front ends may ask for besides, by name; done in the engine's thread. To "ping"
-            the event loop answers, whatever the engine does.
+        calls: what front ends may ask for besides pausing and sleeping, by name; done in the
+            engine's thread. To "ping" the event loop answers, whatever the engine does.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EngineServer:
         self._counts = counts
         self._capacity = num_slots + max_waiting
         self._hello = dict(hello)
-        self._calls = calls
+        self._calls = {**_handover_calls(driver), **calls}
         self._front_ends: set[FrontEndRequests] = set()  # of the engine's thread
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -144,6 +144,18 @@ class EngineServer:
     def _forget(self, requests: FrontEndRequests) -> None:
         self._front_ends.discard(requests)
         requests.cancel_all()
+
+
+def _handover_calls(driver: EngineDriver) -> dict[str, Callable[..., Any]]:
+    """What stops the engine for a while, and lets it go on."""
+    return {
+        "pause": driver.pause,
+        "resume": driver.resume,
+        "is_paused": lambda: driver.is_paused,
+        "sleep": driver.sleep,
+        "wake_up": driver.wake_up,
+        "is_sleeping": lambda: driver.is_sleeping,
+    }
 
 
 def _write(writer: asyncio.StreamWriter, data: bytes) -> None:

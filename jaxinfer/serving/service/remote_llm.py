@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from jaxinfer.config import EngineConfig
@@ -12,6 +12,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.service.call_arguments import RemoteCallArguments
 from jaxinfer.serving.service.description import EngineDescription, engine_message
@@ -196,6 +197,33 @@ class RemoteLLM:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
         await self._link.call("reset_prefix_cache")
         return True
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Run no step until `resume`, for all front ends: see `LLM.pause`."""
+        check_mode(mode)
+        await self._link.call("pause", mode)
+
+    async def resume(self) -> None:
+        """Run steps again after `pause`."""
+        await self._link.call("resume")
+
+    async def is_paused(self) -> bool:
+        """Whether no step runs, be it by `pause` or by `sleep`."""
+        return await self._link.call("is_paused")
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give the devices' memory back until `wake_up`: see `LLM.sleep`."""
+        check_level(level)
+        check_mode(mode)
+        await self._link.call("sleep", level, mode)
+
+    async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Bring back what sleeps: see `LLM.wake_up`."""
+        await self._link.call("wake_up", None if tags is None else list(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether any part of the engine sleeps."""
+        return await self._link.call("is_sleeping")
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what the engine's process does, until `stop_profile`."""

@@ -445,3 +445,37 @@ def test_a_bad_call_is_refused_at_once():
                 llm.generate([1], timeout=0)
 
     run(main())
+
+
+def test_an_engine_that_sleeps_takes_no_request_until_it_wakes_up():
+    async def main():
+        async with ToyService().connected() as llm:
+            (*_, before) = await collect(llm, [1, 2, 3])
+            await llm.sleep(1)
+            assert await llm.is_sleeping()
+            assert await llm.is_paused()
+            with pytest.raises(RuntimeError, match="wake_up"):
+                await collect(llm, [1, 2, 3])
+            with pytest.raises(RuntimeError, match="sleeps already"):
+                await llm.sleep(2)
+            with pytest.raises(ValueError, match="level"):
+                await llm.sleep(3)
+            await llm.wake_up(["kv_cache", "weights"])
+            assert not await llm.is_sleeping()
+            (*_, after) = await collect(llm, [1, 2, 3])
+            assert seen(after) == seen(before)
+
+    run(main())
+
+
+def test_a_paused_engine_goes_on_with_what_it_has():
+    async def main():
+        async with ToyService().connected() as llm:
+            await llm.pause("keep")
+            waiting = asyncio.ensure_future(collect(llm, [4, 5]))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await llm.resume()
+            assert (await waiting)[-1].finished
+
+    run(main())

@@ -19,6 +19,7 @@ router = APIRouter(route_class=ApiRoute)
 Mode = Literal["abort", "wait", "keep"]
 Tag = Literal["weights", "kv_cache", "scheduling"]
 _DONE: dict[int | str, dict[str, Any]] = {200: {"model": Status}}
+_OR_CONFLICT = {**_DONE, 409: {"model": ErrorAnswer}}
 
 
 @router.post("/reset_prefix_cache", response_model=None, responses=_DONE)
@@ -28,7 +29,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     return json_answer({"status": "ok"})
 
 
-@router.post("/sleep", response_model=None, responses=_DONE)
+@router.post("/sleep", response_model=None, responses=_OR_CONFLICT)
 async def sleep(
     request: Request, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: Mode = "abort"
 ) -> Response:
@@ -36,7 +37,7 @@ async def sleep(
     return await _call(front_of(request), "sleep", level=level, mode=mode)
 
 
-@router.post("/wake_up", response_model=None, responses=_DONE)
+@router.post("/wake_up", response_model=None, responses=_OR_CONFLICT)
 async def wake_up(request: Request, tags: Annotated[list[Tag] | None, Query()] = None) -> Response:
     """Take it again."""
     return await _call(front_of(request), "wake_up", tags=tags)
@@ -50,21 +51,19 @@ async def is_sleeping(request: Request) -> Response:
     return json_answer({"is_sleeping": bool(await value if inspect.isawaitable(value) else value)})
 
 
-@router.post("/pause", response_model=None, responses=_DONE)
+@router.post("/pause", response_model=None, responses=_OR_CONFLICT)
 async def pause(request: Request, mode: Mode = "abort") -> Response:
     """Run no step until `/resume`."""
     return await _call(front_of(request), "pause", mode=mode)
 
 
-@router.post("/resume", response_model=None, responses=_DONE)
+@router.post("/resume", response_model=None, responses=_OR_CONFLICT)
 async def resume(request: Request) -> Response:
     """Go on after `/pause`."""
     return await _call(front_of(request), "resume")
 
 
-@router.post(
-    "/start_profile", response_model=None, responses={**_DONE, 409: {"model": ErrorAnswer}}
-)
+@router.post("/start_profile", response_model=None, responses=_OR_CONFLICT)
 async def start_profile(request: Request) -> Response:
     """Record what host and devices do, into the operator's directory."""
     front = front_of(request)
@@ -74,7 +73,7 @@ async def start_profile(request: Request) -> Response:
     return await _conflicts(lambda: front.engine.start_profile(directory))
 
 
-@router.post("/stop_profile", response_model=None, responses={**_DONE, 409: {"model": ErrorAnswer}})
+@router.post("/stop_profile", response_model=None, responses=_OR_CONFLICT)
 async def stop_profile(request: Request) -> Response:
     """End the recording and write it."""
     return await _conflicts(front_of(request).engine.stop_profile)
@@ -93,8 +92,11 @@ async def _call(front: Front, name: str, **arguments: Any) -> Response:
     method = getattr(front.engine, name, None)
     if method is None:
         raise ApiError(501, f"this engine has no {name}")
-    with client_errors(arguments):
-        result = method(**arguments)
-        if inspect.isawaitable(result):
-            await result
-    return json_answer({"status": "ok"})
+
+    async def work() -> None:
+        with client_errors(arguments):
+            result = method(**arguments)
+            if inspect.isawaitable(result):
+                await result
+
+    return await _conflicts(work)
