@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from jaxinfer.errors import (
         CapacityError,
         DistributedError,
+        EngineDeadError,
         JaxinferError,
         ModelLoadError,
+        QueueFullError,
+        ShuttingDownError,
         StepError,
     )
     from jaxinfer.inputs import TextPrompt, TokensPrompt
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from jaxinfer.rollouts.mapping import ParamsMapping, ParamSource
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
-    from jaxinfer.serving.engine.metrics import Counter, Gauge
+    from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
     from jaxinfer.serving.llm import LLM
     from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor, SamplerState
     from jaxinfer.startup_report import StartupReport, StartUpTimes
@@ -46,8 +49,10 @@ __all__ = [
     "CustomSampler",
     "DistributedError",
     "EngineConfig",
+    "EngineDeadError",
     "FinishCode",
     "Gauge",
+    "Histogram",
     "JaxinferError",
     "LogitsProcessor",
     "Logprob",
@@ -56,6 +61,7 @@ __all__ = [
     "PackedRollouts",
     "ParamSource",
     "ParamsMapping",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -64,6 +70,7 @@ __all__ = [
     "SamplingParams",
     "ScoreOutput",
     "ShardingRules",
+    "ShuttingDownError",
     "StartUpTimes",
     "StartupReport",
     "StepError",
@@ -88,8 +95,10 @@ _HOMES = {
     "CustomSampler": "serving.sampling.sampler",
     "DistributedError": "errors",
     "EngineConfig": "config",
+    "EngineDeadError": "errors",
     "FinishCode": "rollouts.arrays",
     "Gauge": "serving.engine.metrics",
+    "Histogram": "serving.engine.metrics",
     "JaxinferError": "errors",
     "LLM": "serving.llm",
     "LogitsProcessor": "serving.sampling.sampler",
@@ -99,6 +108,7 @@ _HOMES = {
     "PackedRollouts": "rollouts.arrays",
     "ParamSource": "rollouts.mapping",
     "ParamsMapping": "rollouts.mapping",
+    "QueueFullError": "errors",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
@@ -107,6 +117,7 @@ _HOMES = {
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
     "ShardingRules": "model.sharding",
+    "ShuttingDownError": "errors",
     "StartUpTimes": "startup_report",
     "StartupReport": "startup_report",
     "StepError": "errors",
