@@ -153,24 +153,26 @@ def serving_table(records: list[Record]) -> list[str]:
         for load in record["loads"]:
             rate = load["request_rate"]
             speed, first, each = _VLLM_SERVING.get((shape, rate), ("-", "-", "-"))
+            offline = "-" if rate else _figure(record["offline"]["output_tokens_per_s"])
             rows.append(
                 (
                     record["model"],
                     record["machine"]["device"],
                     f"{load['num_prompts']:,} at once" if rate is None else f"{rate:g} a second",
                     f"{load['output_tokens_per_s']:,.0f}",
+                    offline,
                     _mean_and_p99(load["ttft_ms"]),
                     _mean_and_p99(load["tpot_ms"]),
                     *(speed, first, each),
                     _commit(record),
                 )
             )
-    header = "model | device | arrivals | output tok/s | TTFT ms | TPOT ms | vLLM 0.26.0: tok/s"
-    return _table(header + " | TTFT ms | TPOT ms | commit", rows)
+    header = "model | device | arrivals | output tok/s | `LLM.generate` | TTFT ms | TPOT ms"
+    return _table(header + " | vLLM 0.26.0: tok/s | TTFT ms | TPOT ms | commit", rows)
 
 
 def _mean_and_p99(summary: Mapping[str, float]) -> str:
-    return f"{summary['mean']:.3g} / {summary['p99']:.3g}"
+    return f"{_figure(summary['mean'])} / {_figure(summary['p99'])}"
 
 
 def transformers_table(records: list[Record]) -> list[str]:
