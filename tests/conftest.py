@@ -67,6 +67,13 @@ def _little_optimization(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture(scope="module")
+def small_heap() -> None:
+    """Leave what earlier tests hold out of `gc.collect()`, which takes a second with it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine can't run, leave full matrices out, and begin with the longest files.
 

@@ -1,3 +1,5 @@
+"""Progress bars: what they show, and that work goes on where they can't be written."""
+
 import gc
 import io
 import os
@@ -8,6 +10,9 @@ import pytest
 from tqdm import tqdm
 
 from jaxinfer.progress import ProgressBar
+
+
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 
 class _Failing(io.StringIO):

@@ -108,7 +108,7 @@ def resources(llm: LLM) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("num_requests", [600, pytest.param(2_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("num_requests", [250, pytest.param(2_000, marks=pytest.mark.exhaustive)])
 def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines, num_requests):
     crowded, alone = engines
     rng = random.Random(20 + num_requests)
@@ -126,7 +126,7 @@ def test_every_request_gets_what_it_would_get_alone_and_nothing_leaks(engines, n
     assert after["arrays"] <= before["arrays"] + 2  # the last step's results are still referenced
     scheduler.check_invariants()
     assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
-    assert scheduler.num_preemptions > 50
+    assert scheduler.num_preemptions > 20
     disturbed = first | {str(int(key) + warm): value for key, value in rest.items()}
     assert len(disturbed) > 0.9 * num_requests
     different = []

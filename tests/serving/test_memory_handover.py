@@ -20,6 +20,8 @@ from tests.serving.small_llm import (
     small_params,
 )
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 PENALTIES = SamplingParams(
     temperature=0.0, max_tokens=6, ignore_eos=True, frequency_penalty=1.0, logit_bias={7: 3.0}
 )

@@ -132,9 +132,14 @@ def test_every_process_says_why_there_is_no_engine(mistake, error, together):
     ("number", "to", "statuses", "said"),
     [
         (signal.SIGKILL, 1, (1, -9), ("process 1 (pid ", "")),
-        (signal.SIGKILL, 0, (-9, 1), ("", "process 0 (pid ")),
         (signal.SIGINT, 0, (130, 0), ("", "")),
-        (signal.SIGINT, 1, (1, 130), ("process 1: interrupted (Ctrl-C)", "")),
+        pytest.param(
+            *(signal.SIGKILL, 0, (-9, 1), ("", "process 0 (pid ")), marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            *(signal.SIGINT, 1, (1, 130), ("process 1: interrupted (Ctrl-C)", "")),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_when_one_process_ends_the_other_ends_and_says_why(number, to, statuses, said, model):

@@ -6,6 +6,7 @@ from jaxinfer import SamplingParams
 from jaxinfer.serving.runner.batch import BatchBuilder
 from tests.serving.small_llm import GREEDY, PROMPTS, small_llm
 
+EXHAUSTIVE = pytest.mark.exhaustive
 COUNT, ROWS = 10, 40
 SPECIAL = [
     GREEDY.clone(max_tokens=COUNT, repetition_penalty=1.4, frequency_penalty=0.8, logprobs=2),
@@ -41,11 +42,23 @@ def alone():
         }
 
 
+MULTI_STEP, TENSOR_PARALLEL = {"num_decode_steps": 4}, {"tensor_parallel_size": 2}
+MIXED, MANY, TRUNCATING = (8, False, "mixed"), (9, False, "full"), (8, True, "full")
+# Where rows are sampled apart, with every option; where they are not, each option once.
+COVERING = [
+    *((MIXED, {}), (MIXED, MULTI_STEP), (MIXED, TENSOR_PARALLEL)),
+    *((MANY, {}), (TRUNCATING, MULTI_STEP)),
+]
+
+
 @pytest.mark.parametrize(
-    ("num_special", "truncating", "mode"),
-    [(8, False, "mixed"), (9, False, "full"), (8, True, "full")],
+    ("num_special", "truncating", "mode", "options"),
+    [
+        pytest.param(*case, options, marks=[] if (case, options) in COVERING else EXHAUSTIVE)
+        for case in (MIXED, MANY, TRUNCATING)
+        for options in ({}, MULTI_STEP, TENSOR_PARALLEL)
+    ],
 )
-@pytest.mark.parametrize("options", [{}, {"num_decode_steps": 4}, {"tensor_parallel_size": 2}])
 def test_all_rows_get_what_they_get_alone(
     monkeypatch, alone, num_special, truncating, mode, options
 ):
