@@ -1,9 +1,12 @@
+import dataclasses
 import json
 
+import jax
 import pytest
 
+from jaxinfer.model.modules import init_params
 from scripts.figures import engine_start
-from tests.serving.small_llm import CONFIG, small_params
+from tests.serving.small_llm import CONFIG
 
 
 def _record(seconds):
@@ -51,14 +54,17 @@ def test_a_start_that_is_not_what_it_claims_is_an_error(monkeypatch, change, err
 
 
 def test_a_start_is_measured_with_its_parts(monkeypatch, tmp_path):
-    weights = {"params": small_params(), "config": CONFIG}
+    config = dataclasses.replace(CONFIG, num_hidden_layers=1)
+    params = init_params(config, jax.random.key(0), "float32")
+    weights = {"params": params, "config": config}
     monkeypatch.setattr("jaxinfer.measure.engines.random_weights", lambda shape, arguments: weights)
     arguments = {
         "compilation_cache_dir": str(tmp_path),
         "compile_ahead": True,
         "max_model_len": 32,
         "max_num_seqs": 2,
-        "max_num_batched_tokens": 64,
+        "max_num_batched_tokens": 32,
+        "num_decode_steps": 1,
         "show_progress": False,
     }
     cold = engine_start._measure("any", arguments)

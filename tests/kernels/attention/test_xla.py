@@ -7,6 +7,9 @@ import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
 from tests.kernels.attention import attention_cases as cases
+from tests.kernels.attention import covering_cases as covering
+
+_FULL = [*cases.decode_cases(), *cases.shared_cases()]
 
 
 @functools.cache
@@ -21,23 +24,38 @@ def _attention(*arrays, scale, window, max_query_len):
     return _op(window, max_query_len, scale)(*arrays)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [*cases.decode_cases(), *cases.shared_cases()], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", covering.params(covering.decode_cases(), _FULL))
 def test_decode_equals_fp64(case):
     cases.check(_attention, case, jnp.float32)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("decode", [True, False], ids=["decode", "prefill"])
+def test_rows_that_are_all_empty_give_zeros():
+    problem = cases.build(covering.decode_cases()[0], jnp.float32, 0)
+    *arrays, contexts, tables = map(jnp.asarray, problem.arguments)
+    none = 0 * contexts, 0 * tables
+    out = _attention(*arrays, *none, scale=problem.scale, window=None, max_query_len=1)
+    assert not np.asarray(out).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decode"),
+    [
+        (jnp.bfloat16, True),
+        (jnp.float16, False),
+        pytest.param(jnp.bfloat16, False, marks=pytest.mark.exhaustive),
+        pytest.param(jnp.float16, True, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_half_precision_equals_fp64_of_the_rounded_inputs(dtype, decode):
     lens = (1, 1, 1) if decode else (50, 1, 90)
     case = cases.Case("half", lens, (200, 1, 333), decode=decode)
     cases.check(_attention, case, dtype)
 
 
-@pytest.mark.parametrize("seed", range(6))
+# An even seed is of a prefill, an odd one of decoding.
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 12))]
+)
 def test_random_cases_equal_fp64(seed):
     rng = np.random.default_rng(seed)
     cases.check(_attention, cases.random_case(rng, decode=bool(seed % 2)), jnp.float32, seed=seed)
@@ -48,7 +66,8 @@ def test_tiles_of_many_rows_equal_fp64(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
     def attention(*arrays, **options):
-        return paged_attention(*arrays, **options, backend="xla")
+        op = functools.partial(paged_attention, backend="xla", **options)
+        return jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)(*arrays)
 
     cases.check(attention, cases.Case("d", (1,) * 5, (3, 0, 200, 1, 90), decode=True), jnp.float32)
     prefill = cases.Case("p", (70, 1, 0, 130), (100, 7, 0, 130), pad_tokens=4)
@@ -57,20 +76,12 @@ def test_tiles_of_many_rows_equal_fp64(monkeypatch):
 
 def test_without_causal_mask_every_query_sees_the_whole_context():
     problem = cases.build(cases.Case("full", (6,), (40,)), jnp.float32, 0)
-    args = [
-        jnp.asarray(a)
-        for a in (
-            problem.q,
-            problem.k_pages,
-            problem.v_pages,
-            problem.cu_seqlens_q,
-            problem.context_lens,
-            problem.block_tables,
-        )
-    ]
-    out = paged_attention(*args, scale=problem.scale, causal=False)
-    q_last = args[0].at[-1].set(args[0][0])
-    last = paged_attention(q_last, *args[1:], scale=problem.scale)
+    q, *rest = map(jnp.asarray, problem.arguments)
+    op = functools.partial(paged_attention, scale=problem.scale, causal=False)
+    out = jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)(q, *rest)
+    last = _attention(
+        q.at[-1].set(q[0]), *rest, scale=problem.scale, window=None, max_query_len=None
+    )
     # The last query of a causal row sees everything, so query 0 moved there must agree.
     np.testing.assert_allclose(out[0], last[-1], rtol=1e-5, atol=1e-5)
 

@@ -2,10 +2,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention.xla import paged_prefill_attention
 from tests.kernels.attention import attention_cases as cases
+from tests.kernels.attention import covering_cases as covering
 
 
 @functools.cache
@@ -19,6 +21,14 @@ def _attention(*arrays, scale, window, max_query_len):
     return _op(window, scale)(*arrays)
 
 
-@pytest.mark.parametrize("case", cases.prefill_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", covering.params(covering.prefill_cases(), cases.prefill_cases()))
 def test_prefill_equals_fp64(case):
     cases.check(_attention, case, jnp.float32)
+
+
+def test_padding_alone_gives_zeros():
+    problem = cases.build(covering.prefill_cases()[1], jnp.float32, 0)
+    *arrays, offsets, contexts, tables = map(jnp.asarray, problem.arguments)
+    none = 0 * offsets, 0 * contexts, 0 * tables
+    out = _attention(*arrays, *none, scale=problem.scale, window=None, max_query_len=None)
+    assert not np.asarray(out).any()

@@ -4,21 +4,33 @@ import dataclasses
 
 import pytest
 
-from jaxinfer import LLM
+from jaxinfer import LLM, ModelConfig
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.weights import load_params
 from scripts.gpu_gate import behaviours, child
 from scripts.gpu_gate.behaviours import CHECKS, check_behaviours, check_one
 from scripts.gpu_gate.rows import Row
 
-# The bundled model compiles its programs.
-pytestmark = pytest.mark.slow
-
+# An engine of few programs: its smallest steps are its largest, and each decodes once.
 OPTIONS = {
+    "tokenizer": str(BUNDLED_MODEL),
     "compile_ahead": False,
-    "max_num_seqs": 8,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
     "max_model_len": 512,
+    "num_decode_steps": 1,
     "num_kv_blocks": 257,
     "show_progress": False,
 }
+
+
+@pytest.fixture(scope="module")
+def options():
+    """Of an engine of the bundled model's first layer, which compiles in half the time."""
+    config = ModelConfig.from_directory(BUNDLED_MODEL)
+    params = load_params(BUNDLED_MODEL, config, "float32")
+    params["model"]["layers"] = {"0": params["model"]["layers"]["0"]}
+    return OPTIONS | {"params": params, "config": dataclasses.replace(config, num_hidden_layers=1)}
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +41,12 @@ def few_samples(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory):
-    with LLM(compilation_cache_dir=str(tmp_path_factory.mktemp("cache")), **OPTIONS) as llm:
+def llm(options):
+    with LLM(**options) as llm:
         yield llm
 
 
+@pytest.mark.slow
 def test_a_sound_engine_passes_every_check(llm):
     rows = check_behaviours(llm)
     assert [row.name for row in rows] == [*CHECKS]
@@ -106,9 +119,9 @@ def test_compiling_after_the_start_is_bad(llm, monkeypatch):
     assert row == Row("nothing", "CheckError: 2 programs were compiled after the start", False)
 
 
-def test_two_devices_answer_as_one_does(tmp_path):
-    task = {"part": "devices", "arguments": {"compilation_cache_dir": str(tmp_path), **OPTIONS}}
-    rows = child.main(task)["rows"]
+@pytest.mark.slow
+def test_two_devices_answer_as_one_does(options):
+    rows = child.main({"part": "devices", "arguments": options})["rows"]
     what = "6 greedy answers as on one device"
     assert rows == [
         Row("tensor_parallel_size=2", what, True),
@@ -116,8 +129,8 @@ def test_two_devices_answer_as_one_does(tmp_path):
     ]
 
 
-def test_a_start_reports_its_times_and_tokens(tmp_path):
-    arguments = {"compilation_cache_dir": str(tmp_path), **OPTIONS}
+def test_a_start_reports_its_times_and_tokens(options, tmp_path):
+    arguments = options | {"compilation_cache_dir": str(tmp_path)}
     task = {"part": "start", "model_shape": None, "arguments": arguments}
     first, second = child.main(task), child.main(task)
     assert len(first["token_ids"]) == child.NUM_OUTPUTS
