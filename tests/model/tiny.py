@@ -32,7 +32,8 @@ def config(**changes: Any) -> ModelConfig:
 def params(model: ModelConfig, dtype: DTypeLike = jnp.float32, seed: int = 0) -> dict[str, Any]:
     """Parameters spread widely enough that every one of them matters to the logits.
 
-    NumPy draws them: XLA would compile a program for each shape, which takes longer than most tests.
+    NumPy draws them: XLA would compile a program for each shape, which takes longer than
+    most tests.
     """
     rng = np.random.default_rng(seed)
 
