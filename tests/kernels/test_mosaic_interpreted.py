@@ -100,8 +100,8 @@ def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
 def test_decode_matches_fp64_with_poisoned_pages(group, head_dim, page_size, config, window):
     case = attention_cases.Case(
         "interpreted",
-        (1,) * 4,
-        (3, 0, 64, 130),
+        (1,) * 3,
+        (0, 64, 130),
         num_heads=2 * group,
         num_kv_heads=2,
         head_dim=head_dim,

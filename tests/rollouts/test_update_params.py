@@ -31,6 +31,12 @@ def answers(llm):
 
 
 @pytest.fixture(scope="module")
+def before():
+    with small_llm() as llm:
+        return answers(llm)
+
+
+@pytest.fixture(scope="module")
 def expected():
     with small_llm(params=OTHER) as llm:
         return answers(llm)
@@ -43,10 +49,10 @@ def llm():
 
 
 @pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"data_parallel_size": 2}])
-def test_a_mapped_tree_starts_an_engine_and_updates_it(expected, options):
+def test_a_mapped_tree_starts_an_engine_and_updates_it(before, expected, options):
     start = {"params": trainers.tunix(small_params()), "mapping": TUNIX}
-    with small_llm(**start, **options) as llm, small_llm() as plain:
-        assert answers(llm) == answers(plain)
+    with small_llm(**start, **options) as llm:
+        assert answers(llm) == before
         llm.update_params(trainers.tunix(OTHER), TUNIX)
         assert answers(llm) == expected
 
@@ -229,7 +235,7 @@ def test_a_mapping_goes_with_params():
 
 
 @pytest.mark.parametrize("data", ["fsdp", None])
-def test_a_trainers_mesh_and_shardings_are_taken(expected, data):
+def test_a_trainers_mesh_and_shardings_are_taken(before, expected, data):
     """With its axis for data, replicas run on its slices; without, one engine on all of it."""
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = Mesh(devices, ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
@@ -241,9 +247,9 @@ def test_a_trainers_mesh_and_shardings_are_taken(expected, data):
     axes = dict.fromkeys(("vocab", "heads", "kv_heads", "intermediate"), "tp")
     rules = ShardingRules(**axes, data=data)
     first = jax.tree.map(split, trainers.tunix(small_params()))
-    with small_llm(params=first, mapping=TUNIX, rules=rules) as llm, small_llm() as plain:
+    with small_llm(params=first, mapping=TUNIX, rules=rules) as llm:
         assert len(llm._loaded.replicas) == (2 if data else 1)
-        assert answers(llm) == answers(plain)
+        assert answers(llm) == before
         held = used(llm)
         llm.update_params(jax.tree.map(split, trainers.tunix(OTHER)), TUNIX)
         assert all(leaf.is_deleted() for leaf in held)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tests.serving.small_llm import CONFIG
 
@@ -15,10 +16,12 @@ def other_params() -> Any:
     """Other weights than `small_params`, spread so that greedy answers differ."""
     from tests.serving.small_llm import small_params
 
-    leaves, structure = jax.tree.flatten(small_params())
-    keys = jax.random.split(jax.random.key(7), len(leaves))
-    noise = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, noise)
+    rng = np.random.default_rng(7)
+
+    def spread(leaf: jax.Array) -> jax.Array:
+        return jnp.asarray(leaf + rng.normal(0.0, 0.1, leaf.shape).astype(np.float32))
+
+    return jax.tree.map(spread, small_params())
 
 
 def _layers(params: Any) -> list[Any]:

@@ -1,27 +1,36 @@
 """The prefill work list covers every packed query once, whatever the lengths."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention.mosaic.work_list import Field, work_list
 
+# Compiled as a whole: one operation at a time takes many times as long to compile.
+_work_list = jax.jit(work_list, static_argnums=(0, 3, 4))
+
 
 def _lines(T, queries, contexts, tile, window=None):
     offsets = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-    lines, count = work_list(
+    lines, count = _work_list(
         T, jnp.asarray(offsets), jnp.asarray(contexts, jnp.int32), tile, window
     )
     return np.asarray(lines)[: int(count[0])], offsets
 
 
-@pytest.mark.parametrize("tile", [64, 128])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_query_belongs_to_exactly_one_tile_of_its_sequence(tile, seed):
+# Programs of three shapes, for any lengths: fewer tokens than a tile, and not whole eighths.
+@pytest.mark.parametrize(("T", "tile"), [(61, 128), (1203, 64), (1203, 128)])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_query_belongs_to_exactly_one_tile_of_its_sequence(T, tile, seed):
     rng = np.random.default_rng(seed)
-    queries = rng.integers(0, 200, rng.integers(1, 12))
+    cuts = np.sort(rng.integers(0, T + 1, 11))
+    if seed == 0:
+        cuts[-1] = T  # no padding
+    if seed == 1:
+        cuts[3:6] = cuts[3]  # rows without queries
+    queries = np.diff(cuts, prepend=0)
     contexts = np.where(queries > 0, queries + rng.integers(0, 300, queries.size), 0)
-    T = int(queries.sum()) + int(rng.integers(0, 40))
     lines, offsets = _lines(T, queries, contexts, tile)
     covered = np.zeros(T, int)
     for line in lines:

@@ -1,7 +1,9 @@
 """Decode attention compiled by numba: exact, and the same to the bit whatever surrounds a row."""
 
 import ctypes
+import dataclasses
 import functools
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +14,9 @@ import pytest
 
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.numba import call_frame, decode
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.checkpoint.weights import load_params, save_params
+from jaxinfer.model.config import ModelConfig
 from tests.kernels.attention import attention_cases
 from tests.kernels.attention.attention_cases import Case
 
@@ -107,10 +112,23 @@ def test_weights_far_below_the_largest_vanish():
     assert np.isfinite(got).all()
 
 
+def _save_one_layer(directory):
+    """The bundled model's first layer, which compiles fast, with its tokenizer."""
+    config = ModelConfig.from_directory(BUNDLED_MODEL)
+    params = load_params(BUNDLED_MODEL, config, "float32")
+    params["model"]["layers"] = {"0": params["model"]["layers"]["0"]}
+    save_params(params, dataclasses.replace(config, num_hidden_layers=1), directory)
+    for file in BUNDLED_MODEL.glob("tokenizer*"):
+        shutil.copy(file, directory)
+
+
 def test_programs_that_were_kept_run_in_a_new_process(tmp_path):
     # XLA finds the compiled function by its name there, too.
+    _save_one_layer(tmp_path / "model")
     command = [sys.executable, "-m", "jaxinfer.generate", "-p", "Once", "--max-tokens", "4"]
-    command += ["--attention-backend", "numba", "--compilation-cache-dir", str(tmp_path)]
+    command += ["--model", str(tmp_path / "model")]
+    command += ["--attention-backend", "numba", "--compilation-cache-dir", str(tmp_path / "kept")]
+    command += ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--num-decode-steps", "1"]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         for _ in range(2)

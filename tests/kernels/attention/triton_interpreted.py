@@ -9,6 +9,7 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ import torch
 from jaxinfer.kernels.attention.mosaic.work_list import work_list
 from jaxinfer.kernels.attention.triton.kernels import decode_kernel, prefill_kernel
 from tests.kernels.attention import attention_cases
+
+# One operation at a time, each would be compiled by itself.
+_work_list = jax.jit(work_list, static_argnums=(0, 3, 4))
 
 
 def _tensor(array):
@@ -29,7 +33,7 @@ def _attention(q, k, v, cu, lens, tables, *, scale, window, max_query_len, split
     sizes = {"H": H, "K": K, "D": D, "S": S, "W": W, "WINDOW": window or 0}
     scales = {"qk_scale": scale * 1.4426950408889634, "BLOCK_N": 64}
     if max_query_len != 1:
-        lines, count = work_list(T, cu, lens, 64, window)
+        lines, count = _work_list(T, cu, lens, 64, window)
         out = torch.full((T, H, D), torch.nan)
         work = [_tensor(x) for x in (tables, lines, count)]
         prefill_kernel[(H * lines.shape[0],)](*args, *work, out, BLOCK_M=64, **sizes, **scales)

@@ -24,7 +24,10 @@ def test_any_configuration_gives_the_same_products(B, config):
     check_added(B, 1024, 128, config)
 
 
-@pytest.mark.parametrize(("B", "stages", "size"), [(2, 4, 256), (8, 2, 256), (2, 4, 320)])
+@pytest.mark.parametrize(
+    ("B", "stages", "size"),
+    [pytest.param(2, 4, 256, marks=pytest.mark.exhaustive), (8, 2, 256), (2, 4, 320)],
+)
 def test_products_match_fp64_in_the_interpreter(B, stages, size, monkeypatch):
     """Slices longer than the ring of stages, and than what registers hold at once, or odd."""
     kernel = functools.partial(plgpu.kernel, interpret=plgpu.InterpretGPUParams())
