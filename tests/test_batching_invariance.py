@@ -7,13 +7,12 @@ import random
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward
-from jaxinfer.model.modules import init_params
 from jaxinfer.model.sharding import make_mesh
+from tests.model import tiny
 
 # Bits that differ between shapes are what is looked for, and LLVM's vectors may bring them.
 pytestmark = pytest.mark.optimized
@@ -51,7 +50,7 @@ def ragged_prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    return init_params(CONFIG, jax.random.key(0), jnp.float32)
+    return tiny.params(CONFIG)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from jaxinfer.progress import ProgressBar
 
-
 pytestmark = pytest.mark.usefixtures("small_heap")
 
 

@@ -35,7 +35,10 @@ def test_a_command_is_understood(line):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs(name):
     # In this process, where JAX is loaded; promotion of dtypes is that of a user.
-    with contextlib.redirect_stdout(io.StringIO()) as printed, jax.numpy_dtype_promotion("standard"):
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        jax.numpy_dtype_promotion("standard"),
+    ):
         exec(compile(PROGRAMS[name], f"{name}.md", "exec"), {"__name__": "__main__"})
     assert len(printed.getvalue().split()) > 1
 

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer import LLM, ModelConfig, SamplingParams, forward
-from jaxinfer.model.modules import init_params
+from tests.model import tiny
 
 CONFIG = ModelConfig(
     vocab_size=512,
@@ -29,7 +28,7 @@ PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
 
 @functools.cache
 def small_params() -> Any:
-    return init_params(CONFIG, jax.random.key(1), jnp.float32)
+    return tiny.params(CONFIG, seed=1)
 
 
 def small_llm(**options: Any) -> LLM:

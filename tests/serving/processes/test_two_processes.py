@@ -4,14 +4,12 @@ import json
 import signal
 import time
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.weights import save_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import init_params
+from tests.model import tiny
 from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.processes import conversation
 from tests.serving.processes.processes import outputs, two_processes
@@ -37,8 +35,7 @@ BOUND_S = 90  # a collective that waits for the dead process gives up after 30
 def model(tmp_path_factory):
     """A directory with weights whose logits differ by enough, and a tokenizer."""
     directory = tmp_path_factory.mktemp("model")
-    params = init_params(CONFIG, jax.random.key(0), jnp.float32)
-    params = jax.tree.map(lambda x: x * 4 if x.ndim == 2 else x, params)
+    params = tiny.params(CONFIG)
     save_params(params, CONFIG, directory)
     checkpoint.save(params, directory / "as_orbax")
     write_tokenizer(directory)

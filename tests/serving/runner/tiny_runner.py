@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.modules import init_params
 from jaxinfer.model.qwen3 import forward
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
@@ -19,6 +18,7 @@ from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.startup.engine_start import EngineSetup, start_runner
+from tests.model import tiny
 
 CONFIG = ModelConfig(
     vocab_size=96,
@@ -43,8 +43,7 @@ GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 @functools.cache
 def tiny_params(config: ModelConfig = CONFIG, dtype: str = "float32", seed: int = 0) -> Any:
     """Random weights whose logits differ by enough that greedy choices mean something."""
-    params = init_params(config, jax.random.key(seed), jnp.dtype(dtype))
-    return jax.tree.map(lambda x: x * 4 if x.ndim == 2 else x, params)
+    return tiny.params(config, jnp.dtype(dtype), seed)
 
 
 def make_runner(
