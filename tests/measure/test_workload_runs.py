@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.measure import speed_runs, timing, workload_runs
-from jaxinfer.measure.floors import H200
+from jaxinfer.planning.devices import H200
 from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.timing import measure_speed, run_workload
 from jaxinfer.measure.workloads import make_workload
