@@ -71,9 +71,7 @@ def points(records: Sequence[dict[str, Any]]) -> Iterator[Point]:
                 yield _point(record, "prefill", 16, 2048, median["seconds"])
 
 
-def _point(
-    record: dict[str, Any], what: str, rows: int, context: int, seconds: float
-) -> Point:
+def _point(record: dict[str, Any], what: str, rows: int, context: int, seconds: float) -> Point:
     num_devices = record["engine"]["tensor_parallel_size"]
     shape = record_shape(record)
     cost = model_cost(shape, 2, num_devices)
@@ -137,7 +135,9 @@ def fit(points: Sequence[Point]) -> dict[str, Any]:
             compared.append((point, point.floor_s + own))
     worst = max(abs(expected / point.seconds - 1) for point, expected in compared)
     return {
-        "overheads": {name: _round(value) for name, value in (overheads | {"worst": worst}).items()},
+        "overheads": {
+            name: _round(value) for name, value in (overheads | {"worst": worst}).items()
+        },
         "points": [
             {
                 "record": point.record,
