@@ -2,9 +2,9 @@
 
 from jaxinfer.planning.devices import DEVICES, Chip
 from jaxinfer.planning.memory import MemoryPlan
+from jaxinfer.planning.model_plan import BatchPlan, Plan, plan
 from jaxinfer.planning.named_shapes import NAMED_SHAPES
 from jaxinfer.planning.operations import Operation
-from jaxinfer.planning.plan import BatchPlan, Plan, plan
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.planning.times import Time
 

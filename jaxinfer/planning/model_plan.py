@@ -214,8 +214,8 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append("No expected times: sums over GPUs without NVLink were never measured.")
     else:
         notes.append(
-            "Expected times are fitted to recorded H200 runs, of which the worst is off by "
-            f"{recorded_overheads().worst:.0%}; prompts are not chunked by others' decoding."
+            "Expected times are fitted to recorded H200 runs, the worst of which is off by "
+            f"{recorded_overheads().worst:.0%}; TTFT is that of prompts that find the engine idle."
         )
     if not chip.measured:
         notes.append(
