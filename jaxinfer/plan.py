@@ -28,8 +28,8 @@ def build_parser() -> CommandParser:
     """The flags of `jaxinfer plan`."""
     description = (
         "Say what a model takes of a GPU's memory, how many sequences of which length fit, and how "
-        "long first and later tokens take: at least (bytes and operations over the device's speeds) "
-        "and as expected from recorded runs. Needs no GPU and no weights."
+        "long first and later tokens take: at least (bytes and operations over the device's "
+        "speeds), and as expected from recorded runs. Needs no GPU and no weights."
     )
     parser = CommandParser("plan", description, _EXAMPLES)
     parser.add_argument(

@@ -32,17 +32,20 @@ class Overheads:
         decode_layer_s: of each layer of a decode step: launches and small kernels.
         decode_row_s: of each row: sampling, and reads that are not coalesced.
         decode_sum_s: of each layer on several devices, for its two sums over them.
+        decode_sum_value_s: of these sums, for each row, layer and hidden value, from each of the
+            other devices.
         prefill_of_floor: as for decode steps.
         prefill_launch_s: of a prefill, until its first kernel and after its last.
         prefill_value_s: of each token, layer and hidden value: norms, additions, SiLU.
         prefill_sum_s: as for decode steps.
-        worst: largest deviation from a recorded run that was fitted, as a share of its time.
+        worst: largest deviation from a recorded time, as a share of it.
     """
 
     decode_of_floor: float
     decode_layer_s: float
     decode_row_s: float
     decode_sum_s: float
+    decode_sum_value_s: float
     prefill_of_floor: float
     prefill_launch_s: float
     prefill_value_s: float
@@ -110,7 +113,7 @@ class Timing:
             expected_decode_s(
                 decode_step_floor_s(self.cost, reachable(self.chip), rows, tokens),
                 rows=rows,
-                layers=self.shape.num_hidden_layers,
+                shape=self.shape,
                 num_devices=self.num_devices,
                 overheads=recorded_overheads(),
             ),
@@ -139,11 +142,14 @@ class Timing:
 
 
 def expected_decode_s(
-    floor_s: float, *, rows: int, layers: int, num_devices: int, overheads: Overheads
+    floor_s: float, *, rows: int, shape: ModelShape, num_devices: int, overheads: Overheads
 ) -> float:
     """Seconds of a decode step, from its floor at speeds that kernels reach."""
-    layer_s = overheads.decode_layer_s + (overheads.decode_sum_s if num_devices > 1 else 0.0)
-    extra = layers * layer_s + rows * overheads.decode_row_s
+    layers = shape.num_hidden_layers
+    extra = layers * overheads.decode_layer_s + rows * overheads.decode_row_s
+    if num_devices > 1:
+        values = rows * layers * shape.hidden_size * (num_devices - 1)
+        extra += layers * overheads.decode_sum_s + values * overheads.decode_sum_value_s
     return floor_s * (1 + overheads.decode_of_floor) + extra
 
 

@@ -22,8 +22,8 @@ def comparison_lines(plans: Sequence[Plan]) -> list[str]:
     head = ("model", "device", "context", "weights", "KV tokens", "fit", "TTFT", "TPOT", "batch")
     legend = (
         "weights: GiB of each device. fit: sequences at once. TTFT, TPOT: milliseconds of the "
-        "smallest batch. tok/s: of the largest batch that fits. Expected values, or floors (*) where "
-        "nothing else is known."
+        "smallest batch. tok/s: of the largest batch that fits. Expected values, or floors (*) "
+        "where nothing else is known."
     )
     to_fit = [
         f"  {plan.model}, {plan.chip.name}: {each}" for plan in plans for each in plan.remedies
