@@ -33,10 +33,10 @@ def test_a_plan_shows_parts_memory_times_and_capacity(capsys):
 
 
 def test_what_does_not_fit_is_said_and_is_the_status(capsys):
-    text = _output(capsys, "Qwen3-8B", "--device", "a10", "--batch", "1,512", status=1)
-    assert "Does not fit: 512 sequences of 2,048 tokens. Any of these does:" in text
-    assert re.search(r"^ +512 .* does not fit$", text, re.M)
-    assert "--tp 8" in text
+    text = _output(capsys, "Qwen3-8B", "--device", "a10", "--batch", "1,128", status=1)
+    assert "Does not fit: 128 sequences of 2,048 tokens. Any of these does:" in text
+    assert re.search(r"^ +128 .* does not fit$", text, re.M)
+    assert "tensor parallelism over 4 devices (--tp 4)" in text
     assert _output(capsys, "Qwen3-8B", "--device", "t4", "-q", status=1) == ""
 
 
@@ -79,10 +79,11 @@ def test_a_plot_has_a_line_for_each_figure_and_both_colour_schemes(capsys, tmp_p
     assert "Llama-2-7B" in root.find(f"{_SVG}title").text
 
 
-def test_a_plot_of_one_batch_is_drawn(capsys, tmp_path):
+def test_a_plot_has_the_batches_that_fit(capsys, tmp_path):
     file = tmp_path / "plan.svg"
-    _output(capsys, "Qwen3-8B", "--batch", "8", "--plot", str(file), "-q")
-    ElementTree.fromstring(file.read_text())
+    _output(capsys, "Qwen3-8B", "--batch", "4096,8", "--plot", str(file), "-q", status=1)
+    lines = ElementTree.fromstring(file.read_text()).findall(f"{_SVG}polyline")
+    assert [len((line.get("points") or "").split()) for line in lines] == [1] * 4
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ def test_a_plot_of_one_batch_is_drawn(capsys, tmp_path):
         (["Qwen3-8B", "--tp", "3"], "sizes that work"),
         (["Qwen3-8B", "--context", "999999"], "at most the model's"),
         (["Qwen3-8B", "--plot", "/nowhere/plan.svg"], "No such file"),
+        (["Qwen3-8B", "--plot", "x.svg", "--device", "t4"], "no batch fits"),
         (["Qwen3-8B", "--plot", "x.svg", "--compare", ",".join(["t4"] * 6)], "at most 6 plans"),
     ],
 )

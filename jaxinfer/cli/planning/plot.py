@@ -25,13 +25,16 @@ def plot(plans: Sequence[Plan]) -> str:
     """The SVG's text.
 
     Args:
-        plans: at most `MOST_LINES`, each a solid line (expected) and a dashed one (floor).
+        plans: at most `MOST_LINES`, each a solid line (expected) and a dashed one (floor) over the
+            batches that fit.
 
     Raises:
-        ValueError: there are more.
+        ValueError: there are more, or nothing fits.
     """
     if len(plans) > MOST_LINES:
         raise ValueError(f"a plot holds at most {MOST_LINES} plans, got {len(plans)}")
+    if not any(batch.fits for plan in plans for batch in plan.batches):
+        raise ValueError("nothing to plot: no batch fits the device")
     width = 2 * (_LEFT + _WIDTH) + _GAP - _LEFT + 16
     height = _TOP + _HEIGHT + 46 + _LEGEND * len(plans)
     panels: list[tuple[str, _Value, _Value]] = [
@@ -93,11 +96,11 @@ def _style() -> str:
 def _panel(
     plans: Sequence[Plan], title: str, floor: _Value, expected: _Value, left: float
 ) -> Iterator[str]:
-    batches = sorted({batch.sequences for plan in plans for batch in plan.batches})
+    batches = sorted({batch.sequences for plan in plans for batch in _fitting(plan)})
     low, high = math.log2(batches[0]), math.log2(batches[-1])
     span = high - low or 1.0
     points = [
-        [(batch.sequences, value(batch)) for batch in plan.batches]
+        [(batch.sequences, value(batch)) for batch in _fitting(plan)]
         for plan in plans
         for value in (floor, expected)
     ]
@@ -126,6 +129,10 @@ def _panel(
             kind = f"p{i // 2}" + (" floor" if i % 2 == 0 else "")
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in known)
             yield f'<polyline class="{kind}" points="{path}"/>'
+
+
+def _fitting(plan: Plan) -> list[BatchPlan]:
+    return sorted((b for b in plan.batches if b.fits), key=lambda batch: batch.sequences)
 
 
 def _step(largest: float) -> float:
