@@ -19,6 +19,7 @@ from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.planning.blocks import blocks_on_devices
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.startup import memory
 from jaxinfer.serving.startup.plan import plan_engine
 from tests.serving.runner.tiny_runner import CONFIG
 
