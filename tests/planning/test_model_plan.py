@@ -101,8 +101,8 @@ def test_notes_tell_of_devices_that_were_not_measured():
 
 
 def test_a_data_sheets_speed_is_not_expected():
-    # An H200 reads at 4.57 of 4.8 TB/s: of an A100's 2.039 TB/s as much is expected. Layers and rows
-    # take as long as on an H200.
+    # An H200 reads at 4.57 of 4.8 TB/s: the same share of an A100's 2.039 TB/s is expected. Layers
+    # and rows take as long as on an H200.
     tpot = plan("Qwen3-8B", "a100", context=1, batches=[1]).batches[0].tpot
     known = recorded_overheads()
     reached = tpot.floor_s * 4.8 / 4.57 * (1 + known.decode_of_floor)
