@@ -31,7 +31,7 @@ class RequestStatus(Enum):
     """Where a request stands.
 
     WAITING holds nothing on the device, RUNNING holds a slot and blocks, SWAPPED holds blocks in
-    host memory only, FINISHED holds nothing and is known to nobody but its owner.
+    host memory only, FINISHED holds nothing and is belongs to its owner alone.
     """
 
     WAITING = "waiting"

@@ -1,4 +1,4 @@
-"""When a token ends a request: end-of-sequence, stop tokens, and the limits on length."""
+"""Stopping criteria of a request: end-of-sequence, stop tokens and length limits."""
 
 from collections.abc import Set as AbstractSet
 
@@ -7,12 +7,12 @@ from jaxinfer.serving.requests.request import Request
 
 
 def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[int]) -> None:
-    """Set how long the request may become and which tokens may end it.
+    """Set the request's maximum length and its ending tokens.
 
     Args:
         request: a new request.
         max_model_len: prompt and output together never exceed this.
-        eos_token_ids: tokens that end a request unless it ignores them.
+        eos_token_ids: tokens that end a request without `ignore_eos`.
 
     Raises:
         ValueError: if the prompt is empty or leaves no room for one output token.
@@ -46,13 +46,13 @@ def check_stop(
     """Whether `token_id`, just appended to the outputs, ends the request.
 
     Args:
-        request: with its limits set; its in-flight tokens no longer count `token_id`.
+        request: with its limits set; `token_id` no longer counts as in flight.
         token_id: the newest output.
         eos_token_ids: as for `set_limits`.
 
     Returns:
         The finish reason and stop reason as in vLLM (the stop token's id; None for
-        end-of-sequence and for a limit), or None to go on.
+        end-of-sequence and for a limit), or None to continue.
     """
     num_outputs = len(request.output_token_ids)
     if token_id in request.ending_token_ids and num_outputs >= request.params.min_tokens:

@@ -19,8 +19,8 @@ class PrefixIndex:
     depends on them. The tokens of a hit are equal, not only their hashes.
 
     Hashing a long prompt's blocks takes the host a while, and the device need not wait for it:
-    `settle` indexes what is registered once the step is launched, `settle_for` if somebody who may
-    share it looks before.
+    `settle` indexes the registered blocks once the step is launched, `settle_for` earlier, before
+    the lookup of a request that may share them.
 
     Args:
         block_size: tokens in a block.

@@ -51,9 +51,9 @@ class StepPlanner:
         """Plan `num_steps` decode steps at once for all running requests.
 
         Returns:
-            None if somebody waits, a row is no decode, samples late or verifies, blocks are not all
-            free, the block table could not hold a row's last token, or no row could keep that many
-            tokens.
+            None if a request waits, a row is no decode, samples late or verifies, blocks are not
+            all free, the block table could not hold a row's last token, or no row could keep that
+            many tokens.
         """
         if self.queues.waiting:
             return None
@@ -191,7 +191,7 @@ class StepPlanner:
 
     def _claim(self, request: Request, schedule: Schedule) -> bool:
         """Give a waiting request the blocks of its cached tokens if all of it would fit now."""
-        # Until somebody frees blocks, trying again is a waste of lookups.
+        # Until blocks are freed, another lookup would be wasted.
         if self._held_up == (request, self.pool.num_frees):
             return False
         num_blocks = self.pool.blocks_for(min(request.num_tokens, request.max_cached_tokens))

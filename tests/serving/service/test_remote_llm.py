@@ -456,7 +456,7 @@ def test_an_engine_that_sleeps_takes_no_request_until_it_wakes_up():
             assert await llm.is_paused()
             with pytest.raises(RuntimeError, match="wake_up"):
                 await collect(llm, [1, 2, 3])
-            with pytest.raises(RuntimeError, match="sleeps already"):
+            with pytest.raises(RuntimeError, match="already asleep"):
                 await llm.sleep(2)
             with pytest.raises(ValueError, match="level"):
                 await llm.sleep(3)
