@@ -151,10 +151,7 @@ class Engine:
 
     def num_cached_tokens(self, request: NewRequest) -> int:
         """The number of leading prompt tokens found in the prefix cache; thread-safe."""
-        prompt = request.prompt
-        return self._scheduler.num_cached_tokens(
-            Request("", prompt.token_ids, request.params, cache_salt=prompt.cache_salt)
-        )
+        return self._scheduler.num_cached_tokens(Request(request.key, request, request.params))
 
     def abort(self, request_id: str) -> bool:
         """End a request now, in any state; its sink receives a last output.
@@ -270,9 +267,9 @@ class Engine:
         return self._failure
 
     def _group(self, request: NewRequest, seed: int) -> AnyGroup:
-        now = self._clock()
         if request.kind == "tokens":
-            return TokenGroup(request, seed=seed, arrival_time=now)
+            return TokenGroup(request, seed=seed)
+        now = self._clock()
         return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
     def _schedule(self) -> Schedule | None:
@@ -358,8 +355,8 @@ class Engine:
 def _note_begin(admitted: list[Request], now: float) -> None:
     """Record the time at which requests were first scheduled."""
     for request in admitted:
-        if request.scheduled_time is None:
-            request.scheduled_time = now
+        if request.history.scheduled_time is None:
+            request.history.scheduled_time = now
 
 
 def _requests_of(schedule: Schedule) -> list[Request]:

@@ -146,7 +146,7 @@ class OpenRequests:
         group, completion = member
         if not completion.token_ids:
             self.counts.prompt_tokens += update.request.num_prompt_tokens
-            self.counts.cached_prompt_tokens += update.request.num_prefix_cached_tokens
+            self.counts.cached_prompt_tokens += update.request.history.num_prefix_cached_tokens
         self.counts.generation_tokens += len(update.token_ids)
         completion.extend(update.token_ids, sampled, update.row)
         completion.weight_version = self.weight_version

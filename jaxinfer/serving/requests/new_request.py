@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.packed_ids import pack_ids
 
 OutputKind = Literal["final", "cumulative", "delta", "tokens"]
 """One output at the end; all text so far, after each step; the new text, after each step; or new
@@ -37,6 +37,27 @@ def wanted_outputs(params: SamplingParams) -> OutputKind:
 def new_key() -> str:
     """A key that no other request of this process has."""
     return f"request-{next(_numbers)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One checked prompt.
+
+    Attributes:
+        token_ids: at least one, each within the model's vocabulary.
+        text: the original text, if it was text.
+        cache_salt: cached blocks are shared only with prompts of the same salt.
+        packed: `pack_ids(token_ids)`; computed if left out.
+    """
+
+    token_ids: list[int]
+    text: str | None = None
+    cache_salt: str | None = None
+    packed: bytes = field(default=b"", repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.packed:
+            object.__setattr__(self, "packed", pack_ids(self.token_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,27 +12,11 @@ from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.bad_words import bad_word_spellings
-from jaxinfer.serving.requests.request import pack_ids
+from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.requests.packed_ids import pack_ids
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
-    """One checked prompt.
-
-    Attributes:
-        token_ids: at least one, each within the model's vocabulary.
-        text: the original text, if it was text.
-        cache_salt: cached blocks are shared only with prompts of the same salt.
-        packed: `pack_ids(token_ids)`, or empty.
-    """
-
-    token_ids: list[int]
-    text: str | None = None
-    cache_salt: str | None = None
-    packed: bytes = dataclasses.field(default=b"", repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from jaxinfer.outputs import RequestMetrics, RequestOutput
 from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.completion_logprobs import logprobs_at
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request import Request, pack_ids
+from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import TokenScores
 
 _SEED_RANGE = 1 << 64
@@ -43,7 +43,6 @@ class RequestGroup:
         self._prompt_logprobs = None if params.prompt_logprobs is None else scored
         self._metrics = RequestMetrics(arrival_time)
         seed = params.seed if params.seed is not None else seed
-        packed = prompt.packed or pack_ids(prompt.token_ids)
         # Only the first completion scores the prompt.
         unscored = params
         if params.prompt_logprobs is not None:
@@ -51,17 +50,7 @@ class RequestGroup:
         self.completions = [
             Completion(
                 i,
-                Request(
-                    request_id=f"{new.key}/{i}",
-                    prompt_token_ids=prompt.token_ids,
-                    params=params if i == 0 else unscored,
-                    cache_salt=prompt.cache_salt,
-                    arrival_time=arrival_time,
-                    seed=signed_seed(seed + i),
-                    prefill_only=new.prefill_only,
-                    packed_prompt=packed,
-                    priority=new.priority,
-                ),
+                Request(f"{new.key}/{i}", new, unscored if i else params, signed_seed(seed + i)),
                 tokenizer,
             )
             for i in range(params.n)
@@ -120,8 +109,8 @@ class RequestGroup:
         if finished and self._metrics.finished_time is None:
             self._metrics.finished_time = now
         requests = [completion.request for completion in self.completions]
-        self._metrics.scheduled_time = requests[0].scheduled_time
-        self._metrics.num_preemptions = sum(request.num_preemptions for request in requests)
+        self._metrics.scheduled_time = requests[0].history.scheduled_time
+        self._metrics.num_preemptions = sum(request.history.num_preemptions for request in requests)
         delta = self.new.kind == "delta"
         outputs = [completion.output(delta=delta) for completion in self.completions]
         return RequestOutput(
@@ -131,7 +120,7 @@ class RequestGroup:
             outputs=outputs,
             prompt_logprobs=self._prompt_logprobs,
             finished=finished,
-            num_cached_tokens=requests[0].num_prefix_cached_tokens,
+            num_cached_tokens=requests[0].history.num_prefix_cached_tokens,
             metrics=dataclasses.replace(self._metrics),
             error=self.error,
             weight_version=max(output.weight_version for output in outputs),

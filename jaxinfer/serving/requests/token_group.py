@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request import Request, pack_ids
+from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import signed_seed
 from jaxinfer.serving.requests.result import TokenScores
 
@@ -102,13 +102,12 @@ class TokenGroup:
     Args:
         new: the caller's request.
         seed: used if its parameters have none.
-        arrival_time: on the engine's clock.
 
     Raises:
         ValueError: `n` is not 1.
     """
 
-    def __init__(self, new: NewRequest, *, seed: int, arrival_time: float = 0.0) -> None:
+    def __init__(self, new: NewRequest, *, seed: int) -> None:
         if new.params.n != 1:
             raise ValueError(f"n is {new.params.n}; submit one request for each completion")
         self.new = new
@@ -117,19 +116,9 @@ class TokenGroup:
         """The cause, if it ended with the reason "error"."""
         self._num_given = 0
         self._prompt_scores: list[tuple[int, ScoreSlice]] = []
-        prompt, params = new.prompt, new.params
-        request = Request(
-            request_id=f"{new.key}/0",
-            prompt_token_ids=prompt.token_ids,
-            params=params,
-            cache_salt=prompt.cache_salt,
-            arrival_time=arrival_time,
-            seed=signed_seed(seed if params.seed is None else params.seed + new.seed_offset),
-            prefill_only=new.prefill_only,
-            packed_prompt=prompt.packed or pack_ids(prompt.token_ids),
-            priority=new.priority,
-        )
-        self.completions = [TokenCompletion(request)]
+        given = new.params.seed
+        seed = signed_seed(seed if given is None else given + new.seed_offset)
+        self.completions = [TokenCompletion(Request(f"{new.key}/0", new, new.params, seed))]
 
     @property
     def is_finished(self) -> bool:
@@ -179,9 +168,9 @@ class TokenGroup:
             completion.finish_reason is not None,
             completion.finish_reason,
             completion.stop_reason,
-            request.num_prefix_cached_tokens,
-            request.num_preemptions,
-            request.scheduled_time,
+            request.history.num_prefix_cached_tokens,
+            request.history.num_preemptions,
+            request.history.scheduled_time,
             completion.weight_version,
             self.error,
         )

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from jaxinfer.errors import EngineDeadError, QueueFullError, ShuttingDownError, StepError
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.requests.detokenizer import Detokenizer
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.service.limits import ServiceLimits
 from jaxinfer.serving.service.messages import Step, encode
 from tests.serving.engine.test_engine import TOKENIZER, Setup
