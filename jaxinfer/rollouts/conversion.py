@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.rollouts.mapping import Assignment, ParamsMapping
+from jaxinfer.rollouts.mapping import ParamsMapping
+from jaxinfer.rollouts.sources import Assignment
 from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
 
 
