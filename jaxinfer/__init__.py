@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
     from jaxinfer.rollouts.arrays import FinishCode, PackedRollouts, Rollouts
-    from jaxinfer.rollouts.mapping import ParamsMapping, ParamSource
+    from jaxinfer.rollouts.mapping import ParamsMapping
+    from jaxinfer.rollouts.sources import ParamSource
     from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
     from jaxinfer.serving.async_llm import AsyncLLM
     from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
@@ -106,7 +107,7 @@ _HOMES = {
     "ModelConfig": "model.config",
     "ModelLoadError": "errors",
     "PackedRollouts": "rollouts.arrays",
-    "ParamSource": "rollouts.mapping",
+    "ParamSource": "rollouts.sources",
     "ParamsMapping": "rollouts.mapping",
     "QueueFullError": "errors",
     "RequestMetrics": "outputs",

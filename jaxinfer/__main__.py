@@ -13,6 +13,7 @@ COMMANDS = {
     "convert": "convert a checkpoint between safetensors and Orbax",
     "evaluate": "score a model on the bundled model's held-out tasks",
     "serve": "serve a model over HTTP, as OpenAI's API",
+    "plan": "say what of a model fits a GPU and how fast it runs, without either",
     "env": "show versions, devices and what would be used",
 }
 ALIASES = {"eval": "evaluate"}

@@ -28,8 +28,8 @@ import pytest
 from tests import durations
 from tests.kernels import h200_target
 
-# Whoever starts the tests in the background may ignore Ctrl-C for them, and processes that they
-# start would inherit that.
+# A shell that starts the tests in the background may ignore Ctrl-C for them, and their child
+# processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxinfer
+from jaxinfer import planning
 from scripts.docs_hooks import DOCS, without_outside_links
 
 NAVIGATION = (DOCS.parent / "mkdocs.yml").read_text()
@@ -17,6 +18,12 @@ def test_every_public_name_is_on_one_page_of_the_reference():
     assert Counter(re.findall(r"^::: jaxinfer\.(\w+)$", pages, re.MULTILINE)) == Counter(
         jaxinfer.__all__
     )
+
+
+def test_every_name_of_planning_is_on_its_page():
+    page = (DOCS / "api" / "planning.md").read_text()
+    listed = re.findall(r"^::: jaxinfer\.planning\.(\w+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(planning.__all__)
 
 
 def test_every_page_is_in_the_navigation_once():

@@ -1,4 +1,6 @@
-"""Imports point one way: commands → integrations → doors → rollouts → serving → model → kernels."""
+"""Imports point one way: commands → integrations → doors → rollouts → serving → planning → model →
+kernels.
+"""
 
 import ast
 import graphlib
@@ -12,18 +14,20 @@ import pytest
 import jaxinfer
 
 ROOT = Path(jaxinfer.__file__).parent
-COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "serve", "env", "__main__"}
+COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "serve", "env", "plan", "__main__"}
 ROOMS = {
     "basis": {"basis"},
     "kernels": {"basis", "kernels"},
     "model": {"basis", "kernels", "model"},
-    "serving": {"basis", "kernels", "model", "serving"},
-    "rollouts": {"basis", "kernels", "model", "serving", "rollouts"},
-    "doors": {"basis", "kernels", "model", "serving", "rollouts", "doors"},
+    "planning": {"basis", "kernels", "model", "planning"},
+    "serving": {"basis", "kernels", "model", "planning", "serving"},
+    "rollouts": {"basis", "kernels", "model", "planning", "serving", "rollouts"},
+    "doors": {"basis", "kernels", "model", "planning", "serving", "rollouts", "doors"},
     "integrations": {
         "basis",
         "kernels",
         "model",
+        "planning",
         "serving",
         "rollouts",
         "doors",
@@ -49,7 +53,16 @@ SERVING = (
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "service", "telemetry", "openai")
+WITHOUT_JAX = (
+    "planning",
+    "serving.requests",
+    "serving.scheduler",
+    "serving.engine",
+    "serving.slots",
+    "serving.service",
+    "serving.telemetry",
+    "serving.openai",
+)
 MOST_FILES_OF_A_ROOM = 12
 
 
@@ -137,9 +150,9 @@ def test_rooms_of_serving_import_only_what_is_below_them():
 
 
 @pytest.mark.parametrize("room", WITHOUT_JAX)
-def test_what_schedules_imports_no_jax(room):
+def test_what_plans_and_schedules_imports_no_jax(room):
     """In a process of its own: here JAX is imported already."""
-    modules = [name for name in GRAPH if name.startswith(f"jaxinfer.serving.{room}.")]
+    modules = [name for name in GRAPH if name.startswith(f"jaxinfer.{room}.")]
     code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

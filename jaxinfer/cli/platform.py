@@ -5,8 +5,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-# JAX's allocator takes 75% of a GPU unless set otherwise before it starts. The rest is for CUDA
-# graphs and the buffers that XLA and NCCL exchange between devices.
+from jaxinfer.planning.blocks import COMMANDS_ALLOCATOR_SHARE
+
+# JAX's allocator takes 75% of a GPU unless set otherwise before it starts.
 _ALLOCATOR_SHARE = "XLA_CLIENT_MEM_FRACTION"
 _ITS_OTHER_NAME = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
@@ -26,7 +27,7 @@ def start_platform(processes: Mapping[str, Any] | None = None) -> str:
             other processes can't be joined.
     """
     if "jax" not in sys.modules and _ITS_OTHER_NAME not in os.environ:
-        os.environ.setdefault(_ALLOCATOR_SHARE, "0.92")
+        os.environ.setdefault(_ALLOCATOR_SHARE, str(COMMANDS_ALLOCATOR_SHARE))
     import jax
 
     if processes is not None:

@@ -1,20 +1,17 @@
 """The shapes of published dense Qwen3 models, to measure speed without downloading weights."""
 
+import dataclasses
 from typing import TYPE_CHECKING
+
+from jaxinfer.planning.named_shapes import NAMED_SHAPES
 
 if TYPE_CHECKING:
     from jaxinfer.model.config import ModelConfig
 
-VOCAB_SIZE = 151_936
-
-# (hidden, intermediate, layers, query heads, kv heads, tied head), from each model's config.json.
 _SHAPES = {
-    "0.6b": (1024, 3072, 28, 16, 8, True),
-    "1.7b": (2048, 6144, 28, 16, 8, True),
-    "4b": (2560, 9728, 36, 32, 8, True),
-    "8b": (4096, 12288, 36, 32, 8, False),
-    "14b": (5120, 17408, 40, 40, 8, False),
-    "32b": (5120, 25600, 64, 64, 8, False),
+    name.removeprefix("Qwen3-").lower(): shape
+    for name, shape in NAMED_SHAPES.items()
+    if shape.is_served
 }
 SHAPE_NAMES = tuple(_SHAPES)
 
@@ -23,17 +20,9 @@ def shape_config(name: str) -> "ModelConfig":
     """The configuration of Qwen3-`name` (see `SHAPE_NAMES`), in bfloat16."""
     from jaxinfer.model.config import ModelConfig
 
-    hidden, intermediate, layers, heads, kv_heads, tied = _SHAPES[name]
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    sizes = dataclasses.asdict(_SHAPES[name])
     return ModelConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        tie_word_embeddings=tied,
-        dtype="bfloat16",
+        **{field: value for field, value in sizes.items() if field in known},
         eos_token_ids=(151_645, 151_643),
     )

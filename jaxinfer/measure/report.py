@@ -3,9 +3,11 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.measure.floors import decode_step_floor_s, find_chip, model_cost, prefill_floor_s
 from jaxinfer.measure.machine import describe_machine
 from jaxinfer.measure.timing import Speed
+from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
+from jaxinfer.planning.devices import find_chip
+from jaxinfer.planning.shapes import shape_of
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
@@ -76,7 +78,7 @@ def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:
     }
     chip = find_chip(jax.devices()[0].device_kind)
     if chip is not None:
-        cost = model_cost(llm.model_config)
+        cost = model_cost(shape_of(llm.model_config))
         context = speed.rows * (speed.prompt_tokens + speed.decode_steps // 2)
         prefill = prefill_floor_s(cost, chip, [speed.prompt_tokens] * speed.rows)
         decode = decode_step_floor_s(cost, chip, speed.rows, context)

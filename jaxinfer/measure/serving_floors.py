@@ -1,7 +1,9 @@
 """What a server's steps cost at least, for the utilization that its metrics show."""
 
-from jaxinfer.measure.floors import find_chip, model_cost
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.planning.cost import model_cost
+from jaxinfer.planning.devices import find_chip
+from jaxinfer.planning.shapes import shape_of
 from jaxinfer.serving.telemetry.utilization import StepFloors
 
 
@@ -19,7 +21,7 @@ def step_floors(
     chip = find_chip(device_kind)
     if chip is None:
         return None
-    cost = model_cost(config, bytes_per_value)
+    cost = model_cost(shape_of(config), bytes_per_value)
     return StepFloors(
         weight_bytes=cost.weight_bytes,
         kv_bytes_per_token=cost.kv_bytes_per_token,

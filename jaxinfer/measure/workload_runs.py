@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.measure.cache_hits import CacheHits
 from jaxinfer.measure.engines import build_engine
-from jaxinfer.measure.floors import Floor, find_chip, workload_floor
+from jaxinfer.measure.floors import Floor, workload_floor
 from jaxinfer.measure.gpu_clock import ClockWatch, smi_command
 from jaxinfer.measure.profile import device_time
 from jaxinfer.measure.report import describe_engine, num_devices
 from jaxinfer.measure.timing import Timing, run_workload
 from jaxinfer.measure.workloads import Workload, make_workload
+from jaxinfer.planning.devices import find_chip
 
 if TYPE_CHECKING:
     from jaxinfer import LLM

@@ -1,4 +1,4 @@
-"""Checks of single values of a model's files, each naming the field it refuses."""
+"""Checks of a model's values and sizes, each naming the field it refuses."""
 
 from typing import Any
 
@@ -41,3 +41,24 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {show(value)}")
     return value
+
+
+def indivisible_sizes(
+    num_devices: int,
+    *,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    intermediate_size: int,
+    vocab_size: int,
+) -> list[str]:
+    """The sizes that don't split evenly over devices, each with its number; empty if all do."""
+    split = {
+        "num_attention_heads": num_attention_heads,
+        "intermediate_size": intermediate_size,
+        "vocab_size": vocab_size,
+    }
+    problems = [f"{name} ({size})" for name, size in split.items() if size % num_devices]
+    # Either each device owns whole heads, or each head belongs to a whole number of devices.
+    if num_key_value_heads % num_devices and num_devices % num_key_value_heads:
+        problems.append(f"num_key_value_heads ({num_key_value_heads})")
+    return problems

@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.field_checks import indivisible_sizes
 
 TENSOR_AXIS = "tensor"
 DATA_AXIS = "data"
@@ -162,14 +163,10 @@ def logits_spec(rules: ShardingRules) -> PartitionSpec:
 
 
 def _indivisible(config: ModelConfig, num_devices: int) -> list[str]:
-    sizes = {
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-    }
-    problems = [f"{name} ({size})" for name, size in sizes.items() if size % num_devices]
-    heads = config.num_key_value_heads
-    # Either each device owns whole heads, or each head belongs to a whole number of devices.
-    if heads % num_devices and num_devices % heads:
-        problems.append(f"num_key_value_heads ({heads})")
-    return problems
+    return indivisible_sizes(
+        num_devices,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+    )

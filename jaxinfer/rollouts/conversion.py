@@ -12,8 +12,9 @@ from jax.typing import DTypeLike
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.rollouts.mapping import Assignment, ParamsMapping
-from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
+from jaxinfer.rollouts.mapping import ParamsMapping
+from jaxinfer.rollouts.sources import Assignment
+from jaxinfer.rollouts.trees import Leaves, described_leaves, leaves_by_path, nested
 
 
 class _Target(NamedTuple):
@@ -38,10 +39,11 @@ class MappedParams:
     def __init__(self, tree: Any, mapping: ParamsMapping) -> None:
         self._leaves = leaves_by_path(tree)
         self._mapping = mapping
+        self._assigned: tuple[Any, tuple[Assignment, ...]] = (None, ())
 
     def check(self, wanted: Any) -> None:
         """Raise what `ParamsMapping.assignments` raises."""
-        self._mapping.assignments(self._leaves, wanted)
+        self._assignments(wanted)
 
     def write(self, wanted: Any, reusable: Any) -> dict[str, Any]:
         """The engine's parameters, as `wanted` describes them.
@@ -54,8 +56,7 @@ class MappedParams:
         Raises:
             ValueError, TypeError: as `check`; `reusable` is then as it was.
         """
-        assignments = self._mapping.assignments(self._leaves, wanted)
-        targets = _targets(wanted)
+        assignments, targets = self._assignments(wanted), _targets(wanted)
         used = _used(self._leaves, assignments, targets[0].sharding)
         # The first call donates too, so that the second one runs the same program.
         old = jax.tree.leaves(reusable) if reusable is not None else _empty(targets)()
@@ -87,12 +88,18 @@ class MappedParams:
         written = _program(assignments, targets)([], used)
         return nested({t.path: array for t, array in zip(targets, written, strict=True)})
 
+    def _assignments(self, wanted: Any) -> tuple[Assignment, ...]:
+        """Those of `wanted`, which `check` has made for `write` if both are of one engine."""
+        if self._assigned[0] is not wanted:
+            self._assigned = (wanted, self._mapping.assignments(self._leaves, wanted))
+        return self._assigned[1]
+
 
 def _targets(wanted: Any) -> tuple[_Target, ...]:
     # In JAX's order, which that of donated arrays has to match.
     return tuple(
         _Target(path, tuple(like.shape), jnp.dtype(like.dtype), like.sharding)
-        for path, like in leaves_by_path(wanted).items()
+        for path, like in described_leaves(wanted).items()
     )
 
 

@@ -1,55 +1,32 @@
 """How a trainer's parameters become the engine's: a declaration, checked before anything runs."""
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import jax
+from typing import Any
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
-
-_LAYER = "{layer}"
-
-
-@dataclass(frozen=True)
-class ParamSource:
-    """Where one parameter comes from and what is done to it, in the order of the fields.
-
-    Attributes:
-        path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
-            it, where the engine's path has it, the layers are stacked.
-        transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
-        reshape: whether neighbouring dimensions are then merged into the engine's.
-        scale: a factor, multiplied in float32.
-    """
-
-    path: str
-    transpose: tuple[int, ...] | None = None
-    reshape: bool = False
-    scale: float | None = None
-
-
-class Assignment(NamedTuple):
-    """One parameter of the engine and what it is made of; `axis` is that of stacked layers."""
-
-    target: str
-    source: ParamSource
-    path: str
-    layer: int
-    axis: int | None
+from jaxinfer.rollouts.sources import (
+    LAYER,
+    Assignment,
+    ParamSource,
+    check_source,
+    nearest,
+    without_layer,
+)
+from jaxinfer.rollouts.trees import Leaves, canonical, described_leaves, leaves_by_path
 
 
 @dataclass(frozen=True)
 class ParamsMapping:
     """A trainer's parameters as the engine's: each of the engine's exactly once.
 
-    Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3` and `maxtext_qwen3`. What the
-    trainer's tree has beyond them is not read. Arrays may have another floating-point dtype: the
-    engine's is what they become.
+    Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3` and `maxtext_qwen3`, each also for
+    layers that are `stacked`. What the trainer's tree has beyond them is not read, but it must have
+    the model's number of layers. Arrays may have another floating-point dtype: the engine's is what
+    they become.
 
     Attributes:
         sources: for each path of the engine, with ``{layer}`` for the layer, what it comes from: a
@@ -79,48 +56,48 @@ class ParamsMapping:
 
         Raises:
             ValueError: a parameter is left unset or set twice, or is none of this model's; a source
-                is not in the tree, or does not give the engine's shape. Names the first.
+                is not in the tree, does not give the engine's shape, or has another number of
+                layers. Names the first.
             TypeError: a source is no array.
         """
-        targets = leaves_by_path(wanted)
+        targets = described_leaves(wanted)
         found: dict[str, Assignment] = {}
-        for each in self._expanded(targets):
+        for each in _expanded(self, tuple(targets)):
             if each.target in found:
                 raise ValueError(
                     f"the mapping sets {each.target} twice, from {found[each.target].path} and "
                     f"from {each.path}"
                 )
             if each.target not in targets:
-                near = _nearest(each.target, targets)
+                near = nearest(each.target, targets)
                 raise ValueError(f"the mapping sets {each.target}, which this model lacks{near}")
             found[each.target] = each
         for target, like in targets.items():
             if target not in found:
                 shape = f"{like.dtype}{list(like.shape)}"
                 raise ValueError(f"the mapping leaves {target} unset, which must be {shape}")
-            _check(found[target], leaves, like)
+            check_source(found[target], leaves, like)
         return tuple(found[target] for target in targets)
 
-    def _expanded(self, targets: Leaves) -> Iterable[Assignment]:
-        parts = [path.split(".") for path in targets if path.startswith("model.layers.")]
-        layers = sorted({int(each[2]) for each in parts})
-        for pattern, source in self.sources:
-            if _LAYER not in pattern:
-                yield Assignment(canonical(pattern), source, canonical(source.path), 0, None)
-                continue
-            axis = None
-            if _LAYER not in source.path:
-                axis = self.stacked_axis
-                if axis is None:
-                    raise ValueError(
-                        f"the mapping sets {pattern} from {source.path}, which has no {_LAYER}; "
-                        "give stacked_axis=... if the layers are stacked there"
-                    )
-            for layer in layers:
-                target, path = (
-                    canonical(text.replace(_LAYER, str(layer))) for text in (pattern, source.path)
-                )
-                yield Assignment(target, source, path, layer, axis)
+    def stacked(self, axis: int = 0) -> "ParamsMapping":
+        """The same names, but each parameter of a layer is one array of all layers.
+
+        That is how `nnx.scan`, `nnx.vmap` and Linen's `nn.scan` hold them: what is
+        ``layers.{layer}.mlp.kernel`` in this mapping is ``layers.mlp.kernel`` in that one.
+
+        Args:
+            axis: of the layers, in the trainer's arrays.
+
+        Raises:
+            ValueError: they are stacked already.
+        """
+        if self.stacked_axis is not None:
+            raise ValueError(f"this mapping's layers are stacked, along axis {self.stacked_axis}")
+        sources = (
+            (path, dataclasses.replace(source, path=without_layer(source.path)))
+            for path, source in self.sources
+        )
+        return ParamsMapping(tuple(sources), stacked_axis=axis)
 
     @classmethod
     def hugging_face(cls, config: ModelConfig) -> "ParamsMapping":
@@ -164,12 +141,16 @@ class ParamsMapping:
         return cls(_by_last_name(config, table))
 
     @classmethod
-    def maxtext_qwen3(cls, config: ModelConfig) -> "ParamsMapping":
-        """MaxText's dense Qwen3, layers stacked along axis 1.
+    def maxtext_qwen3(cls, config: ModelConfig, *, param_scan_axis: int = 1) -> "ParamsMapping":
+        """MaxText's dense Qwen3 with ``scan_layers=True``.
 
-        Assumed, and read in MaxText's converter, not run against it: ``scan_layers=True`` with
-        ``param_scan_axis=1``; kernels ``[in, L, ...]`` with heads as dimensions of their own; no
-        scale in the query kernel; an embedding that is not padded beyond the vocabulary.
+        Assumed, and read in MaxText's converter, not run against it: kernels ``[in, L, ...]`` with
+        heads as dimensions of their own; no scale in the query kernel; an embedding that is not
+        padded beyond the vocabulary.
+
+        Args:
+            config: the model's shape.
+            param_scan_axis: MaxText's setting of that name: the axis of L.
 
         Raises:
             ValueError: the model has biases.
@@ -191,7 +172,7 @@ class ParamsMapping:
             table[name] = ParamSource(f"{attention}.{theirs}.kernel", (1, 2, 0), reshape=True)
         for name, theirs in (("gate_proj", "wi_0"), ("up_proj", "wi_1"), ("down_proj", "wo")):
             table[name] = ParamSource(f"{mlp}.{theirs}.kernel", (1, 0))
-        return cls(_by_last_name(config, table), stacked_axis=1)
+        return cls(_by_last_name(config, table), stacked_axis=param_scan_axis)
 
 
 def check_mapping(mapping: Any) -> None:
@@ -201,6 +182,35 @@ def check_mapping(mapping: Any) -> None:
             f"mapping must be a ParamsMapping, got {type(mapping).__name__}; for a ready one write "
             "ParamsMapping.tunix_qwen3(config), for instance"
         )
+
+
+@functools.lru_cache(maxsize=16)
+def _expanded(mapping: ParamsMapping, targets: tuple[str, ...]) -> tuple[Assignment, ...]:
+    """What each path of an engine is made of; once for a mapping and a model."""
+    return tuple(_assignments(mapping, targets))
+
+
+def _assignments(mapping: ParamsMapping, targets: tuple[str, ...]) -> Iterator[Assignment]:
+    parts = [path.split(".") for path in targets if path.startswith("model.layers.")]
+    layers = sorted({int(each[2]) for each in parts})
+    for pattern, source in mapping.sources:
+        if LAYER not in pattern:
+            path = canonical(source.path)
+            yield Assignment(canonical(pattern), source, path, 0, None, len(layers))
+            continue
+        axis = None
+        if LAYER not in source.path:
+            axis = mapping.stacked_axis
+            if axis is None:
+                raise ValueError(
+                    f"the mapping sets {pattern} from {source.path}, which has no {LAYER}; "
+                    "give stacked_axis=... if the layers are stacked there"
+                )
+        for layer in layers:
+            target, path = (
+                canonical(text.replace(LAYER, str(layer))) for text in (pattern, source.path)
+            )
+            yield Assignment(target, source, path, layer, axis, len(layers))
 
 
 def _source(path: str, given: Any) -> ParamSource:
@@ -215,7 +225,7 @@ def _source(path: str, given: Any) -> ParamSource:
 def _patterns(config: ModelConfig) -> list[str]:
     """The engine's paths; the layers' paths are one, with ``{layer}``."""
     paths = leaves_by_path(abstract_params(dataclasses.replace(config, num_hidden_layers=1), "f4"))
-    return [path.replace("model.layers.0.", f"model.layers.{_LAYER}.") for path in paths]
+    return [path.replace("model.layers.0.", f"model.layers.{LAYER}.") for path in paths]
 
 
 def _by_last_name(config: ModelConfig, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,52 +249,3 @@ def _check_no_bias(config: ModelConfig) -> None:
             "this mapping has no source for the biases of a model with attention_bias; write a "
             "ParamsMapping that has"
         )
-
-
-def _check(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -> None:
-    """Raise unless a source is there and gives the engine's shape."""
-    if each.path not in leaves:
-        near = _nearest(each.path, leaves)
-        raise ValueError(f"the mapping takes {each.target} from {each.path}, not in params{near}")
-    leaf = leaves[each.path]
-    shape = getattr(leaf, "shape", None)
-    if shape is None:
-        raise TypeError(f"params[{each.path}] must be an array, got {type(leaf).__name__}")
-    given = _shape(each, tuple(shape), tuple(like.shape))
-    if given != tuple(like.shape):
-        what = "can't become" if given is None else f"becomes {given}, not"
-        raise ValueError(
-            f"params[{each.path}], {tuple(shape)}, {what} {each.target}, {tuple(like.shape)}"
-        )
-
-
-def _shape(
-    each: Assignment, shape: tuple[int, ...], wanted: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """The shape that a source of some shape is given; None if its dimensions don't fit."""
-    if each.axis is not None:
-        if not -len(shape) <= each.axis < len(shape) or each.layer >= shape[each.axis]:
-            return None
-        shape = tuple(n for i, n in enumerate(shape) if i != each.axis % len(shape))
-    if (order := each.source.transpose) is not None:
-        if sorted(order) != list(range(len(shape))):
-            return None
-        shape = tuple(shape[i] for i in order)
-    return wanted if each.source.reshape and _merges(shape, wanted) else shape
-
-
-def _merges(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether merging neighbours makes one shape of the other."""
-    left = list(shape)
-    for size in wanted:
-        product = left.pop(0) if left else 0
-        while left and product < size:
-            product *= left.pop(0)
-        if product != size:
-            return False
-    return not left
-
-
-def _nearest(path: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(path, list(known), n=1, cutoff=0.6)
-    return f"; the nearest is {nearest[0]}" if nearest else ""

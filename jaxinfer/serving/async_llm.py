@@ -148,7 +148,7 @@ class AsyncLLM(EngineFacts):
         return self._handle.driver.is_paused
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Give the devices' memory to somebody else until `wake_up`: see `LLM.sleep`."""
+        """Release the devices' memory until `wake_up`: see `LLM.sleep`."""
         check_level(level)
         check_mode(mode)
         driver = self._handle.driver

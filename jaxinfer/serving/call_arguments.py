@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
-from jaxinfer.serving.requests.prompts import Prompt, PromptParts, match_params, split_prompts
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
+from jaxinfer.serving.requests.prompts import PromptParts, match_params, split_prompts
 from jaxinfer.serving.startup.loading import LoadedEngine, say
 
 

@@ -36,7 +36,7 @@ class MemoryHandover(EngineFacts):
         return self._handle.driver.is_paused
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Give the devices' memory to somebody else of this process until `wake_up`.
+        """Release the devices' memory for other users in this process until `wake_up`.
 
         Args:
             level: 0 only stops scheduling, 1 moves the weights to pinned host memory and drops the
@@ -46,7 +46,7 @@ class MemoryHandover(EngineFacts):
 
         Raises:
             ValueError: level or mode is unknown, or level 1 or 2 with several processes.
-            RuntimeError: it sleeps already, or as `pause`. Nothing has changed.
+            RuntimeError: it is already asleep, or as `pause`. Nothing has changed.
         """
         check_level(level)
         check_mode(mode)
@@ -62,7 +62,7 @@ class MemoryHandover(EngineFacts):
 
         Raises:
             TypeError, ValueError: the tags are no list, or one is unknown.
-            RuntimeError: a part does not sleep, or scheduling can't go on yet.
+            RuntimeError: a part does not sleep, or scheduling can't resume yet.
         """
         driver = self._handle.driver
         driver.call(lambda: driver.wake_up(tags))

@@ -4,7 +4,8 @@ from typing import Any
 
 from jaxinfer.errors import StepError
 from jaxinfer.outputs import RequestOutput, ScoreOutput
-from jaxinfer.serving.requests.prompts import Prompt, PromptReader
+from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.requests.prompts import PromptReader
 
 
 def read_score_inputs(inputs: Any, reader: PromptReader) -> tuple[list[Prompt], list[int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.batch import BatchBuilder
 from jaxinfer.serving.scheduler.block_pool import BlockPool
@@ -108,7 +109,8 @@ class DecodeBench:
 
     def _add(self, name: str, prompt: list[int], *, max_tokens: int) -> Request:
         params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=max_tokens)
-        request = Request(name, prompt, params)
+        new = NewRequest(prompt=Prompt(prompt), params=params)
+        request = Request(name, new, params)
         self.scheduler.add(request)
         return request
 

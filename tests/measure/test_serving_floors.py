@@ -2,15 +2,17 @@
 
 import pytest
 
-from jaxinfer.measure.floors import H200, decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.measure.model_shapes import shape_config
 from jaxinfer.measure.serving_floors import step_floors
+from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
+from jaxinfer.planning.devices import H200
+from jaxinfer.planning.shapes import shape_of
 
 
 def test_floors_are_those_of_workloads():
     config = shape_config("8b")
     floors = step_floors(config, "NVIDIA H200")
-    cost = model_cost(config)
+    cost = model_cost(shape_of(config))
     expected = decode_step_floor_s(cost, H200, rows=1, context_tokens=1000)
     assert floors.decode_seconds(1, 1000) == pytest.approx(expected)
     lengths = [4096] * 4

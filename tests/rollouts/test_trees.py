@@ -92,6 +92,35 @@ def test_nnx_modules_and_states_are_trees():
         assert leaves_by_path(tree).keys() == paths
 
 
+def test_equinox_modules_are_trees():
+    eqx = pytest.importorskip("equinox")
+
+    def linear(weight):
+        layer = eqx.nn.Linear(*weight.shape[::-1], use_bias=False, key=jax.random.key(0))
+        return eqx.tree_at(lambda each: each.weight, layer, weight)
+
+    class Layer(eqx.Module):
+        self_attn: dict
+        mlp: dict
+        input_layernorm: Any
+        post_attention_layernorm: Any
+        activation: Any = jax.nn.silu
+
+    def norm(scale):
+        layer = eqx.nn.RMSNorm(scale.shape, use_bias=False)
+        return eqx.tree_at(lambda each: each.weight, layer, scale)
+
+    def module(node):
+        if isinstance(node, dict):
+            children = {key: module(child) for key, child in node.items()}
+            return Layer(**children) if "mlp" in node else children
+        return norm(node) if node.ndim == 1 else linear(node)
+
+    model = module(small_params())
+    for tree in (model, eqx.filter(model, eqx.is_array)):
+        jax.tree.map(np.testing.assert_array_equal, nested(leaves_by_path(tree)), small_params())
+
+
 def test_registered_modules_give_their_attributes_and_no_functions():
     layer = Linear(jnp.ones((2, 3)), jnp.zeros(2))
     found = leaves_by_path({"model": {"layers": [{"q_proj": layer}]}})

@@ -56,13 +56,13 @@ def tunix(params: Any) -> dict[str, Any]:
     }
 
 
-def maxtext(params: Any) -> dict[str, Any]:
-    """Linen's variables, layers stacked along axis 1."""
+def maxtext(params: Any, axis: int = 1) -> dict[str, Any]:
+    """Linen's variables with stacked layers."""
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
     mlp = {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
 
     def stack(get: Any) -> Any:
-        return jnp.stack([get(own) for own in _layers(params)], axis=1)
+        return jnp.stack([get(own) for own in _layers(params)], axis=axis)
 
     attention: dict[str, Any] = {
         theirs: {
@@ -108,3 +108,12 @@ def flax_layers(params: Any) -> dict[str, Any]:
         return {"embedding": node} if name == "embed_tokens" else {"kernel": node.T}
 
     return convert("", params)
+
+
+def with_stacked_layers(node: Any, axis: int) -> Any:
+    """The tree with one array where it has one for each layer."""
+    if not isinstance(node, dict):
+        return node
+    if all(str(key).isdigit() for key in node):
+        return jax.tree.map(lambda *layers: jnp.stack(layers, axis), *node.values())
+    return {key: with_stacked_layers(child, axis) for key, child in node.items()}

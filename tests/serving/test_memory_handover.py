@@ -198,11 +198,11 @@ def test_bad_input_is_one_error_and_changes_nothing(llm):
         with pytest.raises(ValueError, match="mode must be"):
             call(mode="later")
     llm.sleep(0)
-    with pytest.raises(RuntimeError, match="weights does not sleep"):
+    with pytest.raises(RuntimeError, match="weights is not asleep"):
         llm.wake_up(["weights"])
     llm.wake_up(["scheduling"])
     llm.sleep()
-    with pytest.raises(RuntimeError, match="sleeps already"):
+    with pytest.raises(RuntimeError, match="already asleep"):
         llm.sleep()
     with pytest.raises(ValueError, match="unknown tag 'wieghts'; tags are weights"):
         llm.wake_up(["wieghts"])
@@ -210,10 +210,10 @@ def test_bad_input_is_one_error_and_changes_nothing(llm):
         llm.wake_up("weights")
     with pytest.raises(ValueError, match="tags are empty"):
         llm.wake_up([])
-    with pytest.raises(RuntimeError, match="scheduling can't go on while weights, kv_cache"):
+    with pytest.raises(RuntimeError, match="scheduling can't resume while weights, kv_cache"):
         llm.wake_up(["scheduling"])
     for call in (answers, lambda llm: llm.add_request("b", [1]), lambda llm: llm.score([1, 2])):
-        with pytest.raises(RuntimeError, match=r"the engine sleeps .*call wake_up\(\)"):
+        with pytest.raises(RuntimeError, match=r"the engine is asleep .*call wake_up\(\)"):
             call(llm)
     llm.wake_up()
     assert answers(llm) == before
@@ -264,7 +264,7 @@ def test_async_llm_sleeps_and_wakes():
             await engine.resume()
             await engine.sleep()
             assert await engine.is_sleeping()
-            with pytest.raises(RuntimeError, match="the engine sleeps"):
+            with pytest.raises(RuntimeError, match="the engine is asleep"):
                 async for _ in engine.generate(PROMPTS[0], GREEDY):
                     pass
             await engine.wake_up()

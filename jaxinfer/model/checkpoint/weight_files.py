@@ -68,7 +68,7 @@ def contained_file(directory: Path, name: str, named_by: Path) -> Path:
     """Path of a file of ``directory``, refused if it leads outside.
 
     A snapshot of the Hugging Face cache is made of links into the ``blobs`` directory beside it;
-    those are the only links that may leave.
+    only such links may leave it.
 
     Args:
         directory: of the model.

@@ -42,7 +42,7 @@ class CompilationCounter:
         """Programs so far.
 
         Raises:
-            RuntimeError: somebody removed JAX's listeners, so that programs may have gone
+            RuntimeError: JAX's listeners were removed by other code, so programs may have gone
                 uncounted. Counting begins again, and later reads return what is known.
         """
         if self._listener is not None and not self._is_heard():
@@ -57,7 +57,7 @@ class CompilationCounter:
     def close(self) -> None:
         """Stop counting; may be called again."""
         if self._listener is not None:
-            # Where somebody has removed all listeners JAX raises, and nothing is left to do.
+            # JAX raises if other code has removed all listeners; nothing is left to do then.
             with contextlib.suppress(AssertionError, ValueError):
                 jax.monitoring.unregister_event_duration_listener(self._listener)
             self._listener = None
@@ -91,7 +91,7 @@ class CompiledPrograms[Key: Hashable]:
         lower: traces and lowers one key's program.
         options: XLA's options for one key's program.
         cache_directory: as in `persistent_cache`.
-        says_so: write to stderr when somebody waits for a program at its first use.
+        says_so: write to stderr when a step waits for a program at its first use.
 
     Attributes:
         seconds_waited: what such waits took.

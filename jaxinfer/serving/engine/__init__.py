@@ -1,1 +1,1 @@
-"""The loop around a scheduler and a device, the thread that owns it, and its callers."""
+"""The engine: its loop over scheduler and device, its thread, and blocking and async callers."""

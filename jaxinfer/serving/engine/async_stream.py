@@ -1,4 +1,4 @@
-"""One request as an asynchronous stream, for any number of tasks of event loops."""
+"""Outputs of one request as an async generator; any number of tasks may stream at once."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ async def stream_request_async(
 ) -> AsyncGenerator[RequestOutput]:
     """Run a request; yields its outputs as they come.
 
-    Of cumulative outputs, which hold all that came before, one that nobody took before the next
-    arrived is left out. Leaving the iteration early, or cancelling its task, aborts this request
-    and no other, whatever their labels.
+    A cumulative output contains all earlier ones, so a slow consumer is given only the latest.
+    Leaving the iteration early, or cancelling its task, aborts this request only, even if others
+    share its label.
 
     Args:
-        driver: runs it.
-        request: its sink is made here.
-        keeps: what must live as long as the stream, because its end would close the engine.
+        driver: runs the request.
+        request: its sink is replaced.
+        keeps: an object to keep alive as long as the stream: its finalizer would close the engine.
 
     Raises:
         ValueError: the engine refuses the request.
@@ -35,7 +35,7 @@ async def stream_request_async(
     items: asyncio.Queue[_Item] = asyncio.Queue()
 
     def sink(item: _Item) -> None:
-        # The loop may have ended without its tasks being cancelled; nobody listens then.
+        # The event loop may be closed although its tasks were never cancelled.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(items.put_nowait, item)
 

@@ -1,4 +1,4 @@
-"""Callers that wait for an engine's thread: whole batches, and one request piece by piece."""
+"""Blocking calls: run a whole batch of requests, or stream one request, on an engine's thread."""
 
 import dataclasses
 import logging
@@ -19,21 +19,21 @@ _Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
 def run_requests(
     driver: EngineDriver, requests: Sequence[NewRequest], *, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
-    """Run requests to their end; one warning tells of those that failed.
+    """Run requests to their end; failed ones are reported in one warning.
 
-    Those that are `prefill_only` leave failures to the caller.
+    Failures of `prefill_only` requests are left to the caller.
 
     Args:
-        driver: runs them.
-        requests: whatever outputs they want, they get the final ones.
-        use_tqdm: whether to show a progress bar on stderr, or what makes one (see `ProgressBar`).
+        driver: runs the requests.
+        requests: their output kind is replaced by "final".
+        use_tqdm: whether to show a progress bar on stderr, or a factory (see `ProgressBar`).
 
     Returns:
-        Their outputs, in order.
+        The final output of each request, in order.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; these requests are aborted, the engine goes on.
-        Exception: what the engine refuses or fails with.
+        KeyboardInterrupt: Ctrl-C; these requests are aborted, the engine continues.
+        Exception: the engine refuses a request, or fails.
     """
     box: _Box = queue.SimpleQueue()
     requests = [
@@ -54,14 +54,14 @@ def run_requests(
 def stream_request(
     driver: EngineDriver, request: NewRequest, *, keeps: object = None
 ) -> Iterator[RequestOutput]:
-    """Run one request and yield what is new after each step that brought something.
+    """Run one request and yield its new tokens after each step that produced some.
 
     Closing the iterator, or dropping it, aborts the request.
 
     Args:
-        driver: runs it.
-        request: whatever outputs it wants, it gets "delta".
-        keeps: what must live as long as the stream, because its end would close the engine.
+        driver: runs the request.
+        request: its output kind is replaced by "delta".
+        keeps: an object to keep alive as long as the stream: its finalizer would close the engine.
     """
     box: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
     finished = False
@@ -80,7 +80,7 @@ def stream_request(
 
 
 def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
-    """Say once how many requests ended with an error: their texts don't show it."""
+    """Log the number of failed requests once: their texts don't show it."""
     failed = [(i, output.error) for i, output in enumerate(outputs) if output.error is not None]
     if failed:
         i, cause = failed[0]
@@ -94,7 +94,7 @@ def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
 def _gather(
     driver: EngineDriver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
-    """The last output of each request, as they come; shows how fast that goes."""
+    """Wait for the last output of each request; a progress bar shows the throughput."""
     outputs: dict[int, RequestOutput] = {}
     num_tokens = 0
     make = use_tqdm if callable(use_tqdm) else None

@@ -1,4 +1,4 @@
-"""Steps an engine in a thread of its own, the only one that ever touches it."""
+"""Runs an engine in a thread of its own; all other threads talk to it through a queue."""
 
 import asyncio
 import atexit
@@ -21,29 +21,29 @@ from jaxinfer.serving.requests.new_request import NewRequest
 logger = logging.getLogger("jaxinfer")
 
 InFlightPolicy = Literal["keep", "wait", "abort"]
-"""What becomes of running requests when the weights change: they go on with the new ones, end
-before, or are ended."""
+"""The fate of running requests in a weight swap: they continue under the new weights, finish first,
+or are aborted."""
 
-_live: "weakref.WeakSet[EngineDriver]" = weakref.WeakSet()  # a thread keeps its driver alive
+_live: "weakref.WeakSet[EngineDriver]" = weakref.WeakSet()  # each kept alive by its thread
 
 
 class EngineDriver:
     """Takes requests from any thread and steps the engine while one of them is unfinished.
 
-    Every call becomes a message to the engine's thread, and messages are done in order between
-    steps: so nothing waits for a lock, and `cancel` and `close_soon` may come from finalizers,
-    signal handlers and event loops.
+    Every call becomes a message to the engine's thread, which handles messages in order between
+    steps. There are no locks, so `cancel` and `close_soon` are safe in finalizers, signal handlers
+    and event loops.
 
     Args:
         engine: one engine, or a group of replicas.
-        release: called in that thread when the engine is closed.
+        release: called in the engine's thread after the engine has closed.
     """
 
     def __init__(self, engine: RequestEngine, release: Callable[[], None] | None = None) -> None:
         self._engine = engine
         self._release = release
-        # Touched by the engine's thread alone: the requests that it steps for, by key, and those
-        # that wait for `step`, by the caller's label.
+        # Used by the engine's thread only: requests that it steps by itself, by key, and keys of
+        # requests from `add_by_hand`, by the caller's label.
         self._driven: dict[str, NewRequest] = {}
         self._by_hand: dict[str, str] = {}
         self._outputs: list[RequestOutput] = []
@@ -57,10 +57,10 @@ class EngineDriver:
         _live.add(self)
 
     def after_each_round(self, action: Callable[[], None]) -> None:
-        """Have something done in the engine's thread after each step, and after each message.
+        """Set a callback for the engine's thread after each step and each round of messages.
 
-        For what gathers outputs and passes them on together; it must not raise. Only in the
-        engine's thread, by `call` or `call_async`.
+        It lets a caller forward the gathered outputs of a step together, and must not raise. Only
+        in the engine's thread, by `call` or `call_async`.
         """
         self._after_round = action
 
@@ -80,7 +80,7 @@ class EngineDriver:
         self.call(lambda: self._add_all(requests))
 
     def submit_soon(self, request: NewRequest) -> None:
-        """Enqueue a request without waiting; it gets the error if it is refused."""
+        """Enqueue a request without waiting; its sink receives the error if it is refused."""
 
         def add() -> None:
             try:
@@ -92,11 +92,11 @@ class EngineDriver:
         self._owner.post(add)
 
     def cancel(self, keys: Iterable[str]) -> None:
-        """End requests after the step that runs; those that have ended are left alone."""
+        """End requests after the current step, without a last output; ended ones are ignored."""
         self._owner.post(lambda: self._cancel(keys))
 
     def abort_labels(self, labels: Iterable[str]) -> None:
-        """End requests that callers gave these names; each gets a last output, "abort".
+        """End requests by label; each receives a last output with the reason "abort".
 
         Only in the engine's thread, by `call` or `call_async`.
         """
@@ -105,7 +105,7 @@ class EngineDriver:
             self._engine.abort(key)
 
     async def call_async(self, action: Callable[[], Any]) -> Any:
-        """`call` for a task of an event loop, whose others go on meanwhile.
+        """`call` for asyncio: other tasks of the event loop continue in the meantime.
 
         Raises:
             RuntimeError: the engine is closed.
@@ -118,7 +118,7 @@ class EngineDriver:
             try:
                 self._check_open()
                 outcome.set_result(action())
-            except BaseException as error:  # raised where it was asked for
+            except BaseException as error:  # raised in the caller
                 outcome.set_exception(error)
 
         self._owner.post(attempt)
@@ -126,11 +126,11 @@ class EngineDriver:
 
     @property
     def failure(self) -> JaxinferError | None:
-        """Why the engine takes no request any more, if it has failed for good."""
+        """The error that made the engine refuse requests for good, or None."""
         return self._engine.failure
 
     def call(self, action: Callable[[], Any]) -> Any:
-        """Do something with the engine between two steps, and wait for its result.
+        """Run an action in the engine's thread between two steps and return its result.
 
         Raises:
             RuntimeError: the engine is closed.
@@ -147,11 +147,11 @@ class EngineDriver:
 
         Args:
             params: as `RequestEngine.update_params` takes them, checked before.
-            in_flight: with "wait", what is posted meanwhile waits too, so that requests which come
-                later get the new weights.
+            in_flight: with "wait", messages posted in the meantime wait too, so that later
+                requests run under the new weights.
 
         Raises:
-            Exception: as `RequestEngine.update_params`, or what a step of "wait" raises.
+            Exception: as `RequestEngine.update_params`, or an error of a step under "wait".
             RuntimeError: the weights sleep, a step runs, or requests can't end because of a pause.
         """
         self._check_between_steps()
@@ -162,23 +162,23 @@ class EngineDriver:
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether any part of the engine sleeps; any thread may ask."""
+        """Whether any part of the engine sleeps; thread-safe."""
         return bool(self._sleep.asleep)
 
     @property
     def is_paused(self) -> bool:
-        """Whether no step runs, be it by `pause` or by `sleep`; any thread may ask."""
+        """Whether `pause` or `sleep` prevents steps; thread-safe."""
         return not self._sleep.may_step
 
     def pause(self, mode: PauseMode) -> None:
-        """Run no step until `resume`; only in the engine's thread, like the three that follow.
+        """Run no step until `resume`; only in the engine's thread, like the next three methods.
 
         Args:
-            mode: checked before; with "wait", what is posted meanwhile waits too.
+            mode: already checked; with "wait", messages posted in the meantime wait too.
 
         Raises:
             RuntimeError: a step runs, or requests can't end because of an earlier pause.
-            Exception: what a step of "wait" raises.
+            Exception: an error of a step under "wait".
         """
         self._check_between_steps()
         self._settle_requests(mode)
@@ -189,11 +189,11 @@ class EngineDriver:
         self._sleep.is_paused = False
 
     def sleep(self, level: int, mode: PauseMode) -> None:
-        """Stop scheduling and, from level 1 on, give back the device memory.
+        """Stop scheduling and, from level 1 on, release the device memory.
 
         Raises:
             ValueError: level 1 or 2 with several processes; no request has ended.
-            RuntimeError: it sleeps already, or as `pause`.
+            RuntimeError: the engine is already asleep, or as `pause`.
             Exception: as `RequestEngine.sleep`; nothing sleeps.
         """
         self._check_between_steps()
@@ -211,11 +211,11 @@ class EngineDriver:
         self._sleep.fall_asleep(level)
 
     def wake_up(self, tags: Iterable[SleepTag] | None) -> None:
-        """Bring back parts that sleep; None for all.
+        """Wake sleeping parts; None for all.
 
         Raises:
             TypeError, ValueError, RuntimeError: as `SleepState.parts_to_wake`.
-            Exception: the device lacks the memory; the part goes on sleeping.
+            Exception: the device lacks the memory; the part stays asleep.
         """
         for tag in self._sleep.parts_to_wake(tags):
             if tag == "weights":
@@ -225,7 +225,7 @@ class EngineDriver:
             self._sleep.wake(tag)
 
     def add_by_hand(self, request: NewRequest) -> None:
-        """Enqueue a request that goes on only while others run or `step` is called.
+        """Enqueue a request that advances only while others run or `step` is called.
 
         Raises:
             ValueError: its label is in use by another such request, or as `submit`.
@@ -233,7 +233,7 @@ class EngineDriver:
         self.call(lambda: self._add_by_hand(request))
 
     def abort_by_hand(self, labels: Iterable[str]) -> None:
-        """End requests of `add_by_hand`, after the step that runs; others are ignored."""
+        """End requests from `add_by_hand` after the current step; other labels are ignored."""
         labels = list(labels)
 
         def abort() -> None:
@@ -245,7 +245,7 @@ class EngineDriver:
         self._owner.post(abort)
 
     def step(self) -> list[RequestOutput]:
-        """One step; the outputs of requests of `add_by_hand` since the last call."""
+        """Run one step; returns outputs of `add_by_hand` requests since the last call."""
 
         def step() -> list[RequestOutput]:
             try:
@@ -263,18 +263,18 @@ class EngineDriver:
         return self.call(lambda: bool(self._engine.has_unfinished or self._outputs))
 
     def close(self) -> None:
-        """Abort everything and close the engine; returns when that is done. Safe to repeat."""
+        """Abort all requests, close the engine and wait for it; safe to repeat."""
         self.close_soon()
         self._owner.join()
 
     def close_soon(self) -> None:
-        """The same without waiting: for finalizers, which may run in any thread at any point."""
+        """`close` without waiting, for finalizers, which run in any thread at any point."""
         self.is_closing = True
         self._owner.post(self._close)
         self._owner.end()
 
     def _advance(self) -> bool:
-        """One step, if somebody waits for it; whether there may be more to do."""
+        """Run one step if a request needs it; returns whether there may be more work."""
         may_step = bool(self._driven) and self._sleep.may_step
         if may_step:
             try:
@@ -294,7 +294,7 @@ class EngineDriver:
             self._is_stepping = False
 
     def _settle_requests(self, mode: PauseMode) -> None:
-        """End unfinished requests now ("abort") or by steps ("wait"), or leave them ("keep")."""
+        """Abort unfinished requests, run steps until they end ("wait"), or keep them."""
         if mode == "abort":
             for key in [*self._driven, *self._by_hand.values()]:
                 self._engine.abort(key)
@@ -311,7 +311,7 @@ class EngineDriver:
             raise RuntimeError("this was called from within a step; call it from another thread")
 
     def _end_driven(self, error: BaseException) -> None:
-        """Nobody waits for ever, and nothing stays, after what the engine could not contain."""
+        """Tell every waiting caller of an error that the engine did not contain, and abort all."""
         if not isinstance(error, JaxinferError):
             logger.error("the engine's step raised", exc_info=error)
         driven, self._driven = self._driven, {}
@@ -339,7 +339,7 @@ class EngineDriver:
 
     def _cancel(self, keys: Iterable[str]) -> None:
         for key in keys:
-            # Nobody listens any more, also not to its last output.
+            # Removed before the abort: its last output has no listener.
             if self._driven.pop(key, None) is not None:
                 self._engine.abort(key)
 
@@ -383,14 +383,14 @@ def _tell(request: NewRequest, news: RequestOutput | BaseException) -> None:
 
 
 def wait_for_closing() -> None:
-    """Wait until engines that nobody refers to any more have given back their device memory."""
+    """Wait until engines that were dropped or closed have released their device memory."""
     for driver in list(_live):
         if driver.is_closing:
             driver.owner.join()
 
 
 def _close_all() -> None:
-    """At the end of Python: a thread that is killed inside a step may take the process with it."""
+    """At interpreter exit: killing a thread inside a step may crash the process."""
     for driver in list(_live):
         driver.close()
 

@@ -1,4 +1,4 @@
-"""The loop: a step schedules, runs, reads the step before, and hands out what that brought."""
+"""The engine's loop: each step schedules, launches, reads the previous step and emits outputs."""
 
 import collections
 import dataclasses
@@ -30,30 +30,31 @@ logger = logging.getLogger("jaxinfer")
 
 
 class _Fault(NamedTuple):
-    """A step that raised, and whose tokens it was to compute."""
+    """A step that raised, and the requests in it."""
 
     requests: list[Request]
     error: Exception
 
 
 class Engine:
-    """Runs requests on a runner; one thread at a time.
+    """Schedules requests and runs them on a device; not thread-safe.
 
-    Tokens are read one step late: while the device runs a step, the host reads and reports the one
-    before. Where a request's sampling needs its own tokens on the host, a step's forward pass is
-    launched all the same, and its tokens are drawn once the step before is read.
+    The host reads each step's tokens one step later: while the device runs a step, the host reads
+    and reports the previous one. A request whose sampling depends on its own tokens on the host is
+    sampled late: the step's forward pass is launched as usual, and its tokens are drawn after the
+    previous step has been read.
 
-    A step that raises has destroyed the cache. It is allocated anew and everything that ran is
-    computed again; if that raises too, `Quarantine` finds the request at fault, which ends with the
-    reason "error" and its cause. So does a request whose text, log-probabilities or sink raise. No
-    other request loses a token.
+    A step that raises leaves the KV cache invalid. The cache is allocated anew and every running
+    request is recomputed; if that raises too, `Quarantine` finds the request at fault, which ends
+    with the finish reason "error" and its cause. The same happens to a request whose text,
+    log-probabilities or sink raise. No other request loses a token.
 
     Args:
         runner: the device.
-        scheduler: decides who runs.
+        scheduler: chooses the requests of each step.
         tokenizer: None for token ids only.
-        seed: what requests without a seed of their own derive theirs from.
-        pacing: how much a launch may do; by default one step, of as much as fits.
+        seed: source of the seeds of requests that have none.
+        pacing: limits on the work of one launch; by default one step, as large as fits.
         clock: seconds; for metrics.
     """
 
@@ -82,21 +83,21 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        """Whether a request is running or waiting, or an output has not been taken."""
         return bool(self._requests)
 
     @property
     def failure(self) -> StepError | None:
-        """Why it takes no request any more; any thread may ask."""
+        """The error that made the engine refuse requests for good, or None; thread-safe."""
         return self._failure
 
     @property
     def weight_version(self) -> int:
-        """How often its weights were swapped; any thread may ask."""
+        """The number of weight swaps so far; thread-safe."""
         return self._requests.weight_version
 
     def counts(self) -> EngineCounts:
-        """What it has done and holds; any thread may ask."""
+        """A snapshot of the engine's counters and gauges; thread-safe."""
         counts, scheduler = self._requests.counts, self._scheduler
         pool = scheduler.pool
         return dataclasses.replace(
@@ -122,10 +123,10 @@ class Engine:
         self.enqueue(self.prepare(request, seed=self._seeds.getrandbits(63)))
 
     def prepare(self, request: NewRequest, *, seed: int) -> AnyGroup:
-        """Check a request and get it ready for `enqueue`; any thread may, while others step.
+        """Check a request and prepare it for `enqueue`; safe beside a step in another thread.
 
         Args:
-            request: what a caller asks for.
+            request: the caller's request.
             seed: used if its parameters have none.
 
         Raises:
@@ -139,9 +140,9 @@ class Engine:
         return group
 
     def enqueue(self, group: AnyGroup) -> None:
-        """Let a request from `prepare` wait for its turn.
+        """Add a request from `prepare` to the waiting queue.
 
-        If the engine has failed for good since then, it ends with the reason "error".
+        If the engine has failed for good in the meantime, the request ends with the reason "error".
         """
         self._requests.add(group)
         self._pacing.note_arrival()
@@ -149,25 +150,22 @@ class Engine:
             self.give_up(str(self._failure))
 
     def num_cached_tokens(self, request: NewRequest) -> int:
-        """Leading tokens of a request's prompt that the prefix cache holds; any thread may ask."""
-        prompt = request.prompt
-        return self._scheduler.num_cached_tokens(
-            Request("", prompt.token_ids, request.params, cache_salt=prompt.cache_salt)
-        )
+        """The number of leading prompt tokens found in the prefix cache; thread-safe."""
+        return self._scheduler.num_cached_tokens(Request(request.key, request, request.params))
 
     def abort(self, request_id: str) -> bool:
-        """End a request now, whatever its state; its sink gets a last output.
+        """End a request now, in any state; its sink receives a last output.
 
         Returns:
-            Whether there was an unfinished request of that id.
+            Whether an unfinished request had that id.
         """
         return self._requests.abort(request_id)
 
     def step(self) -> None:
-        """Advance every request that can be: schedule, run, read the step before, collect.
+        """Advance the scheduled requests: schedule, launch, read the previous step, collect.
 
         Raises:
-            StepError: the device failed and could not be set up again; the engine is dead.
+            StepError: the device failed and could not be recovered; the engine is dead.
         """
         self.check_alive()
         try:
@@ -189,11 +187,11 @@ class Engine:
     def update_params(self, params: Any) -> None:
         """Swap the weights between two steps.
 
-        Running requests go on with the keys and values they have; the prefix cache forgets all.
+        Running requests keep their cached keys and values; the prefix cache is invalidated.
 
         Raises:
-            ValueError: the tree differs from the present one; names the first leaf that does.
-            TypeError: a leaf is no array.
+            ValueError: the tree differs from the current one; names the first differing leaf.
+            TypeError: a leaf is not an array.
             StepError: the weights were lost; the engine is dead.
         """
         self.check_alive()
@@ -206,24 +204,24 @@ class Engine:
         self._scheduler.invalidate_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
-        """Stop finding what was computed so far; running requests keep their blocks."""
+        """Invalidate all cached prefixes; running requests keep their blocks."""
         self._scheduler.invalidate_prefix_cache()
 
     @property
     def can_sleep(self) -> bool:
-        """Always: all of it lies in this process."""
+        """Always true: all device memory belongs to this process."""
         return True
 
     def sleep(self, *, keep_params: bool) -> None:
-        """Give back the device memory between two steps.
+        """Release the device memory between two steps.
 
-        Unfinished requests keep the tokens that they have, and wait to be computed again.
+        Unfinished requests keep their tokens and wait for recomputation.
 
         Args:
-            keep_params: whether the weights stay in pinned host memory.
+            keep_params: whether the weights are kept in pinned host memory.
 
         Raises:
-            Exception: the host lacks the memory; no array was given back.
+            Exception: the host lacks the memory; no array was released.
             StepError: the engine has failed for good.
         """
         self.check_alive()
@@ -233,7 +231,7 @@ class Engine:
         self._runner.sleep(keep_params=keep_params)
 
     def wake_params(self) -> None:
-        """Take the weights back from host memory; raises if the device lacks the memory."""
+        """Copy the weights back from host memory; raises if the device lacks the memory."""
         self.check_alive()
         self._runner.wake_params()
 
@@ -258,10 +256,10 @@ class Engine:
             raise StepError(f"the engine has failed: {self._failure}; make a new LLM")
 
     def give_up(self, reason: str) -> StepError:
-        """Fail for good: every request ends with the reason "error", and none is taken any more.
+        """Fail for good: end every request with the reason "error" and refuse new ones.
 
         Returns:
-            What later calls will raise.
+            The error that later calls raise.
         """
         self._failure = self._failure or StepError(reason)
         self._in_flight.clear()
@@ -269,9 +267,9 @@ class Engine:
         return self._failure
 
     def _group(self, request: NewRequest, seed: int) -> AnyGroup:
-        now = self._clock()
         if request.kind == "tokens":
-            return TokenGroup(request, seed=seed, arrival_time=now)
+            return TokenGroup(request, seed=seed)
+        now = self._clock()
         return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
     def _schedule(self) -> Schedule | None:
@@ -281,7 +279,7 @@ class Engine:
             most = self._pacing.max_tokens(self._scheduler.num_waiting)
             schedule = self._scheduler.schedule(num_steps, most)
             self._pacing.note_launch()
-        except Exception as error:  # nobody knows how far it came, so that all starts over
+        except Exception as error:  # half-planned state is unusable: everything is requeued
             self._recover(_Fault(self._scheduler.runnable(), error))
             return None
         if schedule is None and not self._in_flight and self._scheduler.has_unfinished:
@@ -291,11 +289,11 @@ class Engine:
         return schedule
 
     def _first_tokens_would_wait(self) -> bool:
-        """Whether to read a prefill before the next launch, and not after it as usual.
+        """Whether to read a prefill before the next launch instead of after it.
 
-        The launch of a multi-step decode takes the host as long as many a prefill takes the device:
-        first tokens would lie there meanwhile. The device waits once a prompt for it, which is too
-        dear when it keeps many others from going on.
+        Launching a multi-step decode can take the host as long as a prefill takes the device, and
+        would delay the prefill's first tokens. Reading first idles the device once a prompt, which
+        is too expensive while many other requests are running.
         """
         if not self._in_flight or self._in_flight[-1][0].is_decode or self._scheduler.num_waiting:
             return False
@@ -303,7 +301,7 @@ class Engine:
         return running <= _MOST_KEPT_WAITING and self._pacing.num_steps(running) > 1
 
     def _launch(self, schedule: Schedule) -> bool:
-        """Launch a step; whether that worked."""
+        """Launch a step; returns whether the launch succeeded."""
         schedule.samples_late = self._requests.samples_late(schedule)
         try:
             step = self._runner.launch(schedule)
@@ -313,9 +311,9 @@ class Engine:
                     self._recover(earlier)
                     return False
                 step = self._runner.sample(step)
-        except Exception as error:  # whatever the device raises, requests must survive it
+        except Exception as error:  # requests must survive any error of the device
             fault = _Fault(_requests_of(schedule), error)
-            # What was sampled before is good, unless the same fault shows there too.
+            # Earlier steps' tokens are valid, unless the same fault shows in them too.
             self._recover(fault, self._read_until_fault(leave=0))
             return False
         self._in_flight.append((schedule, step))
@@ -332,14 +330,14 @@ class Engine:
             schedule, step = self._in_flight.popleft()
             try:
                 result = self._runner.fetch(step)
-            except Exception as error:  # as above; errors of a step often show up here
+            except Exception as error:  # as above; asynchronous errors surface here
                 return _Fault(_requests_of(schedule), error)
             self._step_clock.read(schedule)
             self._requests.take_step(schedule, result)
         return None
 
     def _recover(self, fault: _Fault, other: _Fault | None = None) -> None:
-        """Start over after a step that raised; both faults are one incident."""
+        """Recompute everything after a step that raised; both faults count as one incident."""
         self._in_flight.clear()
         requests = {r.request_id: r for each in (fault, other) if each for r in each.requests}
         guilty = self._quarantine.blame(requests.values())
@@ -355,10 +353,10 @@ class Engine:
 
 
 def _note_begin(admitted: list[Request], now: float) -> None:
-    """Note when requests ran first."""
+    """Record the time at which requests were first scheduled."""
     for request in admitted:
-        if request.scheduled_time is None:
-            request.scheduled_time = now
+        if request.history.scheduled_time is None:
+            request.history.scheduled_time = now
 
 
 def _requests_of(schedule: Schedule) -> list[Request]:

@@ -1,4 +1,4 @@
-"""What an engine counts while it runs, and the same as metrics under vLLM's names."""
+"""An engine's counters and gauges, and their export as metrics under vLLM's names."""
 
 import dataclasses
 import itertools
@@ -14,9 +14,9 @@ class Counter:
     """A number that only grows while the engine lives.
 
     Attributes:
-        name: what is counted.
-        value: how much.
-        labels: what tells counters of one name apart.
+        name: the metric's name.
+        value: the count.
+        labels: labels that tell counters of one name apart.
     """
 
     name: str
@@ -26,12 +26,12 @@ class Counter:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gauge:
-    """A number at this moment.
+    """A current value.
 
     Attributes:
-        name: what is measured.
-        value: how much.
-        labels: what tells gauges of one name apart.
+        name: the metric's name.
+        value: the value.
+        labels: labels that tell gauges of one name apart.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Gauge:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often something was how large, while the engine lives.
+    """The distribution of a value since the engine was created.
 
     Attributes:
-        name: what is measured.
-        count: how often.
-        sum: all of it together.
-        buckets: by upper bound, as text, how often it was at most that large; the last is "+Inf".
-        labels: what tells histograms of one name apart.
+        name: the metric's name.
+        count: the number of observations.
+        sum: the sum of all observations.
+        buckets: cumulative counts by upper bound, as text; the last bound is "+Inf".
+        labels: labels that tell histograms of one name apart.
     """
 
     name: str
@@ -62,9 +62,9 @@ def histogram(name: str, bounds: Sequence[float], counts: Sequence[int], total: 
     """A histogram from the number of values in each bucket.
 
     Args:
-        name: what is measured.
+        name: the metric's name.
         bounds: upper bounds of the buckets, ascending.
-        counts: values in each bucket, and in one more without a bound.
+        counts: the number of values in each bucket, then of values above the last bound.
         total: the sum of the values.
     """
     sums = list(itertools.accumulate(counts))
@@ -80,17 +80,17 @@ class EngineCounts:
     """An engine's numbers; a completion counts as a request.
 
     Attributes:
-        prompt_tokens: of prompts that have run, tokens from the prefix cache included.
-        cached_prompt_tokens: of these, those from the prefix cache.
-        queried_tokens: prompt tokens that were looked up there.
-        generation_tokens: tokens that were sampled and read.
-        finished: requests that ended, by reason.
-        preemptions: requests that lost their blocks for a time.
+        prompt_tokens: tokens of processed prompts, cached ones included.
+        cached_prompt_tokens: prompt tokens found in the prefix cache.
+        queried_tokens: prompt tokens looked up in the prefix cache.
+        generation_tokens: generated tokens read by the host.
+        finished: ended requests by finish reason.
+        preemptions: preemptions so far.
         running: requests with a slot.
-        waiting: requests without one.
-        used_blocks: KV blocks that requests hold.
-        usable_blocks: KV blocks that there are.
-        steps: what steps computed, and how long they took.
+        waiting: requests without a slot.
+        used_blocks: KV blocks allocated to requests.
+        usable_blocks: all usable KV blocks.
+        steps: tokens and seconds of the steps.
     """
 
     prompt_tokens: int = 0
@@ -108,7 +108,7 @@ class EngineCounts:
     steps: StepCounts = dataclasses.field(default_factory=StepCounts)
 
     def add(self, other: "EngineCounts") -> None:
-        """Add another replica's."""
+        """Add another replica's numbers."""
         for field in dataclasses.fields(self):
             if field.name not in ("finished", "steps"):
                 total = getattr(self, field.name) + getattr(other, field.name)
@@ -118,11 +118,11 @@ class EngineCounts:
         self.steps = self.steps.plus(other.steps)
 
     def metrics(self, *, num_compilations: int, compile_seconds: float) -> list[Metric]:
-        """All of it under vLLM's names, with this project's prefix.
+        """All numbers as metrics under vLLM's names, with this project's prefix.
 
         Args:
-            num_compilations: programs compiled since the engine was made.
-            compile_seconds: seconds that steps have waited for that.
+            num_compilations: programs compiled since the engine was created.
+            compile_seconds: seconds that steps have waited for compilation.
         """
         gauges = {
             "num_requests_running": self.running,

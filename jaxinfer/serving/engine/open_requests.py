@@ -1,4 +1,4 @@
-"""The unfinished requests and what their callers get to see; a fault of one stays there."""
+"""Delivers the results of steps to unfinished requests, and isolates a failing request."""
 
 import contextlib
 import logging
@@ -31,13 +31,13 @@ class _Member(NamedTuple):
 
 
 class OpenRequests:
-    """Passes the results of steps to callers' requests, and makes and hands out their outputs.
+    """Passes the results of steps to callers' requests, and creates and delivers their outputs.
 
-    What raises on the way (a text, log-probabilities, a sink) ends the request that it belongs to,
-    with the reason "error" and the exception as its cause; its other outputs stay as they were.
+    An exception of one request (its text, log-probabilities or sink) ends that request, with the
+    reason "error" and the exception as its cause; its earlier outputs are unaffected.
 
     Args:
-        scheduler: runs the completions; those that end here end there too.
+        scheduler: runs the completions; a completion that ends here is finished there too.
         clock: seconds; for metrics.
     """
 
@@ -49,9 +49,9 @@ class OpenRequests:
         self._scheduler = scheduler
         self._clock = clock
         self.counts = EngineCounts()
-        """What has come of requests so far; the scheduler's numbers are not filled in."""
+        """Counts over all requests so far, without the scheduler's numbers."""
         self.weight_version = 0
-        """How often the weights were swapped: what is read from now on is of these."""
+        """The number of weight swaps so far; recorded with each token that is read."""
         self._groups: dict[str, AnyGroup] = {}
         self._members: dict[str, _Member] = {}
         self._late: set[str] = set()
@@ -62,22 +62,22 @@ class OpenRequests:
         return request_id in self._groups
 
     def __bool__(self) -> bool:
-        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        """Whether a request is running or waiting, or an output has not been taken."""
         return bool(self._groups or self._outputs)
 
     @property
     def ids(self) -> list[str]:
-        """Of all of them, first come first."""
+        """Keys of the unfinished requests, in order of arrival."""
         return list(self._groups)
 
     def samples_late(self, schedule: Schedule) -> bool:
-        """Whether a row can't be sampled before the host knows its last token."""
+        """Whether sampling a row needs its last token on the host first."""
         return bool(self._late) and any(
             row.samples and row.request.samples_late for row in schedule.rows
         )
 
     def add(self, group: AnyGroup) -> None:
-        """Let a new request wait for its turn."""
+        """Add a new request to the scheduler's waiting queue."""
         for completion in group.completions:
             completion.weight_version = self.weight_version
             request = completion.request
@@ -88,7 +88,7 @@ class OpenRequests:
         self._groups[group.request_id] = group
 
     def abort(self, request_id: str) -> bool:
-        """End a request now; its sink gets a last output. Whether there was one of that id."""
+        """End a request now, with a last output; returns whether it was unfinished."""
         group = self._groups.pop(request_id, None)
         if group is None:
             return False
@@ -101,7 +101,7 @@ class OpenRequests:
         return True
 
     def take_step(self, schedule: Schedule, result: StepResult) -> None:
-        """Take in what a step brought; what changed is handed out by `collect`."""
+        """Apply a step's results to its requests; `collect` delivers the outputs."""
         if result.prompt is not None:
             self._score_prompts(schedule, result.prompt)
         sampled = result.sampled
@@ -112,7 +112,7 @@ class OpenRequests:
         )
         for update in updates:
             member = self._members.get(update.request.request_id)
-            if member is None:  # a sibling's fault has ended it
+            if member is None:  # ended by another completion's fault
                 continue
             try:
                 self._apply(member, update, sampled, now)
@@ -120,14 +120,14 @@ class OpenRequests:
                 self._fail_for(member.group, error)
 
     def collect(self) -> None:
-        """Make the outputs of all requests that changed and hand them out."""
+        """Create and deliver the outputs of all changed requests."""
         changed, self._changed = self._changed, {}
         now = self._clock()
         for group in changed.values():
             self._hand_out(group, now)
 
     def fail(self, request: Request, reason: str) -> None:
-        """End the caller's request that a scheduler's belongs to."""
+        """End the caller's request to which a completion's `request` belongs."""
         if (member := self._members.get(request.request_id)) is not None:
             self._fail(member.group, reason)
 
@@ -146,7 +146,7 @@ class OpenRequests:
         group, completion = member
         if not completion.token_ids:
             self.counts.prompt_tokens += update.request.num_prompt_tokens
-            self.counts.cached_prompt_tokens += update.request.num_prefix_cached_tokens
+            self.counts.cached_prompt_tokens += update.request.history.num_prefix_cached_tokens
         self.counts.generation_tokens += len(update.token_ids)
         completion.extend(update.token_ids, sampled, update.row)
         completion.weight_version = self.weight_version
@@ -158,12 +158,12 @@ class OpenRequests:
             return
         if reason == "error":
             group.error = group.error or _cause(sampled, update.row)
-        # A stop string ends a request that the scheduler would go on with.
+        # The scheduler does not know of stop strings.
         self._scheduler.finish(update.request, "stop", completion.stop_reason)
         self._forget(update.request, reason)
 
     def _score_prompts(self, schedule: Schedule, scores: TokenScores) -> None:
-        """Pass a step's prompt log-probabilities to the requests that asked for them."""
+        """Pass a step's prompt log-probabilities to the requests with `prompt_logprobs`."""
         offset = 0
         for row in schedule.rows:
             member = self._members.get(row.request.request_id)
@@ -187,16 +187,16 @@ class OpenRequests:
             self._changed[group.request_id] = group
 
     def _hand_out(self, group: AnyGroup, now: float) -> None:
-        """Make a request's output and hand it out; if that raises, the request ends with it."""
+        """Create and deliver a request's output; an exception ends the request."""
         try:
             self._deliver(group, now)
         except Exception as error:
             self._fail_for(group, error)
-            for completion in group.completions:  # any of them may be what raised
+            for completion in group.completions:  # any of them may have raised
                 completion.break_off()
                 completion.finish("error")
             self._changed.pop(group.request_id, None)
-            with contextlib.suppress(Exception):  # a sink that raises again hears no more
+            with contextlib.suppress(Exception):  # a sink that raises again is dropped
                 self._deliver(group, now)
         if group.is_finished:
             self._groups.pop(group.request_id, None)
@@ -211,8 +211,8 @@ class OpenRequests:
             self._outputs.append(output)
 
     def _fail_for(self, group: AnyGroup, error: Exception) -> None:
-        """End a request because something of its own raised on the host."""
-        # Its caller hears of it by its output; what it takes to find a bug is for a log.
+        """End a request after an exception in its own processing on the host."""
+        # The caller sees the cause in the output; the traceback goes to the log.
         logger.info("request %s ends with an error", group.request_id, exc_info=error)
         for completion in group.completions:
             if completion.request.request_id in self._members:
@@ -220,7 +220,7 @@ class OpenRequests:
         self._fail(group, f"{type(error).__name__}: {error}")
 
     def _fail(self, group: AnyGroup, reason: str) -> None:
-        """End what is unfinished of a request."""
+        """End the unfinished completions of a request."""
         group.error = group.error or reason
         for completion in group.completions:
             if completion.request.request_id in self._members:
@@ -239,7 +239,7 @@ class OpenRequests:
 
 
 def _cause(sampled: TokenScores, row: int) -> str:
-    """Why a row's first token that is not ok is none."""
+    """Why a row's first bad token is bad."""
     if sampled.status is not None:
         bad = sampled.status[row][sampled.status[row] != OK]
         if bad.size and bad[0] == LEFT_VOCAB:

@@ -1,4 +1,4 @@
-"""A thread that owns something: what is to be done with it is posted there and done in order."""
+"""A thread that owns an object: other threads post actions on it, which run in order."""
 
 import contextlib
 import logging
@@ -9,21 +9,21 @@ from typing import Any
 
 Action = Callable[[], Any]
 
-_POLL_S = 1.0  # a thread that ended without a word is noticed within this time
+_POLL_S = 1.0  # interval between checks that the thread is alive
 
 logger = logging.getLogger("jaxinfer")
 
 
 class OwnerThread:
-    """Runs posted actions one after the other and, while there is work, one advance between them.
+    """Runs posted actions in order and, while there is work, calls `advance` between rounds.
 
-    Nothing else touches what the thread owns, so it needs no lock. `post` never blocks and may be
+    Only this thread uses the owned object, so no lock is needed. `post` never blocks and may be
     called from finalizers, signal handlers and event loops. The thread is a daemon: a program that
-    never closes it can still end.
+    never closes it can still exit.
 
     Args:
         name: of the thread.
-        advance: a piece of the thread's own work; returns whether there is more of it. Called
+        advance: does a piece of the thread's own work and returns whether more remains; called
             after every round of actions.
     """
 
@@ -47,21 +47,21 @@ class OwnerThread:
 
     @property
     def has_mail(self) -> bool:
-        """Whether an action waits."""
+        """Whether a posted action is waiting."""
         return not self._inbox.empty()
 
     def post(self, action: Action) -> None:
-        """Have something done after all that was posted before; an exception in it is logged.
+        """Run an action after all earlier ones; its exceptions are logged.
 
-        Once the thread has ended it is done at once, by the caller: it is told there that it comes
-        too late.
+        After the thread has ended the action runs in the caller, where it can detect that the owned
+        object is closed.
         """
         self._inbox.put(action)
         if self._has_ended:
             self._do_late()
 
     def call(self, action: Action) -> Any:
-        """Have something done and wait for its result; what it raises is raised here.
+        """Run an action in the thread and return its result; its exceptions are raised here.
 
         Raises:
             RuntimeError: the thread has ended.
@@ -73,7 +73,7 @@ class OwnerThread:
         def attempt() -> None:
             try:
                 outcome.put((action(), None))
-            except BaseException as error:  # raised where it was asked for
+            except BaseException as error:  # raised in the caller
                 outcome.put((None, error))
 
         self.post(attempt)
@@ -95,7 +95,7 @@ class OwnerThread:
                 raise RuntimeError(f"the thread {self._thread.name} has ended")
 
     def end(self) -> None:
-        """Let the thread end after all that was posted; returns at once, may be called again."""
+        """End the thread after all posted actions, without waiting; may be called again."""
         self._inbox.put(None)
 
     def join(self) -> None:
@@ -114,8 +114,8 @@ class OwnerThread:
                 _attempt(action)
             try:
                 has_work = self._advance()
-            except BaseException:  # it says by itself what becomes of its work
-                logger.exception("the thread %s goes on after an error", self._thread.name)
+            except BaseException:  # `advance` is responsible for its own work
+                logger.exception("the thread %s continues after an error", self._thread.name)
                 has_work = False
 
     def _do_late(self) -> None:
@@ -124,7 +124,7 @@ class OwnerThread:
                 _attempt(action)
 
     def _mail(self, *, wait: bool) -> Iterator[Action | None]:
-        """What was posted; waits for the first if there is nothing else to do."""
+        """The posted actions; waits for the first one if asked to."""
         if wait:
             yield self._inbox.get()
         with contextlib.suppress(queue.Empty):

@@ -1,4 +1,4 @@
-"""Finds the request that makes steps raise, so that no other request ends because of it."""
+"""Finds the request that makes steps raise, so that only that request ends with an error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
-_GUILTY_AFTER = 2  # failures in a step of its own: the first may be the device's
+_GUILTY_AFTER = 2  # failures in a step by itself: the first may be the device's fault
 
 
 @dataclass(slots=True)
 class _Suspicion:
-    """What is held against a request.
+    """The failures that count against a request.
 
     Attributes:
         request: the request.
-        cleared_at: with this many known tokens it has got past the step that raised.
-        num_failures: steps that raised with it since it was last cleared.
-        num_alone: those of them in which it was alone.
+        cleared_at: the number of known tokens at which it is past the step that raised.
+        num_failures: steps containing it that raised since it was last cleared.
+        num_alone: failures of steps that contained no other request.
     """
 
     request: Request
@@ -27,35 +27,35 @@ class _Suspicion:
 
     @property
     def is_over(self) -> bool:
-        """Whether the request has ended or got past the step that raised."""
+        """Whether the request has ended or is past the step that raised."""
         return self.request.is_finished or self.request.num_known_tokens >= self.cleared_at
 
 
 class Quarantine:
     """Decides which requests run after a step that raised.
 
-    At first all of them run again together, because most faults pass. Requests that are in a second
-    step that raises before they got past the first are set apart: half of them runs while everybody
-    else waits, then the other half; a half that raises is halved again. Who fails in a step of its
-    own, twice, is at fault. Who gets past its failed step is cleared, and its failures forgotten.
+    At first all of them are retried together, because most faults are transient. Requests of a
+    second failing step that are not past the first are bisected: one half runs while all other
+    requests wait, then the other half; a half that raises is split again. A request that fails
+    twice in a step by itself is at fault. A request that gets past its failed step is cleared.
 
     Args:
-        scheduler: its requests are set apart.
+        scheduler: runs only the half under test.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._suspicions: dict[str, _Suspicion] = {}
-        self._groups: list[list[Request]] = []  # set apart; the last one runs
+        self._groups: list[list[Request]] = []  # halves to test; the last one runs
 
     def blame(self, requests: Iterable[Request]) -> list[Request]:
         """Note that a step with these requests raised, before the scheduler starts over.
 
         Args:
-            requests: whose tokens the step was to compute; one that has ended does not count.
+            requests: the requests of the step; ended ones don't count.
 
         Returns:
-            Those at fault, which the caller must end.
+            The requests at fault, which the caller must end.
         """
         suspects = [request for request in requests if not request.is_finished]
         blamed = [self._suspect(request, alone=len(suspects) == 1) for request in suspects]
@@ -63,13 +63,13 @@ class Quarantine:
         repeated = [each.request for each in blamed if each.num_failures > 1]
         if not guilty and repeated and len(suspects) > 1:
             if self._groups:
-                self._groups.pop()  # what follows is its halves
+                self._groups.pop()  # replaced by its halves
             middle = len(repeated) // 2
             self._groups += [half for half in (repeated[middle:], repeated[:middle]) if half]
         return guilty
 
     def settle(self) -> None:
-        """Clear who got past its failed step, and let the next run; before every schedule."""
+        """Clear requests past their failed step and select the next half; before every schedule."""
         if not self._suspicions:
             return
         self._suspicions = {k: each for k, each in self._suspicions.items() if not each.is_over}
@@ -83,7 +83,7 @@ class Quarantine:
 
     def _suspect(self, request: Request, *, alone: bool) -> _Suspicion:
         suspicion = self._suspicions.setdefault(request.request_id, _Suspicion(request))
-        # Tokens of the failed step are in flight; one that samples nothing must sample first.
+        # Past the tokens in flight; a request without any must sample at least one.
         past = max(request.num_tokens, request.num_known_tokens + 1)
         suspicion.cleared_at = max(suspicion.cleared_at, past)
         suspicion.num_failures += 1

@@ -1,4 +1,4 @@
-"""What the drivers need of an engine, be it one or a group of replicas."""
+"""The interface of an engine that takes requests: a single engine or a group of replicas."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -11,31 +11,31 @@ from jaxinfer.serving.requests.new_request import NewRequest
 
 @runtime_checkable
 class RequestEngine(Protocol):
-    """Takes requests and advances them; one thread at a time. See `Engine`."""
+    """Takes requests and advances them; not thread-safe. See `Engine`."""
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        """Whether a request is running or waiting, or an output has not been taken."""
         ...
 
     @property
     def failure(self) -> JaxinferError | None:
-        """Why it takes no request any more; any thread may ask."""
+        """The error that made the engine refuse requests for good, or None; thread-safe."""
         ...
 
     def counts(self) -> EngineCounts:
-        """What it has done and holds; any thread may ask."""
+        """A snapshot of the engine's counters and gauges; thread-safe."""
         ...
 
     def add(self, request: NewRequest) -> None:
         """Enqueue a request."""
 
     def abort(self, request_id: str) -> bool:
-        """End a request now; whether there was an unfinished one of that id."""
+        """End a request now; returns whether an unfinished request had that id."""
         ...
 
     def step(self) -> None:
-        """Advance every request that can be, and hand out what that brought."""
+        """Advance the scheduled requests and deliver their outputs."""
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs of requests without a sink, since the last call."""
@@ -45,18 +45,18 @@ class RequestEngine(Protocol):
         """Swap the weights between two steps."""
 
     def reset_prefix_cache(self) -> None:
-        """Stop finding what was computed so far."""
+        """Invalidate all cached prefixes."""
 
     @property
     def can_sleep(self) -> bool:
-        """Whether `sleep` is possible; asked before any request ends for it."""
+        """Whether `sleep` is supported; checked before any request is ended."""
         ...
 
     def sleep(self, *, keep_params: bool) -> None:
-        """Give back the device memory between two steps; requests wait, to be computed again."""
+        """Release the device memory between two steps; requests wait for recomputation."""
 
     def wake_params(self) -> None:
-        """Take the weights back from host memory, if any are there."""
+        """Copy the weights back from host memory, if they were kept there."""
 
     def wake_cache(self) -> None:
         """Allocate the KV cache and the slots, zeroed."""

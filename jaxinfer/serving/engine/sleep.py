@@ -1,13 +1,13 @@
-"""What of an engine sleeps or is paused, and which calls that rules out; holds no arrays."""
+"""State machine of sleep and pause: which parts of an engine sleep, and which calls are legal."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of unfinished requests: they end at once, end first, or go on afterwards."""
+"""The fate of unfinished requests: they end at once, finish first, or continue afterwards."""
 
 SleepTag = Literal["weights", "kv_cache", "scheduling"]
-"""A part of an engine that `wake_up` brings back."""
+"""A part of an engine that can sleep, as named in `wake_up`."""
 
 TAGS: tuple[SleepTag, ...] = get_args(SleepTag)
 _SLEEPING_PARTS: dict[int, frozenset[SleepTag]] = {
@@ -18,12 +18,12 @@ _SLEEPING_PARTS: dict[int, frozenset[SleepTag]] = {
 
 
 class SleepState:
-    """Which parts sleep; each method raises before it changes anything.
+    """The sleeping parts; each method raises before it changes anything.
 
     Attributes:
-        asleep: the parts that sleep.
+        asleep: the sleeping parts.
         is_paused: whether `pause` was called, and `resume` was not.
-        lacks_weights: whether the weights were dropped and no new ones have come.
+        lacks_weights: whether the weights were dropped and not replaced yet.
     """
 
     def __init__(self) -> None:
@@ -37,14 +37,15 @@ class SleepState:
         return not (self.asleep or self.is_paused or self.lacks_weights)
 
     def check_sleeps_not(self) -> None:
-        """Raise RuntimeError if a part sleeps: it is to be woken before anything sleeps again."""
+        """Raise RuntimeError if a part sleeps already."""
         if self.asleep:
-            raise RuntimeError(f"the engine sleeps already ({self._parts()}); call wake_up() first")
+            parts = self._parts()
+            raise RuntimeError(f"the engine is already asleep ({parts}); call wake_up() first")
 
     def check_takes_requests(self) -> None:
-        """Raise RuntimeError if new requests could not be computed after a `resume` alone."""
+        """Raise RuntimeError unless `resume` alone would let new requests run."""
         if self.asleep - {"scheduling"}:
-            raise RuntimeError(f"the engine sleeps ({self._parts()}); call wake_up() first")
+            raise RuntimeError(f"the engine is asleep ({self._parts()}); call wake_up() first")
         if self.lacks_weights:
             raise RuntimeError("sleep(level=2) dropped the weights; call update_params() first")
 
@@ -54,32 +55,32 @@ class SleepState:
             raise RuntimeError("the weights sleep; call wake_up(['weights']) before update_params")
 
     def fall_asleep(self, level: int) -> None:
-        """Note that the parts of a level sleep."""
+        """Mark the parts of a level as asleep."""
         self.asleep = _SLEEPING_PARTS[level]
         self.lacks_weights = self.lacks_weights or level == 2
 
     def parts_to_wake(self, tags: Iterable[SleepTag] | None) -> tuple[SleepTag, ...]:
-        """The parts that `wake_up` brings back, in the order of `TAGS`; None means all that sleep.
+        """The parts that `wake_up` wakes, in the order of `TAGS`; None means all sleeping parts.
 
-        Once weights and KV cache are awake, scheduling goes on too.
+        Once weights and KV cache are awake, scheduling resumes too.
 
         Raises:
-            TypeError: tags are no list of strings.
-            ValueError: a tag is unknown, or there are none.
-            RuntimeError: a part does not sleep, or scheduling would go on without the others.
+            TypeError: tags are not a list of strings.
+            ValueError: a tag is unknown, or the list is empty.
+            RuntimeError: a part does not sleep, or scheduling would resume without the others.
         """
         if not self.asleep:
-            raise RuntimeError("the engine does not sleep, so there is nothing to wake up")
+            raise RuntimeError("the engine is not asleep, so there is nothing to wake up")
         wanted = self.asleep if tags is None else check_tags(tags)
         if awake := wanted - self.asleep:
-            raise RuntimeError(f"{_listed(awake)} does not sleep; asleep: {self._parts()}")
+            raise RuntimeError(f"{_listed(awake)} is not asleep; asleep: {self._parts()}")
         left = self.asleep - wanted
         if "scheduling" in wanted and left:
-            raise RuntimeError(f"scheduling can't go on while {_listed(left)} sleeps; wake it too")
+            raise RuntimeError(f"scheduling can't resume while {_listed(left)} sleeps; wake it too")
         return _ordered(self.asleep if left == {"scheduling"} else wanted)
 
     def wake(self, tag: SleepTag) -> None:
-        """Note that a part is awake."""
+        """Mark a part as awake."""
         self.asleep -= {tag}
 
     def _parts(self) -> str:

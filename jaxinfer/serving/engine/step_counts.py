@@ -1,4 +1,4 @@
-"""What an engine's steps computed and how long they took; its use of a device follows from it."""
+"""Tokens and seconds of an engine's steps, from which its device utilization is computed."""
 
 import bisect
 import dataclasses
@@ -8,28 +8,28 @@ from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Upper bounds of the buckets of `StepCounts.step_tokens`; one more bucket has no bound."""
+"""Upper bounds of the buckets of `StepCounts.step_tokens`; a last bucket is unbounded."""
 
 
 @dataclasses.dataclass(slots=True)
 class StepCounts:
     """Sums over the steps that were read; a multi-step decode of k steps counts as k.
 
-    A step with any tokens of prompts (or of preempted requests, computed again) is a prefill step;
-    in all others every row decodes.
+    A step with any prompt tokens (or recomputed tokens of preempted requests) is a prefill step; in
+    every other step all rows decode.
 
     Attributes:
-        prefill_steps: how many there were.
-        prefill_seconds: from the launch, or the end of the step before, to the end.
-        prefill_tokens: tokens that were fed in rows of more than one.
-        prefill_pairs: pairs of such a token and a token that it attends to.
-        decode_steps: how many there were.
+        prefill_steps: the number of prefill steps.
+        prefill_seconds: from the launch, or the end of the previous step, to the end.
+        prefill_tokens: tokens fed in rows of more than one token.
+        prefill_pairs: pairs of a prefill token and a token that it attends to.
+        decode_steps: the number of decode steps.
         decode_seconds: as `prefill_seconds`.
-        decode_tokens: tokens that were fed.
-        decode_context_tokens: tokens whose keys and values the steps read, those that sequences
-            share counted once; an estimate from the blocks held, to half a block a row.
+        decode_tokens: tokens fed in decode steps.
+        decode_context_tokens: tokens whose keys and values the steps read, shared tokens counted
+            once; an estimate from the allocated blocks, to half a block a row.
         step_tokens: steps by tokens fed: a count for each bucket of `STEP_TOKEN_BOUNDS`.
-        step_tokens_sum: tokens fed by all of them.
+        step_tokens_sum: tokens fed in all steps.
     """
 
     prefill_steps: int = 0
@@ -58,13 +58,13 @@ class StepCounts:
 
 
 class StepClock:
-    """Times steps and counts what they computed; a few additions a step, whatever its rows.
+    """Times steps and counts their tokens, at a constant cost a step.
 
-    The device runs steps in order, so that one takes from its launch, or from the end of the step
-    before if that came later, until it is read.
+    The device runs steps in order, so a step lasts from its launch, or from the end of the previous
+    step if that is later, until it is read.
 
     Args:
-        pool: the blocks that requests hold.
+        pool: the block pool of the requests.
         clock: seconds.
     """
 
@@ -75,7 +75,7 @@ class StepClock:
         self._last_end = 0.0
 
     def launched(self, schedule: Schedule) -> None:
-        """Note that a step begins, and what it reads."""
+        """Record a step's launch time and context size."""
         pool, num_rows = self._pool, len(schedule.rows)
         used = pool.num_usable_blocks - pool.num_free_blocks
         schedule.num_context_tokens = max(
@@ -84,7 +84,7 @@ class StepClock:
         schedule.launch_time = self._clock()
 
     def read(self, schedule: Schedule) -> None:
-        """Count a step that has ended."""
+        """Count a finished step."""
         now = self._clock()
         seconds = now - max(schedule.launch_time, self._last_end)
         self._last_end = now

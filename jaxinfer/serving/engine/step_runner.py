@@ -1,4 +1,4 @@
-"""What the engine needs of a device, so that its loop can be tested without one."""
+"""The interface between the engine's loop and the device, which tests replace by a fake."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,29 +8,29 @@ from jaxinfer.serving.scheduler.schedule import Schedule
 
 @runtime_checkable
 class StepRunner(Protocol):
-    """What the engine needs of the device; `Runner` is the real one."""
+    """Runs scheduled steps; `Runner` is the implementation on a device."""
 
     def launch(self, schedule: Schedule) -> Any:
-        """Start a step; returns at once with a handle for `fetch`, or `sample` if it is late."""
+        """Start a step without waiting; returns a handle for `fetch` or, sampled late, `sample`."""
 
     def sample(self, step: Any) -> Any:
-        """Draw the tokens of a step that samples late; returns a handle for `fetch`."""
+        """Draw the tokens of a late-sampled step; returns a handle for `fetch`."""
 
     def fetch(self, step: Any) -> StepResult:
-        """Wait for a launched step and read it."""
+        """Wait for a launched step and copy its results to the host."""
         ...
 
     def reset_cache(self) -> None:
         """Allocate the KV cache anew after a step that raised."""
 
     def update_params(self, params: Any) -> None:
-        """Take other weights from the next launch on."""
+        """Use other weights from the next launch on."""
 
     def sleep(self, *, keep_params: bool) -> None:
-        """Give back the memory of parameters and cache; the parameters may stay on the host."""
+        """Release the memory of parameters and cache; the parameters may be kept on the host."""
 
     def wake_params(self) -> None:
-        """Take the parameters back from the host, if any are there."""
+        """Copy the parameters back from the host, if they were kept there."""
 
     def close(self) -> None:
         """Free the device memory."""

@@ -18,7 +18,7 @@ def decode(body: bytes, max_nesting: int) -> Any:
 
     Raises:
         ApiError: 400: it is not JSON (NaN and Infinity are not), not UTF-8, nested too deeply, or
-            of so many values that other requests would wait for it.
+            with too many values: parsing it would delay other requests.
     """
     # Of the bytes, because parsing is what takes long; texts may have many of these too.
     if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:

@@ -9,7 +9,8 @@ from typing import Any
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, client_errors, invalid
-from jaxinfer.serving.requests.prompts import Prompt, PromptReader
+from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.requests.prompts import PromptReader
 
 _FIELDS = ("prompt", "messages", "input", "tools", "chat_template_kwargs", "continue_final_message")
 

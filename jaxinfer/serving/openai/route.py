@@ -19,7 +19,7 @@ from jaxinfer.serving.openai.protocol.base import hint
 class ApiRoute(APIRoute):
     """A route whose handler is cancelled when its client disconnects.
 
-    Starlette cancels streams only; an answer that is not streamed would be computed for nobody.
+    Starlette cancels streams only; any other answer would be computed without a reader.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -57,7 +57,7 @@ def _gather(deadline: float) -> list[Peer]:
             if peer is not None and peer.process_id in missing:
                 missing.remove(peer.process_id)
                 peers[peer.process_id] = peer
-    coordination.delete(_KEY)  # before anybody may meet for the next engine
+    coordination.delete(_KEY)  # before processes may meet for the next engine
     name = own_name(0)
     for peer in peers.values():
         peer.channel.send(encode({"name": name}))

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 
 # Fields that decide nothing of what a request does; any other travels without being named here.
 _STAY_IN_REQUEST = ("sink",)

@@ -8,6 +8,7 @@ from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request import Rank
 from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
 
 
@@ -90,7 +91,7 @@ class FrontQueue:
         urgency = request.new.priority
         if self._is_fair:
             urgency = fair_urgency(urgency, self._num_added)
-        self._queue.add(request.new.key, (urgency, self._num_added), request)
+        self._queue.add(request.new.key, Rank(urgency, self._num_added), request)
         self._num_added += 1
 
     def remove(self, request_id: str) -> None:

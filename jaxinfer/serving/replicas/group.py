@@ -70,7 +70,7 @@ class EngineGroup:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request runs, waits, or has outputs that nobody took yet."""
+        """Whether a request is running or waiting, or an output has not been taken."""
         return bool(self._front or self._outputs)
 
     @property
@@ -88,7 +88,7 @@ class EngineGroup:
         return total
 
     def add(self, request: NewRequest) -> None:
-        """Enqueue a request; does not wait for anybody's step.
+        """Enqueue a request without waiting for a replica's step.
 
         Raises:
             ValueError: the key is in use, or the request can never fit.
@@ -120,7 +120,7 @@ class EngineGroup:
         replica = member.replica
         was_unfinished = replica.call(lambda: replica.engine.abort(request_id))
         if was_unfinished and request.new.sink is None:
-            self._front.remove(request_id)  # nobody waits for its last output, so there is none
+            self._front.remove(request_id)  # without a sink there is no last output
         self._deliver()
         return was_unfinished
 

@@ -1,7 +1,7 @@
-"""One engine of a group and who runs it: the caller's thread in its turn, or one of its own.
+"""One engine of a group and the thread that runs it: the caller's thread in turn, or its own.
 
-Whoever runs an engine is the only one that touches it: others post what is to be done with it, and
-that is done between two steps, in order.
+Only the thread that runs an engine uses it: other threads post actions, which run in order between
+two steps.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _MOST_STEPS_IN_A_ROW = 8
 
 @runtime_checkable
 class Replica(Protocol):
-    """An engine, run by somebody.
+    """An engine and the thread that runs it.
 
     Attributes:
         engine: the engine; `prepare` and `num_cached_tokens` may be called at any time.
@@ -44,10 +44,10 @@ class Replica(Protocol):
 
 
 class ReplicaInTurn:
-    """Run by whoever calls.
+    """An engine that runs in the thread of its caller.
 
     Args:
-        engine: not used by anybody else.
+        engine: used by this replica only.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -78,11 +78,11 @@ class ReplicaThread:
     """Run by a thread of its own, so that launching for one device need not wait for another's.
 
     Args:
-        engine: not used by anybody else.
+        engine: used by this replica only.
         name: of the thread.
         wake: called in the thread when steps that were asked for have ended.
-        wants_to_go_on: whether another step may follow without anybody being told; asked in the
-            thread after each step.
+        wants_to_go_on: whether another step may follow without a report; called in the thread
+            after each step.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ReplicaThread:
         self._owner.join()
 
     def _step(self) -> None:
-        """Step until somebody should hear of it; each round through the caller's thread costs."""
+        """Run several steps before a report: a round trip through the caller's thread is costly."""
         try:
             for _ in range(_MOST_STEPS_IN_A_ROW):
                 self.engine.step()

@@ -47,7 +47,7 @@ def choose_replica(replicas: Sequence[ReplicaView]) -> int:
     the lowest index, so that equal requests in an equal order take equal ways.
 
     Args:
-        replicas: those that are alive, at least one.
+        replicas: the replicas that are alive, at least one.
     """
     fewest = min(replica.num_sequences for replica in replicas)
     limit = max(_ALWAYS_ACCEPTED, fewest + fewest // 2)

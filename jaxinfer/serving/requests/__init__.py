@@ -1,1 +1,1 @@
-"""What a request is, from the call that brings it to the text that leaves it."""
+"""A request from its call to its output: prompt, host state, completions and text."""

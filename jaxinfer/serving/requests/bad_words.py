@@ -1,10 +1,9 @@
-"""The spellings of a banned word, each of which has tokens of its own."""
+"""The spellings of a banned word, with and without a leading space: their tokens differ."""
 
 
 def bad_word_spellings(word: str) -> list[str]:
-    """The texts whose tokens a bad word bans: the word at the start of a text, and after a space.
+    """The spellings that `bad_words` bans: the word at the start of a text, and after a space.
 
-    These are different tokens. A word that begins with white space is banned as it is: it says
-    itself what stands before it, and a line break without its white space is nothing at all.
+    A word with leading white space has one spelling: it already states what precedes it.
     """
     return [word] if word[:1].isspace() else [word, " " + word]

@@ -1,4 +1,4 @@
-"""One completion in the making: a request's tokens, their text and their log-probabilities."""
+"""One unfinished completion: its tokens so far, their text and their log-probabilities."""
 
 import contextlib
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from jaxinfer.serving.requests.result import TokenScores
 
 
 class Completion:
-    """What the caller will see of one `Request`.
+    """Accumulates the output of one `Request`.
 
-    Its tokens are turned into text only when a stop string may be in it or somebody wants to see
-    it, so that a batch whose answers are wanted whole pays nothing for text in its steps.
+    Tokens become text only to look for stop strings or to create an output: a batch that wants
+    final outputs only spends no time on text during its steps.
 
     Args:
-        index: which of the request's n completions it is.
-        request: the scheduler's side of it.
+        index: its index among the request's n completions.
+        request: the scheduler's state of the completion.
         tokenizer: None for no text.
     """
 
@@ -47,10 +47,10 @@ class Completion:
             )
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
-        """Add tokens, in order, that the step's `row` gained, and what `request` says of its end.
+        """Add the new tokens of the step's `row`, and take over the end of `request`.
 
-        Afterwards `finish_reason` is set if the tokens end the completion, be it by a stop string
-        that the scheduler can't know of.
+        Sets `finish_reason` if the tokens end the completion; also for a stop string, of which the
+        scheduler does not know.
         """
         self.token_ids += token_ids
         if self._logprobs is not None:
@@ -61,25 +61,25 @@ class Completion:
             self._update_text()
 
     def finish(self, reason: FinishReason) -> None:
-        """End it for a reason that does not lie in its tokens."""
+        """End the completion for a reason other than its tokens."""
         self.finish_reason = reason
 
     def break_off(self) -> None:
-        """Make no more text and no more log-probabilities, because something of them raised."""
+        """Stop producing text and log-probabilities, after an exception in either."""
         self._is_broken = True
         self._logprobs = None
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        """What there is to see.
+        """The completion so far.
 
         Args:
-            delta: only what is new since the last call.
+            delta: only the part since the last call.
         """
         self._update_text()
         start = self._num_taken if delta else 0
         self._num_taken = len(self.token_ids)
         text = ""
-        # What there is of a text that raised must not raise again.
+        # Text that raised before must not raise again.
         with contextlib.suppress(Exception) if self._is_broken else contextlib.nullcontext():
             if self._text is not None:
                 text = self._text.take() if delta else self._text.text

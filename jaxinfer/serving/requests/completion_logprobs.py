@@ -1,4 +1,4 @@
-"""Log-probabilities of a completion in the making, as its steps bring them."""
+"""Records the log-probabilities of a completion step by step."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,36 +11,36 @@ from jaxinfer.serving.requests.result import TokenScores
 
 
 class Recording(Protocol):
-    """What a completion keeps of its tokens' log-probabilities."""
+    """The recorded log-probabilities of a completion's tokens."""
 
     def extend(self, scores: TokenScores, row: int, token_ids: Sequence[int]) -> None:
-        """Add those of the tokens that a step's row gained.
+        """Add the log-probabilities of a step's row.
 
         Raises:
-            RuntimeError: the step did not compute what was asked for.
+            RuntimeError: the step did not compute the requested log-probabilities.
         """
         ...
 
     def since(self, start: int, token_ids: Sequence[int]) -> Sequence[LogprobsAtPosition]:
-        """Those from a token on, as the caller sees them."""
+        """The log-probabilities from token `start` on, in the caller's form."""
         ...
 
     @property
     def total(self) -> float:
-        """The sum of the tokens' own."""
+        """The sum over the chosen tokens."""
         ...
 
     def cut(self, length: int) -> None:
-        """Forget all but the first."""
+        """Keep only the first `length` tokens."""
         ...
 
 
 def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording | None:
-    """What keeps the chosen tokens' log-probabilities and those of the `count` likeliest.
+    """A recording of the chosen tokens' log-probabilities, and of the `count` likeliest tokens.
 
     Args:
         count: None for no log-probabilities at all.
-        tokenizer: gives the tokens' text, if there is one.
+        tokenizer: gives the tokens' text; None for none.
     """
     if count is None:
         return None
@@ -48,7 +48,7 @@ def start_recording(count: int | None, tokenizer: Tokenizer | None) -> Recording
 
 
 class _Chosen:
-    """The chosen tokens' alone, as plain numbers: what rollouts want of every token."""
+    """Only the chosen tokens, as plain numbers: rollouts want one for every token."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._values: list[float] = []
@@ -77,7 +77,7 @@ class _Chosen:
 
 
 class _Likeliest:
-    """The chosen tokens' and those of the likeliest."""
+    """The chosen and the likeliest tokens."""
 
     def __init__(self, count: int, tokenizer: Tokenizer | None) -> None:
         self._count = count
@@ -109,16 +109,16 @@ def _sum_of_chosen(entries: Sequence[LogprobsAtPosition]) -> float:
 def logprobs_at(
     scores: TokenScores, place: tuple[int, ...], count: int, tokenizer: Tokenizer | None
 ) -> LogprobsAtPosition:
-    """The chosen token's log-probability and those of the `count` likeliest tokens.
+    """Log-probabilities of the chosen token and the `count` likeliest tokens.
 
     Args:
         scores: as read from a step; must have `logprobs`, and `top_ids` if `count` > 0.
         place: index of the position in the leading dimensions of `scores`.
-        count: how many likeliest tokens are wanted.
-        tokenizer: gives the tokens' text, if there is one.
+        count: the number of likeliest tokens.
+        tokenizer: gives the tokens' text; None for none.
 
     Raises:
-        RuntimeError: the step did not compute what was asked for.
+        RuntimeError: the step did not compute the requested log-probabilities.
     """
     value = float(_chosen(scores)[place])
     rank = None if scores.ranks is None else int(scores.ranks[place]) or None

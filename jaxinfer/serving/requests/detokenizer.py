@@ -1,4 +1,4 @@
-"""Turns a request's tokens into text as they come: exact, in linear time, watching for stops."""
+"""Incremental detokenization: tokens to text, exact and in linear time, with stop strings."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ class Detokenizer:
         stop: strings that end the text.
         include_stop: whether a stop string or stop token stays in the text.
         skip_special_tokens: whether special tokens leave no text.
-        min_tokens: stop strings are not looked for before so many tokens.
+        min_tokens: number of tokens before which stop strings are ignored.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Detokenizer:
         """Add tokens to the text.
 
         Returns:
-            None, or how many of `token_ids` it took to complete a stop string; what follows them
-            is ignored.
+            The number of `token_ids` up to and including the one that completed a stop string
+            (later ones are ignored), or None.
         """
         for count, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1
@@ -61,12 +61,12 @@ class Detokenizer:
         return None
 
     def append_stop_token(self, token_id: int) -> None:
-        """Add the token that ended the completion: no text, unless stops are to be included."""
+        """Add the stop token that ended the completion; it has text only with `include_stop`."""
         if self._include_stop:
             self.append([token_id])
 
     def finish(self) -> None:
-        """End the text: nothing is held back, and an incomplete character becomes U+FFFD."""
+        """End the text: release text held back; an incomplete character becomes U+FFFD."""
         if self.stop_string is None:
             self._release(self._held + self._decoder.decode(b"", final=True), 0)
 
@@ -110,13 +110,13 @@ class _StopMatcher:
     def __init__(self, stop: str):
         self.stop = stop
         self.matched = 0
-        """Length of the longest end of the stream that begins the stop string and is not all."""
+        """Length of the longest proper prefix of the stop string at the end of the stream."""
         self._fallback = [0]
         for char in stop[1:]:
             self._fallback.append(self._advance(self._fallback[-1], char))
 
     def feed(self, char: str) -> bool:
-        """Take one character; whether it completes the string."""
+        """Take one character; returns whether it completes the string."""
         self.matched = self._advance(self.matched, char)
         if self.matched < len(self.stop):
             return False

@@ -1,7 +1,7 @@
-"""A request as a caller hands it over: what is wanted, and where the outputs go.
+"""A caller's request: prompt, parameters, and the sink for its outputs.
 
-Drivers, replicas and processes pass this record on whole. A new field is declared here and read
-where it has its effect; nothing between has to know of it.
+Drivers, replicas, processes and the scheduler pass this frozen record on whole. A new field is
+declared here and read where it takes effect; the layers between don't mention it.
 """
 
 import itertools
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.packed_ids import pack_ids
 
 OutputKind = Literal["final", "cumulative", "delta", "tokens"]
-"""One output at the end; after each step, all so far; after each step, what is new; or the same as
-`TokenOutput`, whose text another process makes."""
+"""One output at the end; all text so far, after each step; the new text, after each step; or new
+tokens as `TokenOutput`, for another process to detokenize."""
 
 Sink = Callable[[Any], None]
-"""Receives each output of a request, in the thread that runs the engine's step. From an
-`EngineDriver` also the exception that refuses the request, or that ends it and the engine."""
+"""Receives each output of a request, in the thread that runs the engine's step. `EngineDriver` also
+passes the exception that refuses the request, or that ends it and the engine."""
 
 _KINDS: dict[RequestOutputKind, OutputKind] = {
     RequestOutputKind.CUMULATIVE: "cumulative",
@@ -39,21 +39,42 @@ def new_key() -> str:
     return f"request-{next(_numbers)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRequest:
-    """One prompt and all that a caller says of it.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One checked prompt.
 
     Attributes:
-        prompt: what is completed.
-        params: how; `n` completions are made, and completion i draws with `seed + i`.
-        key: what the engine knows it by; the one that is made here is unique in this process.
-        label: the caller's name for it, which its outputs bear; others may use the same. Without
-            one it is the key.
-        kind: which outputs it gets.
-        seed_offset: added to the seed of `params`: the completion's index, where each of several is
-            a request of its own.
-        prefill_only: only the prompt is run, for its log-probabilities; nothing is sampled.
-        priority: of all its completions; lower ones run earlier, see `Scheduler`.
+        token_ids: at least one, each within the model's vocabulary.
+        text: the original text, if it was text.
+        cache_salt: cached blocks are shared only with prompts of the same salt.
+        packed: `pack_ids(token_ids)`; computed if left out.
+    """
+
+    token_ids: list[int]
+    text: str | None = None
+    cache_salt: str | None = None
+    packed: bytes = field(default=b"", repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.packed:
+            object.__setattr__(self, "packed", pack_ids(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """One prompt and everything that its caller specified.
+
+    Attributes:
+        prompt: the checked prompt.
+        params: sampling parameters; completion i of `n` draws with `seed + i`.
+        key: the engine's id of the request; the default is unique in this process.
+        label: the caller's id, which its outputs carry; not necessarily unique. Defaults to the
+            key.
+        kind: the kind of its outputs.
+        seed_offset: added to the seed of `params`: the completion's index, where each of several
+            completions is a request of its own.
+        prefill_only: run the prompt only, for its log-probabilities; nothing is sampled.
+        priority: of all its completions; lower values run earlier, see `Scheduler`.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
             `EngineDriver.step` after `add_by_hand`.
     """

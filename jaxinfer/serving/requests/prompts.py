@@ -1,4 +1,4 @@
-"""Turns whatever a caller calls prompts into checked token ids, before anything is enqueued."""
+"""Parses and checks prompts (text, token ids or dictionaries) before any request is enqueued."""
 
 import dataclasses
 import difflib
@@ -12,27 +12,11 @@ from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.bad_words import bad_word_spellings
-from jaxinfer.serving.requests.request import pack_ids
+from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.requests.packed_ids import pack_ids
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
-    """One checked prompt.
-
-    Attributes:
-        token_ids: at least one, each within the model's vocabulary.
-        text: the text they came from, if any.
-        cache_salt: shares cached blocks only with prompts of the same salt.
-        packed: `pack_ids(token_ids)`, if they were packed to be checked.
-    """
-
-    token_ids: list[int]
-    text: str | None = None
-    cache_salt: str | None = None
-    packed: bytes = dataclasses.field(default=b"", repr=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +24,7 @@ class PromptReader:
     """Reads and checks prompts for one engine.
 
     Attributes:
-        tokenizer: None if the engine takes and gives token ids only.
+        tokenizer: None for an engine without text.
         vocab_size: V, width of the logits; ids must be below it.
         max_model_len: most tokens of prompt and output together.
         max_logprobs: most log-probabilities at a position.
@@ -57,7 +41,7 @@ class PromptReader:
         Args:
             prompts: a string, a list of token ids, a dictionary with "prompt" or
                 "prompt_token_ids" and perhaps "cache_salt", or a list of these.
-            num_outputs: tokens that each must leave room for.
+            num_outputs: room for generated tokens that each prompt must leave.
 
         Raises:
             TypeError: not a prompt; names its index.
@@ -70,12 +54,12 @@ class PromptReader:
     def read_parts(
         self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], *, num_outputs: int = 1
     ) -> list[Prompt]:
-        """Check prompts that were taken apart by `split_prompts`.
+        """Check prompts from `split_prompts`.
 
         Args:
             parts: the prompts.
-            limits: how many tokens are kept of each, the last ones; None keeps all.
-            num_outputs: tokens that each must leave room for.
+            limits: the number of last tokens to keep of each prompt; None keeps all.
+            num_outputs: room for generated tokens that each prompt must leave.
 
         Raises:
             TypeError, ValueError: as `read`.
@@ -105,9 +89,9 @@ class PromptReader:
         text: str | None = None,
         cache_salt: str | None = None,
     ) -> Prompt:
-        """The prompt of these token ids, which are checked and made a list of Python integers.
+        """A prompt from token ids, checked and converted to Python integers.
 
-        Of more than `limit` only the last are kept.
+        Only the last `limit` tokens are kept.
 
         Raises:
             TypeError: an entry is not an integer; names it.
@@ -136,16 +120,16 @@ class PromptReader:
     def check_text(
         self, name: str, text: str, *, num_outputs: int = 1, may_be_longer: bool = False
     ) -> Tokenizer:
-        """Refuse a text that can't be tokenized, or that is much too long for it to be worthwhile.
+        """Refuse text that can't be tokenized, or that is clearly too long to be worth tokenizing.
 
         Args:
-            name: the prompt's, for errors.
+            name: the prompt's name in errors.
             text: the text.
-            num_outputs: tokens that it must leave room for.
-            may_be_longer: its length does not matter, because its tokens are cut.
+            num_outputs: room for generated tokens that it must leave.
+            may_be_longer: accept any length, because the tokens will be truncated.
 
         Returns:
-            The tokenizer, which there is.
+            The tokenizer.
 
         Raises:
             ValueError: there is no tokenizer, the text is not valid Unicode, or too long.
@@ -156,7 +140,7 @@ class PromptReader:
             size = len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
-        if size > self.max_model_len and not may_be_longer:  # else it may well fit
+        if size > self.max_model_len and not may_be_longer:  # fewer bytes always fit
             least = self.tokenizer.least_tokens(text)
             if least + num_outputs > self.max_model_len:
                 raise ValueError(
@@ -169,11 +153,11 @@ class PromptReader:
         """Check sampling parameters against the model and its tokenizer.
 
         Returns:
-            The same, with numbers for -1 log-probabilities.
+            The parameters, with -1 log-probabilities replaced by their number.
 
         Raises:
-            ValueError: a token id is outside the vocabulary, more log-probabilities are asked for
-                than the engine reports, or text is needed but there is no tokenizer; names the
+            ValueError: a token id is outside the vocabulary, more log-probabilities are requested
+                than the engine reports, or a field needs a tokenizer and there is none; names the
                 field.
         """
         params.validate_for_vocab(self.vocab_size)
@@ -191,13 +175,13 @@ class PromptReader:
         return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
 
     def prompt_limit(self, params: SamplingParams) -> int | None:
-        """How many tokens of a prompt are kept; None for all."""
+        """The number of last tokens of a prompt to keep; None for all."""
         if params.truncate_prompt_tokens == -1:
             return max(1, self.max_model_len - 1)
         return params.truncate_prompt_tokens
 
     def _is_in_vocab(self, text: str) -> bool:
-        """Whether the model has every token that the tokenizer makes of a text."""
+        """Whether every token of a text is in the model's vocabulary."""
         ids = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else []
         return max(ids, default=0) < self.vocab_size
 
@@ -221,8 +205,8 @@ def match_params(params: Any, num_prompts: int, default: SamplingParams) -> list
     """One `SamplingParams` for each prompt.
 
     Args:
-        params: None, one for all, or a sequence with one for each.
-        num_prompts: how many are needed.
+        params: None, one for all, or a sequence with one for each prompt.
+        num_prompts: the number of prompts.
         default: used for None.
 
     Raises:
@@ -255,12 +239,12 @@ class _Given:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromptParts:
-    """A prompt taken apart, its tokens not checked yet.
+    """The parts of a prompt, its tokens not checked yet.
 
     Attributes:
-        name: what errors call it.
-        text: None if it came as token ids alone.
-        token_ids: None if they are to be made of the text.
+        name: its name in errors.
+        text: None for a prompt of token ids alone.
+        token_ids: None for a prompt of text alone.
         cache_salt: as in `Prompt`.
     """
 
@@ -271,10 +255,10 @@ class PromptParts:
 
 
 def split_prompts(prompts: Any) -> list[PromptParts]:
-    """Take the prompts of a call apart.
+    """Split the prompts of a call into their parts.
 
     Raises:
-        TypeError, ValueError: as `PromptReader.read`, but for what token ids and lengths break.
+        TypeError, ValueError: as `PromptReader.read`, except checks of token ids and lengths.
     """
     given = _as_list(prompts)
     if given.is_single:
@@ -331,7 +315,7 @@ def _split_mapping(name: str, item: Mapping[str, Any]) -> PromptParts:
 
 
 def _integers(name: str, values: Any) -> tuple[list[int], bytes | None]:
-    """Token ids as Python integers, and packed, unless one is too large for that."""
+    """Token ids as Python integers, and packed as int32, or None if one does not fit."""
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of token ids, got {type(values).__name__}")
     # NumPy and JAX arrays: one transfer instead of one an element.
@@ -346,7 +330,7 @@ def _integers(name: str, values: Any) -> tuple[list[int], bytes | None]:
 
 
 def _all_below(limit: int, packed: bytes) -> bool:
-    """Whether packed ids are all in `[0, limit)`; there is at least one."""
+    """Whether all packed ids, at least one, are in `[0, limit)`."""
     ids = np.frombuffer(packed, np.int32)
     return bool(ids.min() >= 0 and ids.max() < limit)
 
@@ -361,5 +345,5 @@ def _integer(name: str, index: int, value: Any) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    # Wrong numbers (True, 0.5) too, so that the message speaks of token ids and their position.
+    # Wrong numbers (True, 0.5) too, so that the error names token ids and their position.
     return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0

@@ -1,37 +1,24 @@
-"""One request's host state: its tokens, how far they are cached, and what it holds."""
+"""The scheduler's state of one request: its tokens, its progress, and the blocks it holds."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
-
-Rank = tuple[int, int]
-"""Priority, then order of arrival; the lowest goes first."""
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
 
 IN_FLIGHT_TOKEN = -1
 """Stands for a token that the device has sampled and the host has not read yet."""
 
-ID_BYTES = 4
-"""Bytes of a packed token id."""
-
-
-def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Token ids as int32 in the machine's byte order, `ID_BYTES` each.
-
-    Raises:
-        OverflowError: an id is no int32.
-    """
-    return array("i", token_ids).tobytes()
-
 
 class RequestStatus(Enum):
-    """Where a request stands.
+    """The state of a request in the scheduler.
 
     WAITING holds nothing on the device, RUNNING holds a slot and blocks, SWAPPED holds blocks in
-    host memory only, FINISHED holds nothing and is known to nobody but its owner.
+    host memory only, FINISHED holds nothing and has left the scheduler.
     """
 
     WAITING = "waiting"
@@ -40,110 +27,142 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
+class Rank(NamedTuple):
+    """A request's place among the unfinished ones; the lowest goes first.
+
+    Attributes:
+        urgency: its priority or, under a fair policy, its priority corrected by its arrival.
+        sequence_number: position in the order of arrival.
+    """
+
+    urgency: int = 0
+    sequence_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLimits:
+    """Upper bounds on a request's length; see `set_limits`.
+
+    Attributes:
+        num_tokens: of `Request.num_tokens`, from `max_tokens` and `max_model_len`.
+        num_cached_tokens: of the tokens whose keys and values are ever needed: the last token of
+            an answer is never fed back.
+    """
+
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class HeldBlocks:
+    """The KV-cache blocks of a request and their entries in the prefix index.
+
+    Attributes:
+        table: device blocks in order of position; token i lies in block `table[i // block_size]`.
+            It only grows while `num_admissions` stays the same.
+        host: blocks of the swap space, in order of position, while SWAPPED.
+        hashes: hashes of the leading full blocks, as far as they were needed.
+        num_registered: leading blocks that were offered to the prefix index.
+        weight_version: the weights under which the cached tokens began.
+        num_admissions: how often the request started or resumed running; together with its
+            identity, a valid key for a cached copy of `table`.
+    """
+
+    table: list[int] = field(default_factory=list)
+    host: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    num_registered: int = 0
+    weight_version: int = 0
+    num_admissions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RunHistory:
+    """What happened to a request on its way, for its caller's metrics.
+
+    Attributes:
+        scheduled_time: seconds on the engine's clock when its first step was planned; None before.
+        num_preemptions: how often it was preempted.
+        num_prefix_cached_tokens: prompt tokens found in the prefix cache at its first admission.
+    """
+
+    scheduled_time: float | None = None
+    num_preemptions: int = 0
+    num_prefix_cached_tokens: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt on its way to becoming an answer; only the scheduler changes its state.
+    """One completion of a `NewRequest` in the scheduler, which alone changes its state.
 
     A sequence is its prompt, the outputs that the host has read, and the tokens in flight:
     `num_tokens = len(prompt_token_ids) + len(output_token_ids) + num_in_flight_tokens`. The
     difference `num_tokens - num_cached_tokens` is the work that remains before the next token can
     be sampled. That one number expresses chunked prefill, prefix hits, decoding and resumption.
 
+    Counters that every step reads for every row are its own fields, for the sake of the hot loop.
+
     Attributes:
         request_id: unique among the unfinished requests of a scheduler.
-        prompt_token_ids: at least one token id.
-        params: the sampling parameters; `n` is unfolded by the engine into n requests.
-        cache_salt: requests share cached blocks only with requests of the same salt.
-        arrival_time: seconds on the engine's clock; not used for ordering (`Scheduler.add` is).
-        scheduled_time: when its first step was planned, on the same clock; None while it waits
-            for that.
-        seed: the resolved seed of the request's random draws.
-        prefill_only: it ends, by "length", when its prompt has run; nothing is sampled.
-        packed_prompt: `pack_ids(prompt_token_ids)`, made here if it is not given.
-        priority: requests of a lower one are admitted first and preempted last.
+        new: the caller's request, shared by its n completions.
+        params: this completion's sampling parameters: those of `new`, but only the first
+            completion has prompt log-probabilities.
+        seed: the resolved seed of its random draws.
+        prompt_token_ids: the token ids of the prompt.
         status: see `RequestStatus`.
         output_token_ids: generated tokens that the host has read.
         num_in_flight_tokens: tokens reserved by launched steps that the host has not read yet;
             fewer may be accepted.
         num_tokens: length of the sequence, tokens in flight included.
         num_cached_tokens: leading tokens whose keys and values are in pages, launched steps
-            included (in host blocks while SWAPPED). What it counts beyond the accepted tokens is
+            included (in host blocks while SWAPPED). Tokens counted beyond the accepted ones are
             given up when they are read, and overwritten by the next step.
-        num_prefix_cached_tokens: prompt tokens found in the prefix cache when it first ran.
-        max_num_tokens: `num_tokens` never exceeds this; set by `Scheduler.add` from `max_tokens`
-            and `max_model_len`.
-        max_cached_tokens: tokens whose keys and values will ever be needed: the last token of an
-            answer is never fed back.
-        ending_token_ids: tokens that may end it: end-of-sequence (unless ignored) and stop tokens.
-        block_table: device blocks in order of position; token i lives in block
-            `block_table[i // block_size]`. It only grows while `num_admissions` stays the same.
-        host_blocks: blocks of the swap space, in order of position, while SWAPPED.
         slot: index in `[0, max_num_seqs)` of its row of per-sequence device state while RUNNING.
-        decodes_on_device: whether its next row can be a decode that needs nothing of the host: the
-            device's `last_tokens[slot]` is its last token for certain, and nothing is proposed.
-        proposed_token_ids: a guess of what follows the tokens that the host has read; set by
+        decodes_on_device: whether its next row can be a decode without input from the host: the
+            device's `last_tokens[slot]` is certainly its last token, and nothing is proposed.
+        proposed_token_ids: a guess of the tokens that follow the ones read by the host; set by
             `Scheduler.propose`.
-        num_admissions: how often it started or resumed running; with identity, a key under which
-            copies of `block_table` may be kept and extended.
-        num_preemptions: how often it was preempted.
+        ending_token_ids: tokens that may end it: end-of-sequence (unless ignored) and stop tokens.
+        limits: bounds on its length; set by `Scheduler.add`.
+        rank: its place in the scheduler's order; set by `Scheduler.add`.
+        blocks: the KV-cache blocks it holds.
+        history: what its caller's metrics report.
         finish_reason: None until FINISHED.
         stop_reason: the stop token id or stop string that ended it, None for end-of-sequence.
-        block_hashes: hashes of its leading full blocks, as far as they were needed.
-        num_registered_blocks: leading blocks that were offered to the prefix index.
-        weight_version: the weights under which its cached tokens began.
-        sequence_number: position in the order of arrival.
-        urgency: what its priority comes to in the queue: the same, or under a fair policy what it
-            is with the time of its arrival.
-        samples_late: its sampling reads its own tokens on the host, so that it takes part in no
-            multi-step decodes: bad words may be several tokens long.
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    new: NewRequest
     params: SamplingParams
-    cache_salt: str | None = None
-    arrival_time: float = 0.0
     seed: int = 0
-    prefill_only: bool = False
-    packed_prompt: bytes = b""
-    priority: int = 0
-    scheduled_time: float | None = field(default=None, init=False)
+    prompt_token_ids: list[int] = field(init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)
     num_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
-    num_prefix_cached_tokens: int = field(default=0, init=False)
-    max_num_tokens: int = field(default=0, init=False)
-    max_cached_tokens: int = field(default=0, init=False)
-    ending_token_ids: frozenset[int] = field(default=frozenset(), init=False)
-    block_table: list[int] = field(default_factory=list, init=False)
-    host_blocks: list[int] = field(default_factory=list, init=False)
     slot: int | None = field(default=None, init=False)
     decodes_on_device: bool = field(default=False, init=False)
     proposed_token_ids: list[int] = field(default_factory=list, init=False)
-    num_admissions: int = field(default=0, init=False)
-    num_preemptions: int = field(default=0, init=False)
+    ending_token_ids: frozenset[int] = field(default=frozenset(), init=False)
+    limits: LengthLimits = field(default=LengthLimits(), init=False)
+    rank: Rank = field(default=Rank(), init=False)
+    blocks: HeldBlocks = field(default_factory=HeldBlocks, init=False)
+    history: RunHistory = field(default_factory=RunHistory, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
-    block_hashes: list[bytes] = field(default_factory=list, init=False)
-    num_registered_blocks: int = field(default=0, init=False)
-    weight_version: int = field(default=0, init=False)
-    sequence_number: int = field(default=0, init=False)
-    urgency: int = field(default=0, init=False)
-    samples_late: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.prompt_token_ids = self.new.prompt.token_ids
         self.num_tokens = len(self.prompt_token_ids)
-        self.urgency = self.priority
-        self.samples_late = bool(self.params.bad_words)
-        if not self.packed_prompt:
-            self.packed_prompt = pack_ids(self.prompt_token_ids)
 
     @property
-    def rank(self) -> Rank:
-        """Its place among the unfinished requests: by urgency, then by arrival."""
-        return self.urgency, self.sequence_number
+    def samples_late(self) -> bool:
+        """Whether its sampling reads its own tokens on the host, as bad words of several tokens do.
+
+        That rules out multi-step decodes.
+        """
+        return bool(self.params.bad_words)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -158,7 +177,7 @@ class Request:
     @property
     def num_pending_tokens(self) -> int:
         """Tokens to feed before its next token, or its end, is due: 1 while it decodes."""
-        return min(self.num_tokens, self.max_cached_tokens) - self.num_cached_tokens
+        return min(self.num_tokens, self.limits.num_cached_tokens) - self.num_cached_tokens
 
     @property
     def awaits_read(self) -> bool:
@@ -210,5 +229,5 @@ class Request:
     def packed_tokens(self, start: int, stop: int) -> bytes:
         """`pack_ids` of `tokens`; within the prompt it is a copy of bytes."""
         if stop <= len(self.prompt_token_ids):
-            return self.packed_prompt[start * ID_BYTES : stop * ID_BYTES]
+            return self.new.prompt.packed[start * ID_BYTES : stop * ID_BYTES]
         return pack_ids(self.tokens(start, stop))

@@ -1,4 +1,4 @@
-"""A caller's request: n completions of one prompt, and the outputs assembled from them."""
+"""Assembles the outputs of a caller's request from its n completions of one prompt."""
 
 import dataclasses
 
@@ -8,17 +8,17 @@ from jaxinfer.outputs import RequestMetrics, RequestOutput
 from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.completion_logprobs import logprobs_at
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request import Request, pack_ids
+from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import TokenScores
 
 _SEED_RANGE = 1 << 64
 
 
 class RequestGroup:
-    """One `RequestOutput` to be: its completions share the prompt through the prefix cache.
+    """The n completions of a request; they share the prompt through the prefix cache.
 
     Args:
-        new: what the caller asks for.
+        new: the caller's request.
         seed: used if its parameters have none.
         arrival_time: on the engine's clock.
         tokenizer: None for no text.
@@ -35,7 +35,7 @@ class RequestGroup:
         self.new = new
         self.request_id = new.key
         self.error: str | None = None
-        """What went wrong with the last completion that ended in an error."""
+        """The cause of the last completion's finish reason "error"."""
         self._tokenizer = tokenizer
         prompt, params = new.prompt, new.params
         self._num_prompt_logprobs = params.prompt_logprobs
@@ -43,25 +43,14 @@ class RequestGroup:
         self._prompt_logprobs = None if params.prompt_logprobs is None else scored
         self._metrics = RequestMetrics(arrival_time)
         seed = params.seed if params.seed is not None else seed
-        packed = prompt.packed or pack_ids(prompt.token_ids)
-        # The prompt is scored once.
+        # Only the first completion scores the prompt.
         unscored = params
         if params.prompt_logprobs is not None:
             unscored = params.clone(prompt_logprobs=None)
         self.completions = [
             Completion(
                 i,
-                Request(
-                    request_id=f"{new.key}/{i}",
-                    prompt_token_ids=prompt.token_ids,
-                    params=params if i == 0 else unscored,
-                    cache_salt=prompt.cache_salt,
-                    arrival_time=arrival_time,
-                    seed=signed_seed(seed + i),
-                    prefill_only=new.prefill_only,
-                    packed_prompt=packed,
-                    priority=new.priority,
-                ),
+                Request(f"{new.key}/{i}", new, unscored if i else params, signed_seed(seed + i)),
                 tokenizer,
             )
             for i in range(params.n)
@@ -73,7 +62,7 @@ class RequestGroup:
         return all(completion.finish_reason is not None for completion in self.completions)
 
     def note_tokens(self, count: int, now: float) -> None:
-        """Count tokens that were read at `now`."""
+        """Count new tokens, read at time `now`."""
         if count:
             self._metrics.num_generated_tokens += count
             self._metrics.last_token_time = now
@@ -81,12 +70,12 @@ class RequestGroup:
                 self._metrics.first_token_time = now
 
     def score_prompt(self, scores: TokenScores, offset: int, start: int, count: int) -> bool:
-        """Take in the log-probabilities of a chunk of the prompt.
+        """Record the log-probabilities of a chunk of the prompt.
 
         Args:
             scores: `[T]`, of a step's packed tokens as predictors of their successors.
             offset: index in it of the chunk's first token.
-            start: position of that token in the prompt.
+            start: the first token's position in the prompt.
             count: tokens in the chunk.
 
         Returns:
@@ -104,7 +93,7 @@ class RequestGroup:
         return True
 
     def error_output(self, reason: str, now: float) -> RequestOutput | None:
-        """End what is unfinished for a fault outside of it; the last output, if it can be made."""
+        """End the unfinished completions for an external fault; the last output, or None."""
         self.error = self.error or reason
         for completion in self.completions:
             if completion.finish_reason is None:
@@ -113,15 +102,15 @@ class RequestGroup:
         return self.output(now)
 
     def output(self, now: float) -> RequestOutput | None:
-        """What the caller gets to see at `now`; None if there is nothing (new)."""
+        """The request's output at time `now`; None for an unfinished one of kind "final"."""
         finished = self.is_finished
         if not finished and self.new.kind == "final":
             return None
         if finished and self._metrics.finished_time is None:
             self._metrics.finished_time = now
         requests = [completion.request for completion in self.completions]
-        self._metrics.scheduled_time = requests[0].scheduled_time
-        self._metrics.num_preemptions = sum(request.num_preemptions for request in requests)
+        self._metrics.scheduled_time = requests[0].history.scheduled_time
+        self._metrics.num_preemptions = sum(request.history.num_preemptions for request in requests)
         delta = self.new.kind == "delta"
         outputs = [completion.output(delta=delta) for completion in self.completions]
         return RequestOutput(
@@ -131,7 +120,7 @@ class RequestGroup:
             outputs=outputs,
             prompt_logprobs=self._prompt_logprobs,
             finished=finished,
-            num_cached_tokens=requests[0].num_prefix_cached_tokens,
+            num_cached_tokens=requests[0].history.num_prefix_cached_tokens,
             metrics=dataclasses.replace(self._metrics),
             error=self.error,
             weight_version=max(output.weight_version for output in outputs),

@@ -1,4 +1,4 @@
-"""What the host reads of a step: NumPy arrays, taken out of the one array that was copied."""
+"""The results of a step as NumPy arrays: views of the one array copied from the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
 
 OK = 1
 LEFT_VOCAB = 2
-"""Statuses of a chosen token; any other: the logits were not finite, or nothing was allowed."""
+"""Statuses of a chosen token; any other means non-finite logits or no allowed token."""
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Chosen tokens and what is known of them; leading dimensions ``...`` are the same in all.
+    """Chosen tokens and their scores; all arrays share the leading dimensions ``...``.
 
     Attributes:
         tokens: int32 ``[...]``, each in [0, V).
-        ok: bool ``[...]``; False where the logits were not finite or nothing was allowed.
+        ok: bool ``[...]``; whether the token is valid (`OK`).
         logprobs: float32 ``[...]``, or None in mode "greedy".
         ranks: int32 ``[...]``, 1 for the likeliest, 0 in rows whose rank was not computed; only in
             modes "full" and "mixed", else None.
         top_ids: int32 ``[..., k]``, likeliest first; in the same rows and modes.
         top_logprobs: float32 ``[..., k]``; likewise.
-        status: int32 ``[...]``, `OK` where `ok`, `LEFT_VOCAB` where a custom sampler's choice is
-            no token; None where nobody knows more than `ok`.
+        status: int32 ``[...]``: `OK`, `LEFT_VOCAB` for a custom sampler's choice outside the
+            vocabulary, or another value (see `LEFT_VOCAB`); None if only `ok` is known.
     """
 
     tokens: np.ndarray
@@ -39,16 +39,16 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class StepResult:
-    """A finished step.
+    """The results of a finished step.
 
     Attributes:
         sampled: scores ``[rows, positions]`` in the order of the schedule's rows; entries of rows
-            that did not sample, and those past a row's `num_reserved`, mean nothing.
+            that did not sample, and entries past a row's `num_reserved`, are undefined.
         prompt: scores ``[num_tokens]`` of the step's packed tokens as predictors of their
             successors, if some row asked for prompt log-probabilities. Rows follow each other as
             in the schedule; a row's entry i belongs to the token at position ``start + i + 1``.
-        num_accepted: leading tokens of each row that count (`count_accepted`), if some row had
-            proposals; else None, and all do.
+        num_accepted: the number of accepted leading tokens of each row (`count_accepted`); None
+            without proposals, when all are accepted.
     """
 
     sampled: TokenScores
@@ -57,16 +57,16 @@ class StepResult:
 
     @property
     def num_ok(self) -> list[int]:
-        """For each row, how many of its tokens come before the first bad one."""
+        """For each row, the number of tokens before its first bad one."""
         return np.cumprod(self.sampled.ok, axis=1, dtype=np.int64).sum(axis=1).tolist()
 
 
 def count_accepted(proposed: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many of a row's sampled tokens count: up to the first that was proposed otherwise.
+    """The number of a row's accepted tokens: up to the first that differs from its proposal.
 
     Args:
-        proposed: k tokens that were fed.
-        sampled: k + 1 tokens: those sampled in the places of these, and the one after them.
+        proposed: the k proposed tokens that were fed.
+        sampled: k + 1 sampled tokens: one in place of each proposal, and the one that follows.
     """
     for i, token_id in enumerate(proposed):
         if sampled[i] != token_id:
@@ -75,7 +75,7 @@ def count_accepted(proposed: Sequence[int], sampled: Sequence[int]) -> int:
 
 
 def unpack_scores(packed: np.ndarray) -> TokenScores:
-    """Split int32 ``[..., columns]`` as a step packs it; views, nothing is copied."""
+    """Split a step's packed int32 ``[..., columns]`` into views, without copies."""
     columns = packed.shape[-1]
     status = packed[..., _STATUS]
     scores = {"tokens": packed[..., TOKEN], "ok": status == OK, "status": status}

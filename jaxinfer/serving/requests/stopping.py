@@ -1,24 +1,24 @@
-"""When a token ends a request: end-of-sequence, stop tokens, and the limits on length."""
+"""Stopping criteria of a request: end-of-sequence, stop tokens and length limits."""
 
 from collections.abc import Set as AbstractSet
 
 from jaxinfer.outputs import FinishReason
-from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.requests.request import LengthLimits, Request
 
 
 def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[int]) -> None:
-    """Set how long the request may become and which tokens may end it.
+    """Set the request's maximum length and its ending tokens.
 
     Args:
         request: a new request.
         max_model_len: prompt and output together never exceed this.
-        eos_token_ids: tokens that end a request unless it ignores them.
+        eos_token_ids: tokens that end a request without `ignore_eos`.
 
     Raises:
         ValueError: if the prompt is empty or leaves no room for one output token.
     """
     num_prompt = request.num_prompt_tokens
-    needed = num_prompt if request.prefill_only else num_prompt + 1
+    needed = num_prompt if request.new.prefill_only else num_prompt + 1
     if num_prompt == 0:
         raise ValueError(f"request {request.request_id!r}: prompt_token_ids must not be empty")
     if needed > max_model_len:
@@ -27,15 +27,14 @@ def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[
             f"for {needed - num_prompt} more, but max_model_len is {max_model_len}; shorten the "
             "prompt or raise max_model_len"
         )
-    if request.prefill_only:
-        request.max_num_tokens = request.max_cached_tokens = num_prompt
+    if request.new.prefill_only:
+        request.limits = LengthLimits(num_prompt, num_prompt)
         return
     params = request.params
     limit = max_model_len
     if params.max_tokens is not None:
         limit = min(limit, num_prompt + params.max_tokens)
-    request.max_num_tokens = limit
-    request.max_cached_tokens = limit - 1
+    request.limits = LengthLimits(limit, limit - 1)
     eos = frozenset() if params.ignore_eos else eos_token_ids
     request.ending_token_ids = frozenset(eos).union(params.stop_token_ids or ())
 
@@ -46,19 +45,19 @@ def check_stop(
     """Whether `token_id`, just appended to the outputs, ends the request.
 
     Args:
-        request: with its limits set; its in-flight tokens no longer count `token_id`.
+        request: with its limits set; `token_id` no longer counts as in flight.
         token_id: the newest output.
         eos_token_ids: as for `set_limits`.
 
     Returns:
         The finish reason and stop reason as in vLLM (the stop token's id; None for
-        end-of-sequence and for a limit), or None to go on.
+        end-of-sequence and for a limit), or None to continue.
     """
     num_outputs = len(request.output_token_ids)
     if token_id in request.ending_token_ids and num_outputs >= request.params.min_tokens:
         if token_id in eos_token_ids and not request.params.ignore_eos:
             return "stop", None
         return "stop", token_id
-    if request.num_prompt_tokens + num_outputs >= request.max_num_tokens:
+    if request.num_prompt_tokens + num_outputs >= request.limits.num_tokens:
         return "length", None
     return None

@@ -1,4 +1,4 @@
-"""A request whose text another process makes: its outputs are tokens and numbers alone."""
+"""Token-only outputs of a request, for a front-end process that detokenizes them itself."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request import Request, pack_ids
+from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import signed_seed
 from jaxinfer.serving.requests.result import TokenScores
 
 
 class ScoreSlice(NamedTuple):
-    """Part of the scores of a step, not copied: a step has hundreds of them.
+    """A view of part of a step's scores: a step has hundreds of parts, so none is copied.
 
     Attributes:
-        scores: of the whole step; they have log-probabilities.
-        place: index in their leading dimensions of the tokens that are meant.
-        num_top: how many of the likeliest tokens are wanted.
+        scores: the scores of the whole step, with log-probabilities.
+        place: the part's index in their leading dimensions.
+        num_top: the number of likeliest tokens to report.
     """
 
     scores: TokenScores
@@ -27,24 +27,24 @@ class ScoreSlice(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class TokenOutput:
-    """What a request of kind "tokens" has gained since its last output.
+    """The new tokens of a request of kind "tokens" since its last output.
 
     Attributes:
         request_id: the request's key.
         token_ids: its new tokens, stop token included.
-        time: seconds on the engine's clock at which it was made.
-        scores: log-probabilities of these tokens, a piece for each step; empty unless `logprobs`
-            was asked for.
-        prompt_scores: of prompt tokens, a piece for each chunk, with the position of the chunk's
-            first token; entry i is about the token after position ``start + i``.
+        time: its creation time in seconds on the engine's clock.
+        scores: log-probabilities of these tokens, a slice for each step; empty without
+            `logprobs`.
+        prompt_scores: log-probabilities of prompt tokens: for each chunk the position of its first
+            token and a slice; entry i scores the token after position ``start + i``.
         finished: whether it has ended.
         finish_reason: as of `CompletionOutput`; None while it runs.
         stop_reason: the stop token that ended it.
         num_cached_tokens: as of `RequestOutput`.
-        num_preemptions: how often it was preempted so far.
+        num_preemptions: the number of its preemptions so far.
         scheduled_time: as of `RequestMetrics`.
         weight_version: as of `RequestOutput`.
-        error: what went wrong, when `finish_reason` is "error".
+        error: the cause, when `finish_reason` is "error".
     """
 
     request_id: str
@@ -63,7 +63,7 @@ class TokenOutput:
 
 
 class TokenCompletion:
-    """The one completion of a `TokenGroup`; as `Completion`, without text."""
+    """The single completion of a `TokenGroup`: a `Completion` without text."""
 
     def __init__(self, request: Request) -> None:
         self.index = 0
@@ -75,10 +75,10 @@ class TokenCompletion:
         self.scores: list[ScoreSlice] = []
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
-        """Add the tokens that the step's `row` gained.
+        """Add the new tokens of the step's `row`.
 
         Raises:
-            RuntimeError: the step did not compute the log-probabilities that were asked for.
+            RuntimeError: the step did not compute the requested log-probabilities.
         """
         self.token_ids += token_ids
         count = self.request.params.logprobs
@@ -88,48 +88,37 @@ class TokenCompletion:
         self.stop_reason = self.request.stop_reason
 
     def finish(self, reason: FinishReason) -> None:
-        """End it for a reason that does not lie in its tokens."""
+        """End the completion for a reason other than its tokens."""
         self.finish_reason = reason
 
     def break_off(self) -> None:
-        """Report no more log-probabilities, because something of them raised."""
+        """Stop reporting log-probabilities, after an exception in them."""
         self.scores.clear()
 
 
 class TokenGroup:
-    """As `RequestGroup`, for a request of kind "tokens" and a single completion.
+    """A `RequestGroup` for a request of kind "tokens", which has a single completion.
 
     Args:
-        new: what the caller asks for.
+        new: the caller's request.
         seed: used if its parameters have none.
-        arrival_time: on the engine's clock.
 
     Raises:
-        ValueError: more than one completion is asked for.
+        ValueError: `n` is not 1.
     """
 
-    def __init__(self, new: NewRequest, *, seed: int, arrival_time: float = 0.0) -> None:
+    def __init__(self, new: NewRequest, *, seed: int) -> None:
         if new.params.n != 1:
-            raise ValueError(f"n is {new.params.n}; ask for each completion's tokens by itself")
+            raise ValueError(f"n is {new.params.n}; submit one request for each completion")
         self.new = new
         self.request_id = new.key
         self.error: str | None = None
-        """What went wrong, if it ended in an error."""
+        """The cause, if it ended with the reason "error"."""
         self._num_given = 0
         self._prompt_scores: list[tuple[int, ScoreSlice]] = []
-        prompt, params = new.prompt, new.params
-        request = Request(
-            request_id=f"{new.key}/0",
-            prompt_token_ids=prompt.token_ids,
-            params=params,
-            cache_salt=prompt.cache_salt,
-            arrival_time=arrival_time,
-            seed=signed_seed(seed if params.seed is None else params.seed + new.seed_offset),
-            prefill_only=new.prefill_only,
-            packed_prompt=prompt.packed or pack_ids(prompt.token_ids),
-            priority=new.priority,
-        )
-        self.completions = [TokenCompletion(request)]
+        given = new.params.seed
+        seed = signed_seed(seed if given is None else given + new.seed_offset)
+        self.completions = [TokenCompletion(Request(f"{new.key}/0", new, new.params, seed))]
 
     @property
     def is_finished(self) -> bool:
@@ -137,7 +126,7 @@ class TokenGroup:
         return self.completions[0].finish_reason is not None
 
     def note_tokens(self, count: int, now: float) -> None:
-        """Nothing: who makes the text counts tokens there."""
+        """Does nothing: the front end that detokenizes also counts tokens."""
 
     def score_prompt(self, scores: TokenScores, offset: int, start: int, count: int) -> bool:
         """As `RequestGroup.score_prompt`."""
@@ -154,7 +143,7 @@ class TokenGroup:
         return True
 
     def error_output(self, reason: str, now: float) -> TokenOutput:
-        """End it for a fault outside of it; its last output."""
+        """End the completion for an external fault; returns its last output."""
         self.error = self.error or reason
         completion = self.completions[0]
         if completion.finish_reason is None:
@@ -163,7 +152,7 @@ class TokenGroup:
         return self.output(now)
 
     def output(self, now: float) -> TokenOutput:
-        """What is new since the last call, at `now`."""
+        """The part since the last call, at time `now`."""
         completion = self.completions[0]
         request = completion.request
         token_ids, start = completion.token_ids, self._num_given
@@ -179,19 +168,19 @@ class TokenGroup:
             completion.finish_reason is not None,
             completion.finish_reason,
             completion.stop_reason,
-            request.num_prefix_cached_tokens,
-            request.num_preemptions,
-            request.scheduled_time,
+            request.history.num_prefix_cached_tokens,
+            request.history.num_preemptions,
+            request.history.scheduled_time,
             completion.weight_version,
             self.error,
         )
 
 
 def _slice(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) -> ScoreSlice:
-    """Part of a step's scores, which must have what was asked for.
+    """A slice of a step's scores.
 
     Raises:
-        RuntimeError: the step did not compute it.
+        RuntimeError: the step did not compute the requested log-probabilities.
     """
     if scores.logprobs is None:
         raise RuntimeError("log-probabilities were asked for, but the step computed none")

@@ -1,6 +1,7 @@
 """Checks a parameter tree leaf by leaf, and puts on the devices only what is not there yet."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -78,7 +79,8 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     for path, like in expected.items():
         if path not in given:
             kind = f"{like.dtype}{list(like.shape)}"
-            raise ValueError(f"params lack {path}, which must be {kind}{_nearest(path, given)}")
+            near = _stacked_instead(path, given) or _nearest(path, given)
+            raise ValueError(f"params lack {path}, which must be {kind}{near}")
         leaf = given[path]
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise TypeError(f"params[{path}] must be an array, got {type(leaf).__name__}")
@@ -94,6 +96,16 @@ def check_like(params: Any, wanted: Any, *, placed: bool = False) -> None:
     for path in given:
         if path not in expected:
             raise ValueError(f"params have {path}, which this model does not")
+
+
+def _stacked_instead(path: str, given: Mapping[str, Any]) -> str:
+    stacked = re.sub(r"\.\d+\.", ".", path)
+    if stacked == path or stacked not in given:
+        return ""
+    return (
+        f"; they have {stacked}: if that holds all layers, give "
+        "mapping=ParamsMapping.hugging_face(config).stacked()"
+    )
 
 
 def _nearest(path: str, given: Mapping[str, Any]) -> str:

@@ -156,7 +156,7 @@ class BlockPool:
         block, in the same step or later, reads it filled.
         """
         num_blocks = min(request.num_known_tokens, request.num_cached_tokens) // self.block_size
-        if self.enable_prefix_caching and num_blocks > request.num_registered_blocks:
+        if self.enable_prefix_caching and num_blocks > request.blocks.num_registered:
             self._index.register(request, num_blocks)
 
     def distrust(self, request: Request) -> None:

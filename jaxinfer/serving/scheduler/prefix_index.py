@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Callable, Iterator
 
-from jaxinfer.serving.requests.request import ID_BYTES, Request
+from jaxinfer.serving.requests.packed_ids import ID_BYTES
+from jaxinfer.serving.requests.request import Request
 
 
 def sha256(data: bytes) -> bytes:
@@ -19,8 +20,8 @@ class PrefixIndex:
     depends on them. The tokens of a hit are equal, not only their hashes.
 
     Hashing a long prompt's blocks takes the host a while, and the device need not wait for it:
-    `settle` indexes what is registered once the step is launched, `settle_for` if somebody who may
-    share it looks before.
+    `settle` indexes the registered blocks once the step is launched, `settle_for` earlier, before
+    the lookup of a request that may share them.
 
     Args:
         block_size: tokens in a block.
@@ -68,7 +69,7 @@ class PrefixIndex:
             block, parent = entry
             found.append(block)
             hashes.append(parent)
-        request.block_hashes[: len(hashes)] = hashes
+        request.blocks.hashes[: len(hashes)] = hashes
         return found
 
     def register(self, request: Request, num_blocks: int) -> None:
@@ -78,8 +79,9 @@ class PrefixIndex:
         scheduled. A chain that another block holds already stays with that block. Blocks that
         began under other weights are never offered. The request must hold them until `settle`.
         """
-        first, request.num_registered_blocks = request.num_registered_blocks, num_blocks
-        if request.weight_version == self.weight_version:
+        held = request.blocks
+        first, held.num_registered = held.num_registered, num_blocks
+        if held.weight_version == self.weight_version:
             self._unsettled.append((request, first, num_blocks))
             self._unsettled_starts.add(self._start(request))
 
@@ -107,7 +109,7 @@ class PrefixIndex:
             The blocks that were indexed.
         """
         self.settle()
-        if request.weight_version != self.weight_version:
+        if request.blocks.weight_version != self.weight_version:
             return []  # The present weights' blocks are none of its own.
         removed = []
         parent = self._root(request)
@@ -140,18 +142,19 @@ class PrefixIndex:
 
     def _start(self, request: Request) -> tuple[str | None, bytes]:
         """What two requests must have in common to share any block: the first, and the salt."""
-        return request.cache_salt, request.packed_tokens(0, self.block_size)
+        return request.new.prompt.cache_salt, request.packed_tokens(0, self.block_size)
 
     def _forget_stale_hashes(self, request: Request) -> None:
-        if request.weight_version != self.weight_version:
-            request.weight_version = self.weight_version
-            request.block_hashes.clear()
+        held = request.blocks
+        if held.weight_version != self.weight_version:
+            held.weight_version = self.weight_version
+            held.hashes.clear()
 
     def _index(self, request: Request, first: int, stop: int) -> None:
         """Index the request's blocks `[first, stop)`; their hashes are kept in it."""
-        hashes = request.block_hashes
+        hashes = request.blocks.hashes
         parent = hashes[first - 1] if first else self._root(request)
-        blocks = request.block_table[first:stop]
+        blocks = request.blocks.table[first:stop]
         tokens_by_block = self._tokens_by_block(request, first, stop)
         for i, (block, tokens) in enumerate(zip(blocks, tokens_by_block, strict=True), first):
             content = parent + tokens
@@ -170,4 +173,4 @@ class PrefixIndex:
         return (packed[start : start + size] for start in range(0, len(packed), size))
 
     def _root(self, request: Request) -> bytes:
-        return self._hash(repr((request.cache_salt, self.weight_version)).encode())
+        return self._hash(repr((request.new.prompt.cache_salt, self.weight_version)).encode())

@@ -52,9 +52,10 @@ class RequestQueues:
 
     def add(self, request: Request) -> None:
         """Enqueue a new request behind all others of its priority."""
-        request.sequence_number = self._num_added
+        urgency = request.new.priority
         if self._is_fair:
-            request.urgency = fair_urgency(request.priority, self._num_added)
+            urgency = fair_urgency(urgency, self._num_added)
+        request.rank = Rank(urgency, self._num_added)
         self._num_added += 1
         if self._parks_others:
             self.parked[request.request_id] = request
@@ -85,7 +86,7 @@ class RequestQueues:
             self.running = OrderedDict((each.request_id, each) for each in by_rank)
         request.status = RequestStatus.RUNNING
         request.slot = self.free_slots.pop()
-        request.num_admissions += 1
+        request.blocks.num_admissions += 1
 
     def preempt(self, request: Request) -> None:
         """Take all blocks from a running request, which waits at the place that its rank gives it.
@@ -93,7 +94,7 @@ class RequestQueues:
         Its blocks go to the swap space if there is room for all of them; otherwise they are
         computed again when it resumes.
         """
-        request.num_preemptions += 1
+        request.history.num_preemptions += 1
         num_cached_tokens = request.num_cached_tokens
         # What only waits for its last tokens to be read needs its blocks no more.
         swapped = request.num_pending_tokens > 0 and self.swap_space.take(
@@ -132,8 +133,8 @@ class RequestQueues:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
         running, waiting = list(self.running.values()), list(self.waiting)
         parked = list(self.parked.values())
-        self.pool.check_invariants([request.block_table for request in running])
-        self.swap_space.check_invariants([r.host_blocks for r in waiting + parked])
+        self.pool.check_invariants([request.blocks.table for request in running])
+        self.swap_space.check_invariants([r.blocks.host for r in waiting + parked])
         slots = [-1 if request.slot is None else request.slot for request in running]
         if sorted([*slots, *self.free_slots]) != list(range(self.max_num_seqs)):
             raise RuntimeError("free + held slots differ from max_num_seqs")
@@ -150,9 +151,9 @@ class RequestQueues:
 
     def _take_off(self, request: Request) -> None:
         del self.running[request.request_id]
-        self.pool.free(request.block_table)
-        request.block_table = []
-        request.num_registered_blocks = 0
+        self.pool.free(request.blocks.table)
+        request.blocks.table = []
+        request.blocks.num_registered = 0
         request.num_cached_tokens = 0
         request.decodes_on_device = False
         if request.slot is not None:
@@ -168,7 +169,8 @@ def _check_overtaking(running: list[Request], waiting: list[Request]) -> None:
     """What waits has nothing of a higher rank before it but what ran when it came."""
     for late in running:
         for request in waiting:
-            if request.rank < late.rank and request.sequence_number < late.sequence_number:
+            first, second = request.rank, late.rank
+            if first < second and first.sequence_number < second.sequence_number:
                 raise RuntimeError("a request was overtaken")
 
 
@@ -178,9 +180,10 @@ def _check_counts(requests: list[Request]) -> None:
         num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
         if request.num_tokens != num_known + request.num_in_flight_tokens:
             raise RuntimeError(f"{name}: token counts disagree")
-        if not 0 <= request.num_cached_tokens <= min(request.num_tokens, request.max_cached_tokens):
+        most_cached = min(request.num_tokens, request.limits.num_cached_tokens)
+        if not 0 <= request.num_cached_tokens <= most_cached:
             raise RuntimeError(f"{name}: more tokens cached than it has")
-        if request.num_tokens > request.max_num_tokens:
+        if request.num_tokens > request.limits.num_tokens:
             raise RuntimeError(f"{name}: longer than allowed")
 
 
@@ -191,7 +194,7 @@ def _check_holdings(requests: list[Request]) -> None:
         RequestStatus.RUNNING: (True, True, False),
     }
     for request in requests:
-        holds = (request.slot is not None, bool(request.block_table), bool(request.host_blocks))
+        holds = (request.slot is not None, bool(request.blocks.table), bool(request.blocks.host))
         if holds != expected.get(request.status):
             raise RuntimeError(
                 f"request {request.request_id!r} is {request.status} "

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxinfer.serving.requests.request import Request, pack_ids
+from jaxinfer.serving.requests.packed_ids import pack_ids
+from jaxinfer.serving.requests.request import Request
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +29,7 @@ class ScheduledRow:
     In all but the last, what is reserved is accepted.
 
     Attributes:
-        request: the sequence; its `slot` and `block_table` are the ones to use.
+        request: the sequence; its `slot` and `blocks.table` are the ones to use.
         start: position of the first token fed.
         num_fed: tokens fed, proposals included.
         num_reserved: tokens that the row can gain; 0 if it samples nothing.
@@ -56,7 +57,7 @@ class ScheduledRow:
     def ends_prefill_only(self) -> bool:
         """Whether it is the last row of a request that samples nothing."""
         end = self.start + self.num_fed
-        return self.request.prefill_only and end == self.request.num_prompt_tokens
+        return self.request.new.prefill_only and end == self.request.num_prompt_tokens
 
 
 @dataclass(slots=True)

@@ -134,12 +134,12 @@ class Scheduler:
             CapacityError: (a ValueError) if it may need more blocks than the pool has.
         """
         set_limits(request, self.max_model_len, self.eos_token_ids)
-        needed = self.pool.blocks_for(request.max_cached_tokens)
+        needed = self.pool.blocks_for(request.limits.num_cached_tokens)
         if needed > self.pool.num_usable_blocks:
             raise CapacityError(
-                f"request {request.request_id!r} may grow to {request.max_num_tokens} tokens and "
-                f"need {needed} KV-cache blocks of {self.pool.block_size} tokens, but there are "
-                f"{self.pool.num_usable_blocks}; lower max_tokens or raise num_kv_blocks"
+                f"request {request.request_id!r} may grow to {request.limits.num_tokens} tokens "
+                f"and need {needed} KV-cache blocks of {self.pool.block_size} tokens, but there "
+                f"are {self.pool.num_usable_blocks}; lower max_tokens or raise num_kv_blocks"
             )
 
     def add(self, request: Request) -> None:
@@ -278,8 +278,8 @@ class Scheduler:
         Raises:
             ValueError: it samples nothing, or late, so that nothing can be verified at once.
         """
-        if request.prefill_only or request.samples_late:
-            why = "samples nothing" if request.prefill_only else "has bad words"
+        if request.new.prefill_only or request.samples_late:
+            why = "samples nothing" if request.new.prefill_only else "has bad words"
             raise ValueError(f"request {request.request_id!r} {why}: propose no tokens for it")
         if not request.is_finished:
             request.proposed_token_ids = list(token_ids)
@@ -359,7 +359,7 @@ class Scheduler:
         block_size = self.pool.block_size
         if (
             len(token_ids) >= num_new
-            and end < request.max_num_tokens
+            and end < request.limits.num_tokens
             and request.ending_token_ids.isdisjoint(token_ids)
         ):
             # A row that goes on, which nearly all are: all its tokens at once.
@@ -374,7 +374,7 @@ class Scheduler:
             num_known += 1
             if num_known % block_size == 0 and request.status is RequestStatus.RUNNING:
                 self.pool.register(request)
-            if token_id in request.ending_token_ids or num_known >= request.max_num_tokens:
+            if token_id in request.ending_token_ids or num_known >= request.limits.num_tokens:
                 stop = check_stop(request, token_id, self.eos_token_ids)
                 if stop is not None:
                     self.finish(request, *stop)

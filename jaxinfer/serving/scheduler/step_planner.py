@@ -51,9 +51,9 @@ class StepPlanner:
         """Plan `num_steps` decode steps at once for all running requests.
 
         Returns:
-            None if somebody waits, a row is no decode, samples late or verifies, blocks are not all
-            free, the block table could not hold a row's last token, or no row could keep that many
-            tokens.
+            None if a request waits, a row is no decode, samples late or verifies, blocks are not
+            all free, the block table could not hold a row's last token, or no row could keep that
+            many tokens.
         """
         if self.queues.waiting:
             return None
@@ -70,7 +70,7 @@ class StepPlanner:
                 return None
             if request.samples_late:
                 return None
-            num_reserved = min(num_steps, request.max_num_tokens - request.num_tokens)
+            num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
             longest = max(longest, num_reserved)
             schedule.rows.append(ScheduledRow(request, start, 1, num_reserved))
             missing.append(self._num_missing_blocks(request, end))
@@ -78,7 +78,7 @@ class StepPlanner:
             return None
         for row, count in zip(schedule.rows, missing, strict=True):
             if count:
-                row.request.block_table += self.pool.allocate(count)
+                row.request.blocks.table += self.pool.allocate(count)
             self._advance(row)
         schedule.num_tokens = len(schedule.rows)
         return schedule
@@ -91,7 +91,7 @@ class StepPlanner:
             start = request.num_cached_tokens
             end = start + 1
             if (
-                end == request.num_tokens <= request.max_cached_tokens
+                end == request.num_tokens <= request.limits.num_cached_tokens
                 and request.decodes_on_device
                 and start % block_size
                 and (end % block_size or request.num_in_flight_tokens)
@@ -139,7 +139,7 @@ class StepPlanner:
     def _place(self, request: Request, count: int, schedule: Schedule) -> None:
         """Add a row of `count` tokens and what is proposed after them; their blocks are free."""
         start = request.num_cached_tokens
-        samples = start + count == request.num_tokens and not request.prefill_only
+        samples = start + count == request.num_tokens and not request.new.prefill_only
         proposed = request.proposed_token_ids if samples else []
         if proposed:
             proposed = proposed[: self._room_for_proposals(request, count, schedule)]
@@ -167,11 +167,11 @@ class StepPlanner:
         end = request.num_cached_tokens + count
         num_unplaced = len(self.queues.running) - len(schedule.rows) - 1
         num_spare = self.pool.num_free_blocks - num_unplaced
-        num_blocks = max(len(request.block_table) + num_spare, self.pool.blocks_for(end))
+        num_blocks = max(len(request.blocks.table) + num_spare, self.pool.blocks_for(end))
         return max(
             0,
             min(
-                request.max_num_tokens - request.num_tokens - 1,
+                request.limits.num_tokens - request.num_tokens - 1,
                 self._budget - schedule.num_tokens - count - num_unplaced,
                 num_blocks * self.pool.block_size - end,
             ),
@@ -191,36 +191,37 @@ class StepPlanner:
 
     def _claim(self, request: Request, schedule: Schedule) -> bool:
         """Give a waiting request the blocks of its cached tokens if all of it would fit now."""
-        # Until somebody frees blocks, trying again is a waste of lookups.
+        # Until blocks are freed, another lookup would be wasted.
         if self._held_up == (request, self.pool.num_frees):
             return False
-        num_blocks = self.pool.blocks_for(min(request.num_tokens, request.max_cached_tokens))
+        num_blocks = self.pool.blocks_for(min(request.num_tokens, request.limits.num_cached_tokens))
         # Blocks that were reserved for more than was accepted move, too.
-        num_blocks = max(num_blocks, len(request.host_blocks))
+        num_blocks = max(num_blocks, len(request.blocks.host))
         swapped = request.status is RequestStatus.SWAPPED
         prefix = [] if swapped else self.pool.find_prefix(request)
         if num_blocks - len(prefix) > self.pool.num_available_beside(prefix):
             self._held_up = (request, self.pool.num_frees)
             return False
+        held = request.blocks
         if swapped:
-            request.block_table = self.pool.allocate(len(request.host_blocks))
-            schedule.swap_in += zip(request.block_table, request.host_blocks, strict=True)
+            held.table = self.pool.allocate(len(held.host))
+            schedule.swap_in += zip(held.table, held.host, strict=True)
             self.queues.swap_space.release(request)
             return True
         self.pool.share(prefix)
-        request.block_table = prefix
-        request.num_registered_blocks = len(prefix)
+        held.table = prefix
+        held.num_registered = len(prefix)
         request.num_cached_tokens = len(prefix) * self.pool.block_size
-        if request.num_admissions == 0:
-            request.num_prefix_cached_tokens = request.num_cached_tokens
+        if request.blocks.num_admissions == 0:
+            request.history.num_prefix_cached_tokens = request.num_cached_tokens
         return True
 
     def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that the request lacks to hold `num_tokens` tokens."""
-        return max(0, self.pool.blocks_for(num_tokens) - len(request.block_table))
+        return max(0, self.pool.blocks_for(num_tokens) - len(request.blocks.table))
 
     def _extend_table(self, request: Request, num_tokens: int) -> None:
-        request.block_table += self.pool.allocate(self._num_missing_blocks(request, num_tokens))
+        request.blocks.table += self.pool.allocate(self._num_missing_blocks(request, num_tokens))
 
     def _advance(self, row: ScheduledRow) -> None:
         """Count what a row feeds and reserves as if all were accepted, and offer full blocks."""
@@ -231,5 +232,5 @@ class StepPlanner:
         request.num_cached_tokens = (
             request.num_tokens - 1 if row.num_reserved else row.start + row.num_fed
         )
-        if request.num_cached_tokens // self.pool.block_size > request.num_registered_blocks:
+        if request.num_cached_tokens // self.pool.block_size > request.blocks.num_registered:
             self.pool.register(request)

@@ -28,7 +28,7 @@ class SwapSpace:
     def take(self, request: Request, num_blocks: int) -> bool:
         """Give the request's leading blocks a place in host memory and note the copies.
 
-        The request's `host_blocks` are filled; its device blocks may be freed at once, because
+        The request's `blocks.host` is filled; its device blocks may be freed at once, because
         the copies run before anything that is scheduled later.
 
         Returns:
@@ -36,18 +36,18 @@ class SwapSpace:
         """
         if num_blocks > len(self._free):
             return False
-        request.host_blocks = [self._free.pop() for _ in range(num_blocks)]
-        self._copies_out += zip(request.block_table, request.host_blocks, strict=False)
+        request.blocks.host = [self._free.pop() for _ in range(num_blocks)]
+        self._copies_out += zip(request.blocks.table, request.blocks.host, strict=False)
         return True
 
     def release(self, request: Request) -> None:
         """Give the request's host blocks back, because their content is about to be copied in."""
-        self._free += request.host_blocks
-        request.host_blocks = []
+        self._free += request.blocks.host
+        request.blocks.host = []
 
     def discard(self, request: Request) -> None:
         """Give the request's host blocks back and call off copies into them not yet scheduled."""
-        called_off = set(request.host_blocks)
+        called_off = set(request.blocks.host)
         self._copies_out = [pair for pair in self._copies_out if pair[1] not in called_off]
         self.release(request)
 

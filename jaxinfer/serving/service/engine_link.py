@@ -72,7 +72,7 @@ class EngineLink:
         """Connect to an engine's socket.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no engine listens there.
             EngineDeadError: it ended before it said what it is.
         """
         reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)

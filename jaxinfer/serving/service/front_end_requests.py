@@ -60,7 +60,7 @@ class FrontEndRequests:
             self._refuse(number, error)
 
     def end(self, completions: Sequence[tuple[int, int]]) -> None:
-        """End completions that nobody waits for; those that have ended are left alone."""
+        """End completions without a waiting client; ended ones are ignored."""
         keys = [self._keys.pop((number, index), None) for number, index in completions]
         self._driver.cancel([key for key in keys if key is not None])
 

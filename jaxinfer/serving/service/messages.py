@@ -23,7 +23,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Front end to engine: nobody wants more of these completions.
+    """Front end to engine: end these completions, whose clients are gone.
 
     Attributes:
         completions: pairs of a request's number and the completion's index.

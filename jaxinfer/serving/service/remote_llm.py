@@ -62,7 +62,7 @@ class RemoteLLM:
         """The engine that listens at a Unix domain socket.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no engine listens there.
             EngineDeadError: it ended before it answered.
             ModelLoadError: the model's tokenizer can't be read.
         """

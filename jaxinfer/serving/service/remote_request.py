@@ -92,9 +92,9 @@ class RemoteRequest:
 
     def _extend(self, completion: Completion, row: Row) -> None:
         request = completion.request
-        request.num_prefix_cached_tokens = row.num_cached_tokens
-        request.num_preemptions = row.num_preemptions
-        request.scheduled_time = row.scheduled_time
+        request.history.num_prefix_cached_tokens = row.num_cached_tokens
+        request.history.num_preemptions = row.num_preemptions
+        request.history.scheduled_time = row.scheduled_time
         completion.weight_version = row.weight_version
         token_ids = row.token_ids
         pieces = row.scores or ()

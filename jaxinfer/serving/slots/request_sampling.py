@@ -39,7 +39,7 @@ def request_sampling(
         request.params,
         seed=request.seed,
         vocab_size=vocab_size,
-        prompt_token_ids=np.frombuffer(request.packed_prompt, np.int32),
+        prompt_token_ids=np.frombuffer(request.new.prompt.packed, np.int32),
         eos_token_ids=eos_token_ids,
         bad_words_token_ids=[tokenizer.encode(text, add_special_tokens=False) for text in spellings]
         if tokenizer

@@ -76,9 +76,10 @@ class SlotMirror:
         slot = request.slot
         if slot is None:
             raise ValueError(f"request {request.request_id!r} holds no slot: it is not running")
-        if self._holders[slot] is not request or self._admissions[slot] != request.num_admissions:
+        blocks = request.blocks
+        if self._holders[slot] is not request or self._admissions[slot] != blocks.num_admissions:
             self._load(slot, request)
-        table = request.block_table
+        table = blocks.table
         known = self._lengths[slot]
         if len(table) != known:
             self.tables[slot, known : len(table)] = table[known:]
@@ -92,7 +93,7 @@ class SlotMirror:
         self.sampling[slot] = self._prepare(request)
         self.scalars[slot] = self.sampling[slot].scalars
         self.truncates[slot] = self.sampling[slot].params.truncates
-        self._admissions[slot] = request.num_admissions
+        self._admissions[slot] = request.blocks.num_admissions
         self._lengths[slot] = 0
         self._changing[slot] = request.params.min_tokens > 0
         self._set_level(slot, 0)

@@ -79,7 +79,7 @@ class SlotUpdates:
 
 def _known_tokens(slot: int, request: Request) -> np.ndarray:
     """int32 ``[3, n]``: the slot, prompt and read output, and whether a token was generated."""
-    prompt = np.frombuffer(request.packed_prompt, np.int32)
+    prompt = np.frombuffer(request.new.prompt.packed, np.int32)
     output: Sequence[int] = request.output_token_ids
     tokens = np.concatenate([prompt, np.asarray(output, np.int32)])
     generated = np.arange(len(tokens)) >= len(prompt)

@@ -10,11 +10,10 @@ import jax
 import psutil
 
 from jaxinfer.errors import CapacityError
+from jaxinfer.planning.blocks import engine_bytes
 
 # XLA's allocator takes this share of a GPU unless the environment says otherwise.
 _DEFAULT_ALLOCATOR_SHARE = 0.75
-# What is compiled and run beside the engine's steps, by us or by the caller, needs a little of it.
-_LARGEST_SHARE_OF_ALLOCATOR = 0.95
 _ALLOCATOR_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 _LARGEST_SHARE_OF_RAM = 0.25
@@ -81,37 +80,6 @@ def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
     return min(_free_bytes(device, utilization) for device in devices)
 
 
-def blocks_on_devices(
-    free_bytes: int, *, block_bytes: int, step_bytes: int, utilization: float
-) -> int:
-    """Blocks for accelerators: what is free, less what the largest step needs.
-
-    The result is rounded down to a multiple of about a hundredth of itself, so that small
-    differences in what is in use do not change the shapes of every program and miss the compilation
-    cache.
-
-    Args:
-        free_bytes: from `free_bytes`.
-        block_bytes: bytes of a block on one device, over all layers.
-        step_bytes: temporaries and results of the largest step on one device.
-        utilization: for the error message.
-
-    Raises:
-        CapacityError: nothing is left.
-    """
-    room = free_bytes - step_bytes
-    blocks = room // block_bytes
-    if blocks < 2:
-        raise CapacityError(
-            f"no room for a KV cache: gpu_memory_utilization={utilization:g} leaves "
-            f"{room / 2**30:.2f} GiB after weights and {step_bytes / 2**30:.2f} GiB for the "
-            "largest step; raise gpu_memory_utilization, lower max_num_batched_tokens, or use a "
-            "larger tensor_parallel_size"
-        )
-    grain = 1 << max(blocks.bit_length() - 8, 0)
-    return blocks // grain * grain
-
-
 def check_addressable(num_blocks: int, most: int) -> None:
     """Refuse a cache of more blocks than kernels can address.
 
@@ -121,29 +89,6 @@ def check_addressable(num_blocks: int, most: int) -> None:
     if num_blocks > most:
         raise CapacityError(
             f"num_kv_blocks={num_blocks} is more than kernels can address; set it to at most {most}"
-        )
-
-
-def check_capacity(
-    *, num_blocks: int, block_size: int, max_model_len: int, remedy: str = "raise num_kv_blocks"
-) -> None:
-    """Refuse a cache that can't hold one full-length request.
-
-    Args:
-        num_blocks: blocks of the cache, block 0 included.
-        block_size: tokens of a block.
-        max_model_len: tokens of such a request.
-        remedy: what else helps, beside a lower `max_model_len`.
-
-    Raises:
-        CapacityError: names the max_model_len that would fit.
-    """
-    usable = (num_blocks - 1) * block_size
-    if usable < max_model_len:
-        raise CapacityError(
-            f"max_model_len={max_model_len} does not fit the KV cache: {num_blocks} blocks of "
-            f"{block_size} hold {usable} tokens (block 0 is reserved); set max_model_len to at "
-            f"most {usable}, or {remedy}"
         )
 
 
@@ -189,9 +134,9 @@ def _free_bytes(device: ReportsMemory, utilization: float) -> int:
     if not stats or "bytes_limit" not in stats:
         raise CapacityError(f"{device} does not report its memory; set num_kv_blocks")
     limit = stats["bytes_limit"]
-    total = limit / allocator_share()
-    most = min(utilization * total, _LARGEST_SHARE_OF_ALLOCATOR * limit)
-    return int(most) - stats["bytes_in_use"]
+    share = allocator_share()
+    most = engine_bytes(limit / share, utilization=utilization, allocator_share=share)
+    return most - stats["bytes_in_use"]
 
 
 def allocator_share() -> float:

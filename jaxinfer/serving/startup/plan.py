@@ -16,6 +16,7 @@ from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
+from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
@@ -115,12 +116,12 @@ def plan_engine(
     try:
         blocks, probes = _count_blocks(programs, buckets, engine_config, devices, first, lowering)
         blocks = fewest(blocks)
-        usable = (blocks - 1) * engine_config.block_size
+        usable = usable_tokens(blocks, engine_config.block_size)
         if engine_config.max_model_len is None and usable < max_model_len:
             # Shorter sequences make no step larger, so that these blocks fit beside them.
             max_model_len = usable
             buckets = shapes(max_model_len=max_model_len)
-        memory.check_capacity(
+        check_capacity(
             num_blocks=blocks,
             block_size=engine_config.block_size,
             max_model_len=max_model_len,
@@ -257,7 +258,7 @@ def _count_blocks(
         probes.compile(steps, show_progress=False)
         compiled.compile(others, show_progress=False)
         found = [probes[key] for key in steps] + [compiled[key] for key in others]
-    blocks = memory.blocks_on_devices(
+    blocks = blocks_on_devices(
         free_bytes,
         block_bytes=block_bytes,
         step_bytes=memory.step_bytes(found),

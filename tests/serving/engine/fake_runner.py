@@ -166,10 +166,10 @@ class FakeRunner:
     def _write(self, row: ScheduledRow, start: int, token_ids: Sequence[int]) -> None:
         for position, token_id in enumerate(token_ids, start):
             real = self._last_tokens[_slot(row)] if token_id == IN_FLIGHT_TOKEN else token_id
-            self._pages[self._place(row.request.block_table, position)] = real
+            self._pages[self._place(row.request.blocks.table, position)] = real
 
     def _context(self, row: ScheduledRow, length: int) -> list[int]:
-        return [self._pages[self._place(row.request.block_table, p)] for p in range(length)]
+        return [self._pages[self._place(row.request.blocks.table, p)] for p in range(length)]
 
     def _place(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size

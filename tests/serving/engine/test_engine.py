@@ -11,8 +11,7 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.engine import Engine
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.scheduler import Scheduler

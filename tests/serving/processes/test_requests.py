@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.processes.requests import request_from_json, request_to_json
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import Prompt
-from jaxinfer.serving.requests.request import pack_ids
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
+from jaxinfer.serving.requests.packed_ids import pack_ids
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
 WORDS = st.lists(st.text(min_size=1, max_size=4), max_size=2)  # lone surrogates too

@@ -12,9 +12,9 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.completion_logprobs import logprobs_at
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import TokenScores
 from tests.model.text.small_tokenizer import build_backend
+from tests.serving.requests.host_request import host_request
 
 TOKENIZER = Tokenizer(build_backend())
 
@@ -29,7 +29,7 @@ def scores(tokens):
 
 
 def completion(**params):
-    return Completion(0, Request("a", [1], SamplingParams(**params)), TOKENIZER)
+    return Completion(0, host_request("a", [1], SamplingParams(**params)), TOKENIZER)
 
 
 def test_a_stop_string_beats_a_stop_token_that_comes_after_it_in_the_same_multi_step():
@@ -153,7 +153,7 @@ def test_scores_that_a_step_did_not_compute_are_an_error_not_a_guess():
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_delta_with_logprobs_takes_as_long_after_many_tokens_as_after_few(count):
     def shortest(num_tokens):
-        made = Completion(0, Request("a", [1], SamplingParams(logprobs=count)), None)
+        made = Completion(0, host_request("a", [1], SamplingParams(logprobs=count)), None)
         step = scores([7])
         step.__dict__["top_ids"] = np.zeros((1, 1, 2), np.int32)
         step.__dict__["top_logprobs"] = np.zeros((1, 1, 2), np.float32)

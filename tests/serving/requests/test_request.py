@@ -3,12 +3,14 @@
 import subprocess
 import sys
 
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, Request, RequestStatus, pack_ids
+from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.requests.packed_ids import pack_ids
+from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, RequestStatus
+from tests.serving.requests.host_request import host_request
 
 
 def make_request(prompt, outputs=(), num_in_flight=0):
-    request = Request("r", list(prompt), SamplingParams())
+    request = host_request("r", list(prompt))
     request.output_token_ids = list(outputs)
     request.num_in_flight_tokens = num_in_flight
     request.num_tokens = len(prompt) + len(outputs) + num_in_flight
@@ -16,10 +18,10 @@ def make_request(prompt, outputs=(), num_in_flight=0):
 
 
 def test_new_request_waits_and_holds_nothing():
-    request = Request("r", [1, 2, 3], SamplingParams())
+    request = host_request("r", [1, 2, 3])
     assert request.status is RequestStatus.WAITING
     assert request.num_tokens == request.num_known_tokens == 3
-    assert request.block_table == []
+    assert request.blocks.table == []
     assert request.slot is None
     assert not request.is_finished
 
@@ -35,9 +37,8 @@ def test_tokens_spans_prompt_outputs_and_tokens_in_flight():
 
 def test_a_packed_prompt_is_taken_as_it_is():
     packed = pack_ids([1, 2, 3])
-    request = Request("r", [1, 2, 3], SamplingParams(), packed_prompt=packed)
-    assert request.packed_prompt is packed
-    assert Request("r", [1, 2, 3], SamplingParams()).packed_prompt == packed
+    assert Prompt([1, 2, 3], packed=packed).packed is packed
+    assert Prompt([1, 2, 3]).packed == packed
 
 
 def test_forgetting_tokens_in_flight_leaves_what_the_host_has_read():

@@ -3,14 +3,14 @@
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.stopping import check_stop, set_limits
+from tests.serving.requests.host_request import host_request
 
 EOS = frozenset([0, 9])
 
 
 def stop_after(outputs, prompt_length=4, max_model_len=100, **params):
-    request = Request("r", [1] * prompt_length, SamplingParams(**{"max_tokens": 50} | params))
+    request = host_request("r", [1] * prompt_length, SamplingParams(**{"max_tokens": 50} | params))
     set_limits(request, max_model_len, EOS)
     request.output_token_ids = list(outputs)
     return check_stop(request, outputs[-1], EOS)
@@ -59,18 +59,18 @@ def test_max_model_len_ends_by_length_even_before_min_tokens():
 
 def test_prompt_without_room_for_an_output_is_refused_with_both_numbers():
     with pytest.raises(ValueError, match=r"prompt has 4096 tokens .*max_model_len is 4096"):
-        set_limits(Request("r", [1] * 4096, SamplingParams()), 4096, EOS)
+        set_limits(host_request("r", [1] * 4096), 4096, EOS)
 
 
 def test_prefill_only_prompt_may_fill_the_whole_length():
-    request = Request("r", [1] * 4096, SamplingParams(), prefill_only=True)
+    request = host_request("r", [1] * 4096, prefill_only=True)
     set_limits(request, 4096, EOS)
-    assert request.max_num_tokens == request.max_cached_tokens == 4096
-    longer = Request("r", [1] * 4097, SamplingParams(), prefill_only=True)
+    assert request.limits.num_tokens == request.limits.num_cached_tokens == 4096
+    longer = host_request("r", [1] * 4097, prefill_only=True)
     with pytest.raises(ValueError, match=r"4097 tokens .*4096"):
         set_limits(longer, 4096, EOS)
 
 
 def test_empty_prompt_is_refused():
     with pytest.raises(ValueError, match="prompt_token_ids must not be empty"):
-        set_limits(Request("r", [], SamplingParams()), 10, EOS)
+        set_limits(host_request("r", []), 10, EOS)

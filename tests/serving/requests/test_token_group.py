@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.requests.token_group import TokenGroup

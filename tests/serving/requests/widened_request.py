@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.open_requests import OpenRequests
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
@@ -23,12 +22,12 @@ def widened(**options):
 
 
 def note_arrivals(monkeypatch):
-    """A list of the records of all requests that begin to wait for a scheduler, in order."""
+    """The records as the scheduler sees them, in the order in which requests begin to wait."""
     records = []
     add = OpenRequests.add
 
     def note(self, group):
-        records.append(group.new)
+        records.append(group.completions[0].request.new)
         add(self, group)
 
     monkeypatch.setattr(OpenRequests, "add", note)

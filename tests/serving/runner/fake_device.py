@@ -44,7 +44,7 @@ def solo_run(
         chain = extend_chain(chain, token)
     params: SamplingParams = request.params
     outputs: list[int] = []
-    if request.prefill_only:
+    if request.new.prefill_only:
         return outputs, "length", None
     while True:
         token = next_token(chain)
@@ -115,8 +115,8 @@ class FakeDevice:
         max_table_len = scheduler.pool.blocks_for(scheduler.max_model_len)
         for row in rows:
             assert row.num_fed >= 1
-            assert len(row.request.block_table) <= max_table_len
-            assert 0 not in row.request.block_table
+            assert len(row.request.blocks.table) <= max_table_len
+            assert 0 not in row.request.blocks.table
             assert (row.num_reserved > 0) == row.samples
             if schedule.num_steps > 1:
                 assert schedule.is_decode
@@ -144,9 +144,9 @@ class FakeDevice:
         assert len(own) == len(tokens) or len(true_tokens) == start + len(own)
         for position, token in enumerate(tokens, start):
             chain = START if position == 0 else self.slot(request, position - 1).chain
-            block = request.block_table[position // self.block_size]
+            block = request.blocks.table[position // self.block_size]
             self.pages[block][position % self.block_size] = Slot(
-                extend_chain(chain, token), position, self.weights, request.cache_salt
+                extend_chain(chain, token), position, self.weights, request.new.prompt.cache_salt
             )
 
     def verify(self, row: ScheduledRow) -> list[int]:
@@ -182,12 +182,12 @@ class FakeDevice:
             slot = self.slot(request, position)
             assert slot.chain == chain, f"position {position} holds another history"
             assert slot.position == position
-            assert slot.salt == request.cache_salt, "a block crossed salts"
+            assert slot.salt == request.new.prompt.cache_salt, "a block crossed salts"
             assert slot.weights >= self.oldest_weights.get(request, 0), "stale weights"
         return chain
 
     def slot(self, request: Request, position: int) -> Slot:
-        block = request.block_table[position // self.block_size]
+        block = request.blocks.table[position // self.block_size]
         slot = self.pages[block][position % self.block_size]
         assert slot is not None, f"position {position} was never written"
         return slot

@@ -9,12 +9,12 @@ from jaxinfer.serving.programs.buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.batch import BatchBuilder
 from jaxinfer.serving.sampling.layout import Column
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from tests.call_count import calls_of
+from tests.serving.requests.host_request import host_request
 
 S, PADDING_SLOT = 8, 4
 
@@ -57,9 +57,11 @@ def _builder(
 
 def _request(slot, num_prompt, blocks, outputs=(), in_flight=0, **params):
     params = SamplingParams(**({"temperature": 0.0} | params))
-    request = Request(f"r{slot}", [(10 + i) % 100 for i in range(num_prompt)], params, seed=slot)
+    request = host_request(
+        f"r{slot}", [(10 + i) % 100 for i in range(num_prompt)], params, seed=slot
+    )
     request.slot = slot
-    request.block_table = list(blocks)
+    request.blocks.table = list(blocks)
     request.output_token_ids = list(outputs)
     request.num_in_flight_tokens = in_flight
     request.num_tokens = num_prompt + len(outputs) + in_flight
@@ -142,15 +144,15 @@ def test_tables_follow_growth_and_a_slots_next_holder():
     builder = _builder()
     request = _request(0, 8, [6], in_flight=1)
     builder.build(_schedule((request, 8, 1, 1), is_decode=True))
-    request.block_table += [3, 5]
+    request.blocks.table += [3, 5]
     batch = builder.build(_schedule((request, 16, 1, 1), is_decode=True))
     assert batch.shape.split(batch.packed).block_tables[0, :3].tolist() == [6, 3, 5]
     other = _request(0, 8, [1], temperature=0.5)
     batch = builder.build(_schedule((other, 7, 1, 1), is_decode=True))
     assert batch.shape.split(batch.packed).block_tables[0, 0] == 1
     assert batch.mode == "temperature"
-    request.block_table = [9]
-    request.num_admissions += 1
+    request.blocks.table = [9]
+    request.blocks.num_admissions += 1
     batch = builder.build(_schedule((request, 7, 1, 1), is_decode=True))
     assert batch.shape.split(batch.packed).block_tables[0, 0] == 9
 
@@ -192,7 +194,7 @@ def test_a_slot_is_told_of_its_holder_once():
     again = builder.build(_schedule(plain, row))
     assert not again.edits
     assert not again.counts
-    penal.num_admissions += 1
+    penal.blocks.num_admissions += 1
     assert builder.build(_schedule(plain, row)).counts
 
 

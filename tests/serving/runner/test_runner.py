@@ -65,7 +65,7 @@ def test_prefix_hits_change_nothing(runner, expected):
     for prompt in [*_PROMPTS, *_PROMPTS]:
         loop.add(prompt)
     assert loop.run() == expected * 2
-    assert any(request.num_prefix_cached_tokens for request in loop.requests)
+    assert any(request.history.num_prefix_cached_tokens for request in loop.requests)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])

@@ -19,6 +19,7 @@ from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.startup.engine_start import EngineSetup, start_runner
 from tests.model import tiny
+from tests.serving.requests.host_request import host_request
 
 CONFIG = ModelConfig(
     vocab_size=96,
@@ -99,7 +100,7 @@ class Loop:
         self.results: list[tuple[Any, Any]] = []
 
     def add(self, prompt: list[int], **params: Any) -> Request:
-        request = Request(
+        request = host_request(
             f"r{len(self.requests)}",
             list(prompt),
             SamplingParams(**(GREEDY | params)),

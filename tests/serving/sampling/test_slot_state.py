@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
     IN_OUTPUT,
@@ -31,6 +30,7 @@ from jaxinfer.serving.sampling.slot_state import (
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 from jaxinfer.serving.slots.row_sampling import prepare_row
 from jaxinfer.serving.slots.slot_updates import SlotUpdates
+from tests.serving.requests.host_request import host_request
 
 SLOTS, VOCAB = 5, 32
 UPDATES = SlotUpdates(SLOTS, VOCAB)
@@ -63,7 +63,7 @@ def test_counts_are_of_the_present_holders_tokens(num_devices: int, data: st.Dat
         slots = data.draw(st.sets(st.integers(0, SLOTS - 2), max_size=3))
         holders = []
         for slot in slots:
-            request = Request("r", data.draw(TOKENS), SamplingParams())
+            request = host_request("r", data.draw(TOKENS))
             request.output_token_ids = data.draw(TOKENS)
             holders.append((slot, request))
             expected[slot] = 0
@@ -82,7 +82,7 @@ def test_counts_are_of_the_present_holders_tokens(num_devices: int, data: st.Dat
 
 def test_a_long_history_is_counted_whole() -> None:
     known, _ = counting(1)
-    request = Request("r", [1, 2, 3] * 3000, SamplingParams())
+    request = host_request("r", [1, 2, 3] * 3000)
     request.output_token_ids = [3, 4] * 1000
     counts = jnp.full((SLOTS, VOCAB), 7, jnp.int32)  # of an earlier holder
     updates = list(UPDATES.counts([(2, request)]))

@@ -1,9 +1,9 @@
 """What the scheduler's tests share: small schedulers, small requests, single steps."""
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import FakeDevice, read, solo_run
 
 NO_EOS = frozenset([-1])
@@ -18,7 +18,7 @@ def make_scheduler(num_blocks=100, block_size=8, caching=True, **kwargs):
 
 def make_request(request_id, length, max_tokens=4, first=1, **kwargs):
     prompt = [(first + i) % 20 for i in range(length)]
-    return Request(str(request_id), prompt, SamplingParams(max_tokens=max_tokens), **kwargs)
+    return host_request(str(request_id), prompt, SamplingParams(max_tokens=max_tokens), **kwargs)
 
 
 def add(scheduler, *requests):

@@ -8,24 +8,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from tests.serving.requests.host_request import host_request
 
 
 def cached_request(pool, tokens, salt=None, **params):
     """A request whose tokens are all in pages, prefix hits included."""
-    request = Request("r", list(tokens), SamplingParams(**params), cache_salt=salt)
+    request = host_request("r", list(tokens), SamplingParams(**params), cache_salt=salt)
     prefix = pool.find_prefix(request)
     pool.share(prefix)
     missing = pool.blocks_for(len(tokens)) - len(prefix)
-    request.block_table = prefix + pool.allocate(missing)
-    request.num_registered_blocks = len(prefix)
+    request.blocks.table = prefix + pool.allocate(missing)
+    request.blocks.num_registered = len(prefix)
     request.num_cached_tokens = len(tokens)
     pool.register(request)
     return request
 
 
 def release(pool, request):
-    pool.free(request.block_table)
-    request.block_table = []
+    pool.free(request.blocks.table)
+    request.blocks.table = []
 
 
 @pytest.mark.parametrize("block_size", [0, 4, 12, 512, -8])
@@ -38,8 +39,8 @@ def test_block_size_must_be_a_power_of_two_from_8_to_256(block_size):
 def test_every_allowed_block_size_works(block_size):
     pool = BlockPool(4, block_size)
     request = cached_request(pool, range(2 * block_size + 1))
-    assert len(request.block_table) == 3
-    pool.check_invariants([request.block_table])
+    assert len(request.blocks.table) == 3
+    pool.check_invariants([request.blocks.table])
 
 
 def test_pool_without_a_usable_block_is_refused():
@@ -70,16 +71,16 @@ def test_freeing_twice_is_an_error():
 def test_last_token_of_a_prompt_is_always_left_to_compute():
     pool = BlockPool(10, 8)
     release(pool, cached_request(pool, range(16)))
-    assert len(pool.find_prefix(Request("r", list(range(16)), SamplingParams()))) == 1
-    assert len(pool.find_prefix(Request("r", list(range(17)), SamplingParams()))) == 2
+    assert len(pool.find_prefix(host_request("r", range(16)))) == 1
+    assert len(pool.find_prefix(host_request("r", range(17)))) == 2
 
 
 def test_shared_block_is_free_only_after_its_last_holder():
     pool = BlockPool(10, 8)
     first = cached_request(pool, range(20))
     second = cached_request(pool, range(20))
-    assert second.block_table[:2] == first.block_table[:2]
-    pool.check_invariants([first.block_table, second.block_table])
+    assert second.blocks.table[:2] == first.blocks.table[:2]
+    pool.check_invariants([first.blocks.table, second.blocks.table])
     release(pool, first)
     assert pool.num_free_blocks == 9 - 3
     release(pool, second)
@@ -90,7 +91,7 @@ def test_uncached_blocks_go_first_then_the_least_recently_used_tail_first():
     pool = BlockPool(8, 8)
     old = cached_request(pool, range(100, 116))
     new = cached_request(pool, range(200, 224))
-    old_table, new_table = list(old.block_table), list(new.block_table)
+    old_table, new_table = list(old.blocks.table), list(new.blocks.table)
     release(pool, old)
     release(pool, new)
     order = [block for _ in range(7) for block in pool.allocate(1)]
@@ -105,40 +106,37 @@ def test_a_hit_makes_blocks_recently_used():
     release(pool, cached_request(pool, range(200, 216)))
     release(pool, cached_request(pool, range(100, 109)))
     pool.free(pool.allocate(2))
-    assert len(pool.find_prefix(Request("r", list(range(100, 117)), SamplingParams()))) == 1
-    assert len(pool.find_prefix(Request("r", list(range(200, 217)), SamplingParams()))) == 1
+    assert len(pool.find_prefix(host_request("r", range(100, 117)))) == 1
+    assert len(pool.find_prefix(host_request("r", range(200, 217)))) == 1
 
 
 def test_switched_off_cache_finds_nothing():
     pool = BlockPool(10, 8, enable_prefix_caching=False)
     release(pool, cached_request(pool, range(20)))
     assert pool.num_cached_blocks == 0
-    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams())) == []
+    assert pool.find_prefix(host_request("r", range(20))) == []
 
 
 def test_request_for_prompt_logprobs_finds_nothing_but_offers_its_blocks():
     pool = BlockPool(10, 8)
     release(pool, cached_request(pool, range(20)))
     scored = cached_request(pool, range(100, 120), prompt_logprobs=0)
-    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams(prompt_logprobs=1))) == []
-    assert (
-        pool.find_prefix(Request("r", list(range(100, 120)), SamplingParams()))
-        == (scored.block_table[:2])
-    )
+    assert pool.find_prefix(host_request("r", range(20), SamplingParams(prompt_logprobs=1))) == []
+    assert pool.find_prefix(host_request("r", range(100, 120))) == (scored.blocks.table[:2])
 
 
 def test_only_blocks_of_known_and_scheduled_tokens_are_offered():
     pool = BlockPool(10, 8)
-    request = Request("r", list(range(24)), SamplingParams())
-    request.block_table = pool.allocate(3)
+    request = host_request("r", range(24))
+    request.blocks.table = pool.allocate(3)
     request.num_cached_tokens = 15
     pool.register(request)
-    assert len(pool.find_prefix(Request("s", list(range(24)), SamplingParams()))) == 1
-    in_flight = Request("t", list(range(50, 65)), SamplingParams())
-    in_flight.block_table = pool.allocate(2)
+    assert len(pool.find_prefix(host_request("s", range(24)))) == 1
+    in_flight = host_request("t", range(50, 65))
+    in_flight.blocks.table = pool.allocate(2)
     in_flight.num_cached_tokens = 16
     pool.register(in_flight)
-    assert len(pool.find_prefix(Request("u", list(range(50, 70)), SamplingParams()))) == 1
+    assert len(pool.find_prefix(host_request("u", range(50, 70)))) == 1
 
 
 def test_invalidate_keeps_held_blocks_held_and_frees_cached_ones():
@@ -147,8 +145,8 @@ def test_invalidate_keeps_held_blocks_held_and_frees_cached_ones():
     held = cached_request(pool, range(20))
     pool.invalidate()
     assert pool.num_cached_blocks == 0
-    pool.check_invariants([held.block_table])
-    assert cached_request(pool, range(20)).block_table[0] != held.block_table[0]
+    pool.check_invariants([held.blocks.table])
+    assert cached_request(pool, range(20)).blocks.table[0] != held.blocks.table[0]
     release(pool, held)
     assert pool.weight_version == 1
 
@@ -158,18 +156,18 @@ def test_distrusted_blocks_are_found_by_nobody_and_others_stay():
     release(pool, cached_request(pool, range(100, 120)))
     bad = cached_request(pool, range(20))
     sharer = cached_request(pool, [*range(16), *range(50, 60)])
-    assert sharer.block_table[:2] == bad.block_table[:2]
+    assert sharer.blocks.table[:2] == bad.blocks.table[:2]
     pool.distrust(bad)
     release(pool, bad)
-    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams())) == []
-    assert len(pool.find_prefix(Request("r", list(range(100, 120)), SamplingParams()))) == 2
-    pool.check_invariants([sharer.block_table])
+    assert pool.find_prefix(host_request("r", range(20))) == []
+    assert len(pool.find_prefix(host_request("r", range(100, 120)))) == 2
+    pool.check_invariants([sharer.blocks.table])
     release(pool, sharer)
     pool.check_invariants([])
     assert pool.num_free_blocks == pool.num_usable_blocks
     # What a request computes anew is found again.
     release(pool, cached_request(pool, range(20)))
-    assert len(pool.find_prefix(Request("r", list(range(20)), SamplingParams()))) == 2
+    assert len(pool.find_prefix(host_request("r", range(20)))) == 2
 
 
 def test_blocks_of_a_request_that_holds_none_any_more_are_distrusted():
@@ -179,7 +177,7 @@ def test_blocks_of_a_request_that_holds_none_any_more_are_distrusted():
     assert pool.num_cached_blocks == 2
     pool.distrust(preempted)
     assert pool.num_cached_blocks == 0
-    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams())) == []
+    assert pool.find_prefix(host_request("r", range(20))) == []
     pool.check_invariants([])
 
 
@@ -189,7 +187,7 @@ def test_a_request_of_older_weights_spoils_no_blocks_of_the_present_ones():
     pool.invalidate()
     new = cached_request(pool, range(20))
     pool.distrust(old)
-    assert pool.find_prefix(Request("r", list(range(20)), SamplingParams())) == new.block_table[:2]
+    assert pool.find_prefix(host_request("r", range(20))) == new.blocks.table[:2]
 
 
 @pytest.mark.parametrize("holders", [[], [[1], [1]], [[2]]])
@@ -213,7 +211,11 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.unsettled: list[tuple[Request, int, int]] = []
 
     def history(self, request, num_blocks):
-        return (request.weight_version, request.cache_salt, *request.tokens(0, num_blocks * 8))
+        return (
+            request.blocks.weight_version,
+            request.new.prompt.cache_salt,
+            *request.tokens(0, num_blocks * 8),
+        )
 
     def take(self, count):
         """Allocate, and check which blocks were given up for it."""
@@ -227,10 +229,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return blocks
 
     def offer(self, request):
-        before = request.num_registered_blocks
+        before = request.blocks.num_registered
         self.pool.register(request)
         full = min(request.num_cached_tokens, request.num_known_tokens) // 8
-        stale = request.weight_version != self.pool.weight_version
+        stale = request.blocks.weight_version != self.pool.weight_version
         if not self.pool.enable_prefix_caching or stale:
             return
         self.unsettled.append((request, before, full))
@@ -241,8 +243,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
             for i in range(before, full):
                 history = self.history(request, i + 1)
                 if history not in self.indexed:
-                    self.indexed[history] = request.block_table[i]
-                    self.content[request.block_table[i]] = history
+                    self.indexed[history] = request.blocks.table[i]
+                    self.content[request.blocks.table[i]] = history
         self.unsettled = []
 
     @rule()
@@ -257,8 +259,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
     )
     def start(self, prompt, extra, salt):
         tokens = [token for token in prompt for _ in range(8)] + [2] * extra
-        request = Request("r", tokens, SamplingParams(), cache_salt=salt)
-        beginnings = [(each.cache_salt, each.tokens(0, 8)) for each, _, _ in self.unsettled]
+        request = host_request("r", tokens, cache_salt=salt)
+        beginnings = [
+            (each.new.prompt.cache_salt, each.tokens(0, 8)) for each, _, _ in self.unsettled
+        ]
         if len(tokens) >= 8 and (salt, tokens[:8]) in beginnings:
             self.summed()  # it could share what was registered
         prefix = self.pool.find_prefix(request)
@@ -276,8 +280,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return
         self.pool.share(prefix)
         self.evictable = [block for block in self.evictable if block not in prefix]
-        request.block_table = prefix + self.take(missing)
-        request.num_registered_blocks = len(prefix)
+        request.blocks.table = prefix + self.take(missing)
+        request.blocks.num_registered = len(prefix)
         request.num_cached_tokens = len(tokens)
         self.offer(request)
         self.held.append(request)
@@ -288,12 +292,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.held))
         request.num_cached_tokens += count
         request.output_token_ids += [0] * count
-        missing = self.pool.blocks_for(request.num_cached_tokens) - len(request.block_table)
+        missing = self.pool.blocks_for(request.num_cached_tokens) - len(request.blocks.table)
         if missing > self.pool.num_free_blocks:
             request.num_cached_tokens -= count
             del request.output_token_ids[-count:]
             return
-        request.block_table += self.take(missing)
+        request.blocks.table += self.take(missing)
         self.offer(request)
 
     @precondition(lambda self: self.held)
@@ -303,12 +307,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     def release(self, request):
         self.held.remove(request)
-        self.pool.free(request.block_table)
+        self.pool.free(request.blocks.table)
         self.summed()
-        still_held = {block for other in self.held for block in other.block_table}
+        still_held = {block for other in self.held for block in other.blocks.table}
         self.evictable += [
             block
-            for block in reversed(request.block_table)
+            for block in reversed(request.blocks.table)
             if block in self.content and block not in still_held
         ]
 
@@ -324,9 +328,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 del self.content[block]
                 if block in self.evictable:
                     self.evictable.remove(block)
-        again = Request("r", request.tokens(0, request.num_known_tokens), SamplingParams())
-        again.cache_salt = request.cache_salt
-        if request.weight_version == self.pool.weight_version:
+        salt = request.new.prompt.cache_salt
+        again = host_request("r", request.tokens(0, request.num_known_tokens), cache_salt=salt)
+        if request.blocks.weight_version == self.pool.weight_version:
             assert self.pool.find_prefix(again) == []
         self.release(request)
 
@@ -339,8 +343,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_accounted_for(self):
         if hasattr(self, "pool"):
-            self.pool.check_invariants([request.block_table for request in self.held])
-            held = {block for request in self.held for block in request.block_table}
+            self.pool.check_invariants([request.blocks.table for request in self.held])
+            held = {block for request in self.held for block in request.blocks.table}
             assert self.pool.num_free_blocks == self.pool.num_usable_blocks - len(held)
             assert self.pool.num_cached_blocks == len(self.evictable)
 

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.ranked_queue import TURNS_A_LEVEL
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from tests.serving.requests.host_request import host_request
 
 MOST_OVERTAKING = 16 * TURNS_A_LEVEL
 
@@ -23,7 +23,8 @@ def order_of_service(priorities, *, at_a_time=1):
     )
     params = SamplingParams(max_tokens=1, temperature=0)
     waiting = [
-        Request(str(i), [1, 2], params, priority=priority) for i, priority in enumerate(priorities)
+        host_request(str(i), [1, 2], params, priority=priority)
+        for i, priority in enumerate(priorities)
     ][::-1]
     served = []
     while waiting or scheduler.has_unfinished:

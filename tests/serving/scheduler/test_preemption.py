@@ -31,7 +31,7 @@ def test_newest_is_preempted_and_its_text_is_unchanged(caching, depth, num_host_
     )
     schedules = run_to_end(scheduler, device, depth=depth)
     assert [s.preempted for s in schedules if s.preempted] == [[newer]]
-    assert (older.num_preemptions, newer.num_preemptions) == (0, 1)
+    assert (older.history.num_preemptions, newer.history.num_preemptions) == (0, 1)
     assert scheduler.num_preemptions == 1
     swapped = [s for s in schedules if s.swap_out]
     assert len(swapped) == (num_host_blocks == 10)
@@ -48,7 +48,7 @@ def test_swap_moves_all_blocks_out_and_back_before_new_admissions():
     num_outputs = len(newer.output_token_ids)
     assert num_outputs > 0
     while newer.status is RequestStatus.SWAPPED:
-        assert late.num_admissions == 0 or late.is_finished
+        assert late.blocks.num_admissions == 0 or late.is_finished
         back = step(scheduler, device)
     assert [host for _, host in back.swap_in] == [host for _, host in out.swap_out]
     # Swapping costs no second prefill: it goes on with one token.
@@ -65,9 +65,9 @@ def test_request_that_cannot_preempt_anyone_newer_sits_out_and_keeps_its_blocks(
     while not older.is_finished:
         schedule = step(scheduler, device)
         if newer not in [row.request for row in schedule.rows]:
-            sat_out.append(len(newer.block_table))
+            sat_out.append(len(newer.blocks.table))
     assert sat_out == [2, 2, 2]
-    assert newer.num_preemptions == 0
+    assert newer.history.num_preemptions == 0
     run_to_end(scheduler, device)
     assert_solo(older, newer)
 
@@ -107,7 +107,7 @@ def test_blocks_swapped_back_in_are_found_by_others():
     assert len(schedule.swap_in) == 3
     (same,) = add(scheduler, make_request(1, 20, 2))
     run_to_end(scheduler, device)
-    assert same.num_prefix_cached_tokens == 16
+    assert same.history.num_prefix_cached_tokens == 16
     assert_solo(request, same)
 
 
@@ -122,5 +122,5 @@ def test_token_in_flight_of_a_preempted_request_is_kept_and_may_end_it():
     (change,) = scheduler.update(late, tokens)
     assert change.token_ids == tokens[0]
     assert request.is_finished
-    assert request.num_admissions == 1
+    assert request.blocks.num_admissions == 1
     assert_solo(request)

@@ -1,7 +1,7 @@
 """Tests of what the scheduler shares between requests: prompts, turns, salts, weights."""
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
+from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import run_to_end
 from tests.serving.scheduler.scheduling import (
     add,
@@ -18,8 +18,8 @@ def test_identical_prompts_arriving_together_share_in_the_same_step():
     requests = add(scheduler, *(make_request(i, 20, 3) for i in range(3)))
     schedule = step(scheduler, device)
     assert shape(schedule) == [("0", 0, 20), ("1", 16, 4), ("2", 16, 4)]
-    assert [r.num_prefix_cached_tokens for r in requests] == [0, 16, 16]
-    assert len({tuple(r.block_table[:2]) for r in requests}) == 1
+    assert [r.history.num_prefix_cached_tokens for r in requests] == [0, 16, 16]
+    assert len({tuple(r.blocks.table[:2]) for r in requests}) == 1
     run_to_end(scheduler, device)
     assert_solo(*requests)
 
@@ -28,11 +28,11 @@ def test_generated_text_is_found_by_the_next_turn():
     scheduler, device = make_scheduler()
     (first,) = add(scheduler, make_request(0, 10, 15))
     run_to_end(scheduler, device, depth=2)
-    turn = Request("1", first.prompt_token_ids + first.output_token_ids, SamplingParams())
+    turn = host_request("1", first.prompt_token_ids + first.output_token_ids)
     add(scheduler, turn)
     run_to_end(scheduler, device)
     # The last of the 25 tokens was never fed, so its keys and values are in no page.
-    assert turn.num_prefix_cached_tokens == 24
+    assert turn.history.num_prefix_cached_tokens == 24
     assert_solo(turn)
 
 
@@ -43,14 +43,14 @@ def test_reported_prefix_hits_do_not_change_when_it_resumes():
     scheduler.preempt()
     step(scheduler, device)
     assert request.num_cached_tokens > 16
-    assert request.num_prefix_cached_tokens == 0
+    assert request.history.num_prefix_cached_tokens == 0
 
 
 def test_switched_off_prefix_cache_shares_nothing():
     scheduler, device = make_scheduler(caching=False)
     requests = add(scheduler, make_request(0, 20), make_request(1, 20))
     run_to_end(scheduler, device)
-    assert [r.num_prefix_cached_tokens for r in requests] == [0, 0]
+    assert [r.history.num_prefix_cached_tokens for r in requests] == [0, 0]
 
 
 def test_salts_never_share_blocks():
@@ -60,7 +60,7 @@ def test_salts_never_share_blocks():
         *(make_request(i, 20, cache_salt=salt) for i, salt in enumerate([None, "a", "b", "a"])),
     )
     run_to_end(scheduler, device)
-    assert [r.num_prefix_cached_tokens for r in requests] == [0, 0, 0, 16]
+    assert [r.history.num_prefix_cached_tokens for r in requests] == [0, 0, 0, 16]
 
 
 def test_weight_update_ends_sharing_but_not_running_requests():
@@ -71,11 +71,11 @@ def test_weight_update_ends_sharing_but_not_running_requests():
     device.weights += 1
     new, same = add(scheduler, make_request(1, 20), make_request(2, 20))
     run_to_end(scheduler, device)
-    assert (new.num_prefix_cached_tokens, same.num_prefix_cached_tokens) == (0, 16)
-    later = Request("3", old.prompt_token_ids + old.output_token_ids, SamplingParams())
+    assert (new.history.num_prefix_cached_tokens, same.history.num_prefix_cached_tokens) == (0, 16)
+    later = host_request("3", old.prompt_token_ids + old.output_token_ids)
     add(scheduler, later)
     run_to_end(scheduler, device)
-    assert later.num_prefix_cached_tokens == 16
+    assert later.history.num_prefix_cached_tokens == 16
     assert_solo(old, new, same, later)
 
 
@@ -91,13 +91,15 @@ def test_nothing_of_a_request_that_failed_is_found_but_what_others_cached_is():
     again, longer, other = add(
         scheduler,
         make_request(2, 20, 2),
-        Request("3", bad.prompt_token_ids + bad.output_token_ids, SamplingParams(max_tokens=2)),
+        host_request(
+            "3", bad.prompt_token_ids + bad.output_token_ids, SamplingParams(max_tokens=2)
+        ),
         make_request(4, 20, 2, first=9),
     )
     run_to_end(scheduler, device)
-    assert again.num_prefix_cached_tokens == 0
-    assert longer.num_prefix_cached_tokens == 16  # what `again` has computed
-    assert other.num_prefix_cached_tokens == 16
+    assert again.history.num_prefix_cached_tokens == 0
+    assert longer.history.num_prefix_cached_tokens == 16  # what `again` has computed
+    assert other.history.num_prefix_cached_tokens == 16
     assert_solo(healthy, again, longer, other)
 
 
@@ -123,7 +125,7 @@ def test_nothing_of_a_request_that_is_failed_from_outside_is_found():
     assert scheduler.pool.num_cached_blocks == 0
     (again,) = add(scheduler, make_request(1, 40))
     run_to_end(scheduler, device)
-    assert again.num_prefix_cached_tokens == 0
+    assert again.history.num_prefix_cached_tokens == 0
     assert_solo(again)
 
 

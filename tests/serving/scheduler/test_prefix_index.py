@@ -1,15 +1,14 @@
 """Tests that a hit means the same tokens after the same prefix, salt and weights."""
 
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.prefix_index import PrefixIndex, sha256
+from tests.serving.requests.host_request import host_request
 
 BLOCK_SIZE = 8
 
 
 def make_request(tokens, blocks=(), salt=None):
-    request = Request("r", list(tokens), SamplingParams(), cache_salt=salt)
-    request.block_table = list(blocks)
+    request = host_request("r", list(tokens), cache_salt=salt)
+    request.blocks.table = list(blocks)
     return request
 
 
@@ -86,7 +85,7 @@ def test_weight_version_is_part_of_the_hash():
         request = make_request(range(8), [5])
         index.find(request, 1)
         register(index, request, 1)
-        digests.append(request.block_hashes[0])
+        digests.append(request.blocks.hashes[0])
     assert digests[0] != digests[1]
 
 
@@ -126,7 +125,7 @@ def test_removed_block_is_not_found_and_its_content_may_return_elsewhere():
 def test_hash_is_sha256():
     request = make_request(range(8), [5])
     register(PrefixIndex(BLOCK_SIZE), request, 1)
-    assert len(request.block_hashes[0]) == 32
+    assert len(request.blocks.hashes[0]) == 32
 
 
 def test_what_is_found_is_not_hashed_again():
@@ -140,10 +139,10 @@ def test_what_is_found_is_not_hashed_again():
     del hashed[:]
     request = make_request([*range(24), *range(8)], [5, 6, 7, 8])
     assert index.find(request, 4) == [5, 6, 7]
-    request.num_registered_blocks = 3
+    request.blocks.num_registered = 3
     register(index, request, 4)
     _root, last = hashed
-    assert last.startswith(request.block_hashes[2])
+    assert last.startswith(request.blocks.hashes[2])
     assert index.find(make_request([*range(24), *range(8)]), 4) == [5, 6, 7, 8]
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.requests.request import RequestStatus
+from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import read, solo_run
 from tests.serving.scheduler.scheduling import (
     NO_EOS,
@@ -63,12 +64,12 @@ def test_blocks_reserved_for_what_was_not_accepted_are_used_by_the_next_tokens()
     step(scheduler, device)
     scheduler.propose(request, guess(request, 0, 12))
     step(scheduler, device)
-    table = list(request.block_table)
+    table = list(request.blocks.table)
     assert len(table) == 3
     assert request.num_tokens == 9
     for _ in range(14):
         step(scheduler, device)
-    assert request.block_table == table
+    assert request.blocks.table == table
 
 
 def test_proposals_come_with_the_last_chunk_of_a_prompt():
@@ -207,7 +208,7 @@ def test_a_swapped_request_comes_back_with_all_its_blocks_or_waits():
     tokens = device.launch(schedule)
     scheduler.preempt()
     read(scheduler, schedule, tokens)
-    assert len(request.host_blocks) == 4
+    assert len(request.blocks.host) == 4
     assert scheduler.pool.blocks_for(request.num_tokens) == 2
     held = scheduler.pool.allocate(4)
     assert scheduler.schedule() is None
@@ -226,18 +227,18 @@ def test_only_blocks_of_accepted_tokens_are_found_by_others():
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
     as_proposed = [*request.prompt_token_ids, *request.output_token_ids, *wrong, 1]
-    other = Request("other", as_proposed, SamplingParams())
+    other = host_request("other", as_proposed)
     assert len(scheduler.pool.find_prefix(other)) == 1
     read(scheduler, schedule, tokens)
     assert len(scheduler.pool.find_prefix(other)) == 1
     for _ in range(8):
         step(scheduler, device)
-    again = Request("again", request.prompt_token_ids + request.output_token_ids, SamplingParams())
+    again = host_request("again", request.prompt_token_ids + request.output_token_ids)
     assert len(scheduler.pool.find_prefix(again)) == 2
     assert len(scheduler.pool.find_prefix(other)) == 1
     add(scheduler, again)
     step(scheduler, device)  # the toy device checks each page
-    assert again.num_prefix_cached_tokens == 16
+    assert again.history.num_prefix_cached_tokens == 16
 
 
 def test_what_was_proposed_survives_a_rebuilt_cache():
@@ -280,7 +281,7 @@ def test_a_count_of_accepted_tokens_out_of_range_is_an_error(num_accepted):
 def test_nothing_can_be_proposed_for_what_cannot_be_verified():
     scheduler, _ = make_scheduler()
     scoring = make_request(0, 5, prefill_only=True)
-    late = Request("late", [1, 2], SamplingParams(bad_words=["x"]))
+    late = host_request("late", [1, 2], SamplingParams(bad_words=["x"]))
     add(scheduler, scoring, late)
     for request, why in [(scoring, "samples nothing"), (late, "bad words")]:
         with pytest.raises(ValueError, match=why):

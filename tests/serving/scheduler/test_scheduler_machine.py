@@ -10,6 +10,7 @@ from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import EOS, FakeDevice, accepted, solo_run
 
 BLOCK_SIZE = 8
@@ -60,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add(self, count, family, length, tail, salt, prefill_only, priorities, **params):
         for priority in priorities[:count]:
-            request = Request(
+            request = host_request(
                 str(len(self.requests)),
                 (BASES[family][:length] + tail)[: MAX_MODEL_LEN - 1],
                 SamplingParams(**params),
@@ -95,7 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert {id(row.request) for row in schedule.rows} <= set(map(id, self.alone))
 
     def rank(self, request):
-        return request.priority, int(request.request_id)
+        return request.new.priority, int(request.request_id)
 
     def of_status(self, *wanted):
         return [request for request in self.requests if request.status in wanted]
@@ -161,7 +162,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def propose(self, data, num_good, guesses):
         """Tokens are proposed, of which some are what the request goes on with."""
         request = data.draw(st.sampled_from(self.scheduler.unfinished()))
-        if not request.prefill_only:
+        if not request.new.prefill_only:
             outputs, _, _ = self.solo_runs[request.request_id]
             good = outputs[len(request.output_token_ids) :][:num_good]
             self.scheduler.propose(request, good + guesses)
@@ -175,15 +176,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 outputs, _, _ = self.solo_runs[request.request_id]
                 good = outputs[len(request.output_token_ids) :][:num_good]
                 wrong = [(token + (i == 3)) % 24 for i, token in enumerate(good)]
-                if not request.prefill_only:
+                if not request.new.prefill_only:
                     self.scheduler.propose(request, wrong)
             self.run(2, 3)
 
     def nothing_of_it_is_found(self, failed):
         """Who comes with the tokens of a request that failed finds none of its blocks."""
-        if failed.weight_version == self.scheduler.pool.weight_version:
+        if failed.blocks.weight_version == self.scheduler.pool.weight_version:
             tokens = failed.prompt_token_ids + failed.output_token_ids
-            again = Request("again", tokens, SamplingParams(), cache_salt=failed.cache_salt)
+            again = host_request("again", tokens, cache_salt=failed.new.prompt.cache_salt)
             assert self.scheduler.pool.find_prefix(again) == []
 
     @precondition(lambda self: self.scheduler.has_unfinished)
@@ -239,8 +240,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device.note_waiting()
         if self.alone is not None:
             return
-        for priority in {request.priority for request in self.requests}:
-            alike = [r for r in self.requests if r.priority == priority and not r.is_finished]
+        for priority in {request.new.priority for request in self.requests}:
+            alike = [r for r in self.requests if r.new.priority == priority and not r.is_finished]
             running = [request.status is RequestStatus.RUNNING for request in alike]
             assert running == sorted(running, reverse=True), "a request was overtaken"
 

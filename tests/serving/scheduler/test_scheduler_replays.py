@@ -3,9 +3,10 @@
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.requests.request import RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import FakeDevice, run_to_end, solo_run
 
 NO_EOS = frozenset([-1])
@@ -19,7 +20,7 @@ def make_scheduler(num_blocks, block_size, **kwargs):
 
 def make_request(request_id, length, max_tokens, first=0, **kwargs):
     prompt = [(first + i * 7) % 23 for i in range(length)]
-    return Request(str(request_id), prompt, SamplingParams(max_tokens=max_tokens), **kwargs)
+    return host_request(str(request_id), prompt, SamplingParams(max_tokens=max_tokens), **kwargs)
 
 
 def assert_solo(requests, max_model_len=4096):
@@ -36,7 +37,7 @@ def test_identical_512_token_prompts_with_block_256_arriving_together():
         scheduler.add(request)
     schedules = run_to_end(scheduler, device)
     # The last token must be computed, so the second block can't be a hit.
-    assert [r.num_prefix_cached_tokens for r in requests] == [0] + [256] * 11
+    assert [r.history.num_prefix_cached_tokens for r in requests] == [0] + [256] * 11
     assert schedules[0].num_tokens == 512 + 11 * 256
     assert_solo(requests)
 
@@ -51,7 +52,7 @@ def test_identical_512_token_prompts_with_block_256_513_times_in_a_row():
             schedule = scheduler.schedule()
             scheduler.update(schedule, device.launch(schedule))
         assert request.output_token_ids == expected
-        assert request.num_prefix_cached_tokens == (256 if i else 0)
+        assert request.history.num_prefix_cached_tokens == (256 if i else 0)
     scheduler.check_invariants()
     assert scheduler.pool.num_free_blocks == 3
 
@@ -98,7 +99,7 @@ def test_preemption_around_a_block_edge_resumes_through_its_own_cached_blocks(
     num_cached, num_tokens = request.num_cached_tokens, request.num_tokens
     assert scheduler.preempt() == [request]
     scheduler.check_invariants()
-    assert request.block_table == []
+    assert request.blocks.table == []
     schedule = scheduler.schedule()
     (row,) = schedule.rows
     # Every full block of computed tokens is found again; at least one token is computed.

@@ -2,14 +2,13 @@
 
 import pytest
 
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
+from tests.serving.requests.host_request import host_request
 
 
 def make_request(blocks):
-    request = Request("r", [1], SamplingParams())
-    request.block_table = list(blocks)
+    request = host_request("r", [1])
+    request.blocks.table = list(blocks)
     return request
 
 
@@ -20,7 +19,7 @@ def test_request_gets_room_for_all_its_blocks_or_none():
     request = make_request([4, 5, 6, 7])
     assert space.take(request, 3)
     assert [pair[0] for pair in space.pop_copies_out()] == [4, 5, 6]
-    space.check_invariants([request.host_blocks])
+    space.check_invariants([request.blocks.host])
 
 
 def test_copies_are_handed_out_once_even_if_the_host_blocks_are_released():
@@ -39,7 +38,7 @@ def test_discarded_copies_never_meet_those_of_the_next_owner():
     space.discard(first)
     space.take(second, 2)
     assert sorted(pair[0] for pair in space.pop_copies_out()) == [6, 7]
-    space.check_invariants([second.host_blocks])
+    space.check_invariants([second.blocks.host])
 
 
 def test_negative_size_is_refused():

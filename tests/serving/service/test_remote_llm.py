@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from jaxinfer.errors import EngineDeadError, QueueFullError, ShuttingDownError, StepError
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.requests.detokenizer import Detokenizer
-from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.prompts import Prompt
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.service.limits import ServiceLimits
 from jaxinfer.serving.service.messages import Step, encode
 from tests.serving.engine.test_engine import TOKENIZER, Setup
@@ -456,7 +455,7 @@ def test_an_engine_that_sleeps_takes_no_request_until_it_wakes_up():
             assert await llm.is_paused()
             with pytest.raises(RuntimeError, match="wake_up"):
                 await collect(llm, [1, 2, 3])
-            with pytest.raises(RuntimeError, match="sleeps already"):
+            with pytest.raises(RuntimeError, match="already asleep"):
                 await llm.sleep(2)
             with pytest.raises(ValueError, match="level"):
                 await llm.sleep(3)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 import jaxinfer
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.slots.request_sampling import request_sampling
+from tests.serving.requests.host_request import host_request
 
 TOKENIZER = Tokenizer.from_directory(pathlib.Path(jaxinfer.__file__).parent / "assets" / "model")
 
@@ -21,7 +21,7 @@ def _encode(text):
 
 def _banned_words(*words):
     row = request_sampling(
-        Request("r", [1], SamplingParams(bad_words=list(words)), seed=0),
+        host_request("r", [1], SamplingParams(bad_words=list(words)), seed=0),
         vocab_size=TOKENIZER.vocab_size,
         eos_token_ids=[],
         tokenizer=TOKENIZER,

@@ -15,11 +15,11 @@ from jaxinfer.serving.programs import steps
 from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, StepInputs
 from jaxinfer.serving.programs.steps import StepContext, decode_step
-from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.batch import BatchBuilder
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_data import Datum, Padding
+from tests.serving.requests.host_request import host_request
 from tests.serving.runner.tiny_runner import CONFIG, Loop, expected_greedy, make_runner, prompts
 
 PADDING_SLOT = 4
@@ -91,8 +91,8 @@ def _build(*rows, is_decode=False):
     scheduled = []
     for slot, length, start in rows:
         params = SamplingParams(temperature=0.0)
-        request = Request(f"r{slot}", [*range(length)], params, seed=30 + slot)
-        request.slot, request.block_table = slot, [slot + 1, slot + 11]
+        request = host_request(f"r{slot}", [*range(length)], params, seed=30 + slot)
+        request.slot, request.blocks.table = slot, [slot + 1, slot + 11]
         scheduled.append(ScheduledRow(request, start, length - start, 1))
     return builder.build(Schedule(scheduled, is_decode, 1, num_tokens=0))
 

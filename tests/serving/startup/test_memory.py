@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.model.sharding import make_mesh
+from jaxinfer.planning.blocks import blocks_on_devices, check_capacity
 from jaxinfer.serving.startup import memory
 
 GIB = 2**30
@@ -25,7 +26,7 @@ class _Device:
 def _blocks(devices, **changes):
     options = {"block_bytes": 2**20, "step_bytes": GIB, "utilization": 0.9} | changes
     free = memory.free_bytes(devices, utilization=options["utilization"])
-    return memory.blocks_on_devices(free, **options)
+    return blocks_on_devices(free, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -108,9 +109,9 @@ def test_the_longest_sequence_on_a_cpu_fits_and_wastes_little(available, block_b
 
 
 def test_too_few_blocks_name_the_length_that_fits():
-    memory.check_capacity(num_blocks=5, block_size=16, max_model_len=64)
+    check_capacity(num_blocks=5, block_size=16, max_model_len=64)
     with pytest.raises(CapacityError, match="max_model_len to at most 64"):
-        memory.check_capacity(num_blocks=5, block_size=16, max_model_len=65)
+        check_capacity(num_blocks=5, block_size=16, max_model_len=65)
 
 
 def test_a_device_holds_its_share_of_the_weights():

@@ -16,6 +16,7 @@ from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.planning.blocks import blocks_on_devices
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.startup import memory
@@ -50,7 +51,7 @@ def test_what_fits_a_gpu_can_be_addressed(shape, devices, block_size, gibibytes)
     if shape is None:
         devices = min(devices, 4)  # heads of the bundled model
     programs = _programs(shape, devices, block_size)
-    blocks = memory.blocks_on_devices(
+    blocks = blocks_on_devices(
         gibibytes * _GIB,  # and no weights
         block_bytes=programs.cache.block_bytes,
         step_bytes=0,

@@ -293,7 +293,7 @@ def _multiply(p, consumer, x_smem, w_smem, filled, free):
             plgpu.wgmma_wait(depth)  # The last step's products are done.
             last = step - 1
 
-            # Only where somebody waits for it: other blocks of the cluster may have ended.
+            # Only where a block waits for it: other blocks of the cluster may have ended.
             @pl.when((step > 0) & (last + stages < p.steps))
             def _():
                 plgpu.barrier_arrive(free.at[lax.rem(last, jnp.int32(stages))])

@@ -20,7 +20,7 @@ def damaged_entries_dropped(directory: Path) -> Iterator[None]:
     """Inside, an entry that can't be read is deleted and counts as missing; one warning at the end.
 
     Args:
-        directory: of the cache in use, which must not be anybody else's. One thread at a time may
+        directory: of the cache in use, which must have no other user. One thread at a time may
             be inside; programs may be compiled by others meanwhile.
     """
     read = compilation_cache.get_executable_and_time

@@ -1,0 +1,1 @@
+"""What `jaxinfer plan` prints and draws."""

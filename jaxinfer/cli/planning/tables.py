@@ -1,0 +1,197 @@
+"""Plans as aligned text: parts of the model, memory, times by batch, several plans side by side."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from jaxinfer.planning import Plan
+from jaxinfer.planning.times import Time
+
+_GIB = 2**30
+_WIDTH = 96
+_CONTEXTS = (1024, 4096, 16_384, 32_768, 131_072)
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """One plan in full."""
+    parts = [_parts(plan), _memory(plan), _batches(plan), _capacity(plan), _remarks(plan)]
+    return [_title(plan), *(line for part in parts for line in ("", *part))]
+
+
+def comparison_lines(plans: Sequence[Plan]) -> list[str]:
+    """A line for each plan: what fits, the smallest batch, and the largest that fits."""
+    head = ("model", "device", "context", "weights", "KV tokens", "fit", "TTFT", "TPOT", "batch")
+    legend = (
+        "weights: GiB of each device. fit: sequences at once. TTFT, TPOT: milliseconds of the "
+        "smallest batch. tok/s: of the largest batch that fits. Expected values, or floors (*) "
+        "where nothing else is known."
+    )
+    to_fit = [
+        f"  {plan.model}, {plan.chip.name}: {each}" for plan in plans for each in plan.remedies
+    ]
+    return [
+        *_table((*head, "tok/s"), [_comparison_row(plan) for plan in plans], left=2),
+        "",
+        *_wrapped(legend),
+        *(["", "To fit, any of:", *to_fit] if to_fit else []),
+    ]
+
+
+def _comparison_row(plan: Plan) -> tuple[str, ...]:
+    memory, mark = plan.memory, "" if _is_expected(plan) else "*"
+    row = (
+        plan.model,
+        _devices(plan),
+        f"{plan.context:,}",
+        _gib(memory.weight_bytes),
+        f"{memory.num_kv_tokens:,}",
+        f"{memory.sequences(plan.context):,}",
+    )
+    fitting = [batch for batch in plan.batches if batch.fits]
+    if not fitting:
+        return (*row, "-", "-", "-", "-")
+    first, last = fitting[0], fitting[-1]
+    return (
+        *row,
+        _milliseconds(_shown(first.ttft)) + mark,
+        _milliseconds(_shown(first.tpot)) + mark,
+        f"{last.sequences:,}",
+        f"{last.tokens_per_s:,.0f}{mark}",
+    )
+
+
+def _title(plan: Plan) -> str:
+    size = f"{plan.parameters / 1e9:.2f} billion parameters"
+    if plan.active_parameters != plan.parameters:
+        size += f", {plan.active_parameters / 1e9:.2f} billion for each token"
+    return (
+        f"{plan.model} ({size})\nin {plan.dtype} on {_devices(plan)}, "
+        f"{plan.context:,} tokens a sequence"
+    )
+
+
+def _devices(plan: Plan) -> str:
+    count = plan.tensor_parallel_size
+    return plan.chip.name if count == 1 else f"{count} x {plan.chip.name}"
+
+
+def _parts(plan: Plan) -> Iterator[str]:
+    head = ("part", "parameters", "MFLOP/token", "MB/token", "formula (parameters)")
+    rows = [
+        (
+            part.name,
+            f"{part.parameters:,}",
+            f"{part.flops_per_token / 1e6:,.1f}",
+            f"{part.bytes_per_token / 1e6:,.1f}",
+            part.formula,
+        )
+        for part in plan.operations
+    ]
+    total = (
+        "all",
+        f"{plan.parameters:,}",
+        f"{sum(part.flops_per_token for part in plan.operations) / 1e6:,.1f}",
+        f"{sum(part.bytes_per_token for part in plan.operations) / 1e6:,.1f}",
+        "a token decoded alone, on all devices together",
+    )
+    yield from _table(head, [*rows, total], left=1, last_left=True)
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
+    blocks = (
+        f"{memory.num_kv_blocks:,} blocks of {memory.block_size}: {memory.num_kv_tokens:,} tokens "
+        f"of {memory.kv_bytes_per_token:,} bytes"
+    )
+    rows = [
+        ("device", _gib(memory.device_bytes), ""),
+        ("engine may take", _gib(memory.engine_bytes), ""),
+        ("weights", _gib(memory.weight_bytes), ""),
+        ("largest step", _gib(memory.step_bytes), "an estimate; the engine compiles it to know"),
+        ("slots", _gib(memory.slot_bytes), "token counts, for penalties"),
+        ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
+    ]
+    yield from _table(("memory of each device", "GiB", ""), rows, left=1, last_left=True)
+
+
+def _batches(plan: Plan) -> Iterator[str]:
+    expected = _is_expected(plan)
+    head = ["batch", "TTFT ms: floor", "expected", "MFU", "TPOT ms: floor", "expected", "MBU"]
+    rows = []
+    for batch in plan.batches:
+        row = [f"{batch.sequences}"]
+        for time in (batch.ttft, batch.tpot):
+            row += [_milliseconds(time.floor_s)]
+            row += [_milliseconds(time.expected_s) if time.expected_s is not None else "-"]
+            row += [f"{time.utilization:.0%}" if expected else "-"]
+        row += [f"{batch.tokens_per_s:,.0f}" if batch.fits else "does not fit"]
+        rows.append(tuple(row))
+    head.append("tok/s" if expected else "tok/s at most")
+    yield from _table(tuple(head), rows, left=0)
+
+
+def _capacity(plan: Plan) -> Iterator[str]:
+    """Sequences for lengths beside longest lengths for numbers of sequences."""
+    memory = plan.memory
+    limit = plan.shape.max_position_embeddings
+    contexts = sorted({plan.context, limit, *(each for each in _CONTEXTS if each < limit)})
+    yield from _table(
+        ("context", "sequences that fit"),
+        [(f"{length:,}", f"{memory.sequences(length):,}") for length in contexts],
+        left=0,
+    )
+    yield ""
+    yield from _table(
+        ("sequences", "longest context"),
+        [
+            (f"{batch.sequences:,}", f"{memory.longest(batch.sequences):,}")
+            for batch in plan.batches
+        ],
+        left=0,
+    )
+
+
+def _remarks(plan: Plan) -> Iterator[str]:
+    if plan.remedies:
+        most = max(batch.sequences for batch in plan.batches)
+        wanted = "1 sequence" if most == 1 else f"{most:,} sequences"
+        yield f"Does not fit: {wanted} of {plan.context:,} tokens. Any of these does:"
+        yield from (f"  {remedy}" for remedy in plan.remedies)
+    for note in plan.notes:
+        yield from _wrapped(note)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH)
+
+
+def _is_expected(plan: Plan) -> bool:
+    return plan.batches[0].tpot.expected_s is not None
+
+
+def _shown(time: Time) -> float:
+    return time.floor_s if time.expected_s is None else time.expected_s
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
+
+
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, last_left: bool = False
+) -> list[str]:
+    """Aligned columns: the first `left` to the left, as is the last if asked for; others right."""
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in (head, *rows):
+        cells = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            is_left = i < left or (last_left and i == len(head) - 1)
+            cells.append(cell.ljust(width) if is_left else cell.rjust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines

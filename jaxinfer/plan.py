@@ -1,0 +1,161 @@
+"""`jaxinfer plan`: memory, context and speed of a model on a GPU, without either."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxinfer.cli.parser import CommandParser, comma_separated_integers, positive_integer
+from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jaxinfer.planning import Plan
+
+_EXAMPLES = """examples:
+  jaxinfer plan Qwen3-8B
+  jaxinfer plan Qwen3-32B --device h100 --tp 2 --context 8192 --batch 1,16,64
+  jaxinfer plan Qwen3-14B --compare h100,a100,l40s --plot plan.svg
+  jaxinfer plan ./my-model --device 24:600:125 --json
+
+exit status: 0, or 1 if a plan does not fit or can't be made"""
+
+_SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")
+
+
+def build_parser() -> CommandParser:
+    """The flags of `jaxinfer plan`."""
+    description = (
+        "Say what a model takes of a GPU's memory, how many sequences of which length fit, and how "
+        "long first and later tokens take: at least (bytes and operations over the device's "
+        "speeds), and as expected from recorded runs. Needs no GPU and no weights."
+    )
+    parser = CommandParser("plan", description, _EXAMPLES)
+    parser.add_argument(
+        "model",
+        help="directory with config.json, hub id in the local cache, or a name like Qwen3-8B",
+    )
+    parser.add_argument(
+        "--device",
+        default="h200",
+        help="h200, h100, h100-pcie, a100, a100-40gb, l40s, rtx4090, a10, t4, or "
+        "MEMORY_GIB:GB_PER_S:TFLOPS (default: h200)",
+    )
+    parser.add_argument(
+        "--tp",
+        "--tensor-parallel-size",
+        dest="tensor_parallel_size",
+        metavar="TP",
+        type=positive_integer,
+        default=1,
+        help="devices that share the model (default: 1)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "bfloat16", "float16"],
+        default="auto",
+        help="of weights, keys and values (default: auto, the model's own)",
+    )
+    parser.add_argument(
+        "--context",
+        type=positive_integer,
+        help="tokens of each sequence (default: 2048, or the model's limit)",
+    )
+    parser.add_argument(
+        "--batch",
+        dest="batches",
+        metavar="BATCH",
+        type=comma_separated_integers,
+        help="sequences at once, like 1,8,64 (default: powers of 2 up to 256 that fit)",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="NAMES",
+        help="other devices, or models, with commas between, in one table (default: none)",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="write TPOT and tokens a second as an SVG (default: none)"
+    )
+    _add_sizes(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, or a list")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print nothing: the exit status says if it fits"
+    )
+    return parser
+
+
+def _add_sizes(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        help="share of each device's memory for the engine (default: 0.9)",
+    )
+    parser.add_argument(
+        "--max-num-seqs",
+        type=positive_integer,
+        help="most sequences at once (default: 256, or the largest batch)",
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=positive_integer,
+        help="most tokens in one step (default: 16384)",
+    )
+    parser.add_argument(
+        "--block-size", type=positive_integer, help="tokens in a KV block (default: 16)"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run_command("plan", lambda: _run(arguments))
+
+
+def _run(arguments: "argparse.Namespace") -> int:
+    from pathlib import Path
+
+    plans = _plans(arguments)
+    if arguments.plot:
+        from jaxinfer.cli.planning.plot import plot
+
+        Path(arguments.plot).write_text(plot(plans), encoding="utf-8")
+    if arguments.json and not arguments.quiet:
+        values = [plan.to_dict() for plan in plans]
+        print(json.dumps(values if arguments.compare else values[0], indent=2))
+    elif not arguments.quiet:
+        from jaxinfer.cli.planning.tables import comparison_lines, plan_lines
+
+        print("\n".join(comparison_lines(plans) if arguments.compare else plan_lines(plans[0])))
+    return OK if all(plan.fits for plan in plans) else FAILED
+
+
+def _plans(arguments: "argparse.Namespace") -> "list[Plan]":
+    from jaxinfer.planning import plan
+
+    chosen = {name: getattr(arguments, name) for name in _SIZES}
+    options = {name: value for name, value in chosen.items() if value is not None}
+    for name in ("tensor_parallel_size", "dtype", "context", "batches"):
+        options[name] = getattr(arguments, name)
+    pairs = [(arguments.model, arguments.device), *_compared(arguments)]
+    return [plan(model, device, **options) for model, device in pairs]
+
+
+def _compared(arguments: "argparse.Namespace") -> list[tuple[str, str]]:
+    """Each name that is compared with, as a model and a device."""
+    from jaxinfer.planning.devices import find_device
+
+    pairs = []
+    for name in filter(None, (arguments.compare or "").split(",")):
+        try:
+            find_device(name)
+            pairs.append((arguments.model, name))
+        except ValueError:
+            if ":" in name:  # a device's numbers, with a mistake
+                raise
+            pairs.append((name, arguments.device))
+    return pairs
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""Bytes and operations that a step costs at least, and so its least time on a chip.
+
+A step takes at least the larger of (bytes / read bandwidth) and (operations / matrix speed).
+"""
+
+import dataclasses
+
+from jaxinfer.planning.devices import Chip
+from jaxinfer.planning.shapes import ModelShape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelCost:
+    """Bytes and operations of a model, from its shape; of one device's part if it is split.
+
+    Attributes:
+        weight_bytes: read once in each step: the layers and the head, experts left out.
+        kv_bytes_per_token: keys and values of one token, all layers.
+        layer_flops_per_token: matrix products of the layers (2 operations a weight).
+        head_flops_per_token: the head's product.
+        attention_flops_per_pair: query times key and probability times value, all layers.
+        expert_bytes: of one expert of every layer.
+        num_experts: of a layer; 0 for a dense model.
+        experts_per_token: which each token takes.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    layer_flops_per_token: int
+    head_flops_per_token: int
+    attention_flops_per_pair: int
+    expert_bytes: int = 0
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+    def bytes_read(self, tokens: int) -> float:
+        """Weights that a step of so many tokens reads; see `distinct_experts`."""
+        experts = distinct_experts(self.num_experts, self.experts_per_token, tokens)
+        return self.weight_bytes + experts * self.expert_bytes
+
+
+def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> float:
+    """Experts of a layer that some of `tokens` choose, if all are equally likely.
+
+    Real routing is skewed, so that fewer are read.
+    """
+    if not num_experts:
+        return 0.0
+    return num_experts * (1 - (1 - experts_per_token / num_experts) ** tokens)
+
+
+def model_cost(shape: ModelShape, bytes_per_value: int = 2, num_devices: int = 1) -> ModelCost:
+    """Count bytes and operations; norms and embedding rows are left out.
+
+    Args:
+        shape: the model's sizes.
+        bytes_per_value: of weights, keys and values.
+        num_devices: N, over which it is split; the counts are then one device's. Keys and values
+            are whole heads: with fewer heads than devices, each has one, and all of their
+            projections.
+    """
+    E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
+    kv_split = N if shape.num_key_value_heads % N == 0 else 1
+    attention = 2 * E * shape.q_size // N + 2 * E * shape.kv_size // kv_split
+    router = E * shape.num_experts
+    dense = 0 if shape.num_experts else shape.mlp_weights // N
+    head = shape.vocab_size * E // N
+    outside_experts = L * (attention + router + dense)
+    chosen = L * shape.experts_per_token * shape.mlp_weights // N
+    return ModelCost(
+        weight_bytes=(outside_experts + head) * bytes_per_value,
+        kv_bytes_per_token=shape.kv_bytes_per_token(bytes_per_value, N),
+        layer_flops_per_token=2 * (outside_experts + chosen),
+        head_flops_per_token=2 * head,
+        attention_flops_per_pair=4 * L * shape.q_size // N,
+        expert_bytes=L * shape.mlp_weights // N * bytes_per_value if shape.num_experts else 0,
+        num_experts=shape.num_experts,
+        experts_per_token=shape.experts_per_token,
+    )
+
+
+def decode_step_bytes(cost: ModelCost, rows: int, context_tokens: int) -> float:
+    """Bytes that one decode step reads; arguments as for `decode_step_floor_s`."""
+    return cost.bytes_read(rows) + context_tokens * cost.kv_bytes_per_token
+
+
+def decode_step_floor_s(cost: ModelCost, chip: Chip, rows: int, context_tokens: int) -> float:
+    """Seconds of one decode step.
+
+    Args:
+        cost: the model's cost.
+        chip: the device.
+        rows: B, sequences in the step.
+        context_tokens: KV tokens read, over all rows.
+    """
+    read = decode_step_bytes(cost, rows, context_tokens)
+    flops = rows * (cost.layer_flops_per_token + cost.head_flops_per_token)
+    flops += context_tokens * cost.attention_flops_per_pair
+    return max(read / chip.bytes_per_s, flops / chip.flops_per_s)
+
+
+def prefill_flops(cost: ModelCost, lengths: list[int], cached: int = 0) -> float:
+    """Operations of a prefill; arguments as for `prefill_floor_s`."""
+    new_tokens = sum(length - cached for length in lengths)
+    pairs = sum((length * (length + 1) - cached * (cached + 1)) // 2 for length in lengths)
+    flops = new_tokens * cost.layer_flops_per_token + pairs * cost.attention_flops_per_pair
+    return flops + len(lengths) * cost.head_flops_per_token
+
+
+def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int = 0) -> float:
+    """Seconds to prefill prompts of `lengths`, of which the first `cached` tokens are in pages.
+
+    Each prompt's last token goes through the head; a token attends to itself and all earlier ones.
+    """
+    read = cost.bytes_read(sum(length - cached for length in lengths))
+    flops = prefill_flops(cost, lengths, cached)
+    return max(read / chip.bytes_per_s, flops / chip.flops_per_s)

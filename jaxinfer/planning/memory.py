@@ -1,0 +1,119 @@
+"""How an engine fills a device's memory: weights, steps, slots, and KV blocks with the rest."""
+
+import dataclasses
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import CapacityError
+from jaxinfer.kernels.attention.page_limit import most_pages
+from jaxinfer.planning.blocks import (
+    blocks_on_devices,
+    engine_bytes,
+    longest_that_fits,
+    sequences_that_fit,
+    usable_tokens,
+)
+from jaxinfer.planning.devices import Chip
+from jaxinfer.planning.operations import weight_bytes_per_device
+from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+
+# The sampler of all rows holds the float32 logits about three times: 470 MB for 256 rows of 151,936
+# in the compiled programs of an H200.
+_LOGITS_HELD = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of each device.
+
+    Attributes:
+        device_bytes: all of it.
+        engine_bytes: what the engine may take (`gpu_memory_utilization`, the allocator's share).
+        weight_bytes: parameters.
+        slot_bytes: token counts of each sequence's slot, for penalties.
+        step_bytes: what the largest step needs; the engine compiles it to know, this is an estimate
+            that recorded engines confirm within 0.4% of the device's memory.
+        kv_bytes_per_token: keys and values of one token, all layers.
+        block_size: tokens in a block.
+        num_kv_blocks: block 0 included, which is reserved for padding; 0 if none fit.
+        max_model_len: the model's own limit, in tokens.
+    """
+
+    device_bytes: int
+    engine_bytes: int
+    weight_bytes: int
+    slot_bytes: int
+    step_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_kv_blocks: int
+    max_model_len: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_kv_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return max(usable_tokens(self.num_kv_blocks, self.block_size), 0)
+
+    def sequences(self, context: int) -> int:
+        """Sequences of `context` tokens that fit at once."""
+        return max(sequences_that_fit(self.num_kv_blocks, self.block_size, context), 0)
+
+    def longest(self, num_seqs: int) -> int:
+        """Tokens that each of `num_seqs` sequences may have at once, up to the model's limit."""
+        fits = max(longest_that_fits(self.num_kv_blocks, self.block_size, num_seqs), 0)
+        return min(fits, self.max_model_len)
+
+
+def plan_memory(shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig) -> MemoryPlan:
+    """Fill a device as the engine does at its start, with an estimate of its largest step.
+
+    Args:
+        shape: the model.
+        chip: each device.
+        dtype: of weights, keys and values.
+        config: sizes and the tensor-parallel degree.
+    """
+    num_devices = config.tensor_parallel_size
+    kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices)
+    weight_bytes = weight_bytes_per_device(shape, dtype, num_devices)
+    slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
+    step_bytes = _step_bytes(shape, dtype, config)
+    most = engine_bytes(chip.memory_bytes, utilization=config.gpu_memory_utilization)
+    try:
+        blocks = blocks_on_devices(
+            most - weight_bytes - slot_bytes,
+            block_bytes=config.block_size * kv_bytes,
+            step_bytes=step_bytes,
+            utilization=config.gpu_memory_utilization,
+        )
+    except CapacityError:
+        blocks = 0
+    heads = shape.kv_heads_of_device(num_devices)
+    return MemoryPlan(
+        device_bytes=chip.memory_bytes,
+        engine_bytes=most,
+        weight_bytes=weight_bytes,
+        slot_bytes=slot_bytes,
+        step_bytes=step_bytes,
+        kv_bytes_per_token=kv_bytes,
+        block_size=config.block_size,
+        num_kv_blocks=min(blocks, most_pages(config.block_size, heads)),
+        max_model_len=shape.max_position_embeddings,
+    )
+
+
+def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
+    """The larger of a full prefill's activations and the sampler's logits.
+
+    A prefill holds the gate, up and product of an MLP, and the residual stream twice.
+    """
+    num_devices = config.tensor_parallel_size
+    mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // num_devices
+    tokens = config.token_budget("gpu")
+    prefill = tokens * (mlp + 2 * shape.hidden_size) * BYTES_OF[dtype]
+    logits = config.max_num_seqs * shape.vocab_size // num_devices * 4
+    return max(prefill, _LOGITS_HELD * logits)

@@ -1,0 +1,113 @@
+"""From what a user calls a model to its shape: a directory, a published name, the hub's cache."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.checks import show
+from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.field_checks import flag, whole_number
+from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
+from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape
+from jaxinfer.planning.shapes import ModelShape, shape_of
+
+_MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
+_MOST_EXPERTS = 4096
+
+
+def read_shape(model: str | Path) -> tuple[str, ModelShape]:
+    """A model's name and shape; nothing is downloaded.
+
+    Args:
+        model: a directory that holds config.json, the file itself, a published name
+            (`NAMED_SHAPES`), or a hub id whose config.json is in the local cache; looked for in
+            this order.
+
+    Raises:
+        ModelLoadError: none of these, or a config.json that can't be counted; one line.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    elif not path.is_file():
+        known = find_shape(str(model))
+        if known is not None:
+            return known
+        path = _cached_file(str(model))
+    return str(model), shape_from_hf(read_config_file(path), str(path))
+
+
+def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
+    """The shape that a config.json describes.
+
+    Args:
+        mapping: its JSON object.
+        source: name of the file, for messages.
+
+    Raises:
+        ModelLoadError: ``<source>: <cause>``.
+    """
+    model_type = mapping.get("model_type")
+    if model_type == "qwen3":
+        return shape_of(ModelConfig.from_hf(mapping, source))
+    try:
+        if model_type not in _MODEL_TYPES:
+            raise ValueError(
+                f"model_type is {show(model_type)}; plans are for {', '.join(_MODEL_TYPES)}"
+            )
+        return ModelShape(**_fields(mapping), model_type=model_type)
+    except ValueError as error:
+        raise ModelLoadError(f"{source}: {error}") from None
+
+
+def _fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    if mapping.get("quantization_config"):
+        raise ValueError("quantization_config: only weights of 16 bits can be planned")
+    is_moe = mapping["model_type"] == "qwen3_moe"
+    sizes = dict(mapping)
+    if sizes.get("num_key_value_heads") is None:
+        sizes["num_key_value_heads"] = sizes.get("num_attention_heads")
+    if is_moe:
+        sizes["intermediate_size"] = sizes.get("moe_intermediate_size")
+    if sizes.get("head_dim") is None:
+        hidden, heads = (_size(sizes, name) for name in ("hidden_size", "num_attention_heads"))
+        sizes["head_dim"] = hidden // heads
+    fields: dict[str, Any] = {name: _size(sizes, name) for name in SIZE_LIMITS}
+    for name in ("tie_word_embeddings", "attention_bias"):
+        fields[name] = flag(name, mapping.get(name) or False)
+    fields["qk_norm"] = is_moe
+    fields["dtype"] = mapping.get("dtype") or mapping.get("torch_dtype") or "float32"
+    if fields["dtype"] not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {show(fields['dtype'])}")
+    return fields | (_experts(mapping) if is_moe else {})
+
+
+def _size(mapping: Mapping[str, Any], name: str) -> int:
+    return whole_number(name, mapping.get(name), 1, SIZE_LIMITS[name])
+
+
+def _experts(mapping: Mapping[str, Any]) -> dict[str, int]:
+    if mapping.get("mlp_only_layers") or (mapping.get("decoder_sparse_step") or 1) != 1:
+        raise ValueError("models with experts in some layers only can't be planned")
+    count = whole_number("num_experts", mapping.get("num_experts"), 1, _MOST_EXPERTS)
+    chosen = whole_number("num_experts_per_tok", mapping.get("num_experts_per_tok"), 1, count)
+    return {"num_experts": count, "experts_per_token": chosen}
+
+
+def _cached_file(name: str) -> Path:
+    """config.json of a hub id in Hugging Face's cache."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        found = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    except errors.HFValidationError:
+        found = None
+    if not isinstance(found, str):
+        raise ModelLoadError(
+            f"{name}: no such directory, no published shape and not in the hub's local cache; give "
+            f"a directory with config.json, a hub id that was downloaded, or one of "
+            f"{', '.join(NAMED_SHAPES)}"
+        )
+    return Path(found)

@@ -1,0 +1,228 @@
+"""A model on a device: what it holds, how much fits, and how fast it runs; all from sizes."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.checks import check_integer
+from jaxinfer.config import EngineConfig
+from jaxinfer.planning.devices import Chip, find_device
+from jaxinfer.planning.memory import MemoryPlan, plan_memory
+from jaxinfer.planning.model_files import read_shape
+from jaxinfer.planning.operations import (
+    Operation,
+    active_parameters,
+    count_parameters,
+    operations,
+)
+from jaxinfer.planning.remedies import remedies
+from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+from jaxinfer.planning.times import Time, Timing, recorded_overheads
+
+DEFAULT_CONTEXT = 2048
+DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DTYPES = ("bfloat16", "float16")
+_MOST_TOKENS = 1 << 24
+_MOST_SEQUENCES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """A number of sequences that run at once, each with the plan's context.
+
+    Attributes:
+        sequences: B.
+        fits: whether the KV cache holds them at once; an engine makes the others wait.
+        ttft: until the last of B prompts, all there at once, has its first token.
+        tpot: a decode step: the time between two tokens of each.
+    """
+
+    sequences: int
+    fits: bool
+    ttft: Time
+    tpot: Time
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second of all sequences: as expected, or at most if that is unknown."""
+        return self.sequences / (self.tpot.expected_s or self.tpot.floor_s)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The plan of one model on one kind of device.
+
+    Attributes:
+        model: as the user named it.
+        shape: its sizes.
+        chip: each device.
+        tensor_parallel_size: devices that share the model.
+        dtype: of weights, keys and values.
+        context: tokens of each sequence: a prompt's, for TTFT, or what a decode step reads.
+        parameters: of the model.
+        active_parameters: of these, what one token goes through.
+        operations: parameters, operations and bytes by part.
+        memory: of each device.
+        batches: times by number of sequences.
+        remedies: what lets the largest batch fit; empty if it does.
+        notes: what the reader of the numbers has to know.
+    """
+
+    model: str
+    shape: ModelShape
+    chip: Chip
+    tensor_parallel_size: int
+    dtype: str
+    context: int
+    parameters: int
+    active_parameters: int
+    operations: tuple[Operation, ...]
+    memory: MemoryPlan
+    batches: tuple[BatchPlan, ...]
+    remedies: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every batch does."""
+        return not self.remedies
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-like values: the attributes, and what follows from them."""
+        values = dataclasses.asdict(self)
+        values["fits"] = self.fits
+        values["memory"] |= {
+            "kv_bytes": self.memory.kv_bytes,
+            "num_kv_tokens": self.memory.num_kv_tokens,
+            "sequences": self.memory.sequences(self.context),
+        }
+        for batch, row in zip(self.batches, values["batches"], strict=True):
+            row["tokens_per_s"] = batch.tokens_per_s
+            row["longest_context"] = self.memory.longest(batch.sequences)
+        return values
+
+
+def plan(
+    model: str | Path,
+    device: str = "h200",
+    *,
+    tensor_parallel_size: int = 1,
+    dtype: str = "auto",
+    context: int | None = None,
+    batches: Sequence[int] | None = None,
+    **engine: Any,
+) -> Plan:
+    """Plan a model on a device, without either: nothing is loaded, downloaded or compiled.
+
+    Args:
+        model: a directory with config.json, a published name ("Qwen3-8B"), or a hub id that is in
+            the local cache.
+        device: a name of `jaxinfer.planning.DEVICES`, or "MEMORY_GIB:GB_PER_S:TFLOPS".
+        tensor_parallel_size: devices that share the model.
+        dtype: of weights, keys and values: "bfloat16", "float16", or "auto" for the model's own.
+        context: tokens of each sequence; None is 2,048, or the model's limit if that is less.
+        batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
+        engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
+            out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`.
+
+    Returns:
+        The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.
+
+    Raises:
+        ModelLoadError: there is no such model here, or its config.json can't be counted.
+        ValueError: a size is out of range, or the model does not split over the devices.
+    """
+    name, shape = read_shape(model)
+    chip = find_device(device)
+    dtype = _dtype(dtype, shape)
+    context = _context(context, shape)
+    if batches is not None:
+        for rows in batches:
+            check_integer("a batch", rows, 1, _MOST_SEQUENCES)
+    most = max(batches or DEFAULT_BATCHES[-1:])
+    # Defaults and limits are the engine's own.
+    engine = {"max_num_seqs": max(EngineConfig.max_num_seqs, most)} | engine
+    config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
+    _check_divisible(shape, config.tensor_parallel_size)
+    memory = plan_memory(shape, chip, dtype, config)
+    if batches is None:
+        batches = [rows for rows in DEFAULT_BATCHES if rows <= memory.sequences(context)] or [1]
+    timing = Timing(shape, chip, config.tensor_parallel_size, BYTES_OF[dtype])
+    return Plan(
+        model=name,
+        shape=shape,
+        chip=chip,
+        tensor_parallel_size=config.tensor_parallel_size,
+        dtype=dtype,
+        context=context,
+        parameters=count_parameters(shape),
+        active_parameters=active_parameters(shape),
+        operations=operations(shape, dtype, context),
+        memory=memory,
+        batches=tuple(
+            BatchPlan(
+                sequences=rows,
+                fits=rows <= memory.sequences(context),
+                ttft=timing.prefill(rows, context),
+                tpot=timing.decode_step(rows, context),
+            )
+            for rows in batches
+        ),
+        remedies=remedies(shape, chip, dtype, config, rows=max(batches), context=context),
+        notes=tuple(_notes(timing, dtype)),
+    )
+
+
+def _dtype(dtype: str, shape: ModelShape) -> str:
+    chosen = shape.dtype if dtype == "auto" else dtype
+    if chosen not in DTYPES:
+        raise ValueError(
+            f"dtype {chosen} can't be planned: speeds are known for {' and '.join(DTYPES)}; give "
+            "one of them as dtype"
+        )
+    return chosen
+
+
+def _context(context: int | None, shape: ModelShape) -> int:
+    limit = shape.max_position_embeddings
+    if context is None:
+        return min(DEFAULT_CONTEXT, limit)
+    if check_integer("context", context, 1, _MOST_TOKENS) > limit:
+        raise ValueError(f"context must be at most the model's {limit} tokens, got {context}")
+    return context
+
+
+def _check_divisible(shape: ModelShape, num_devices: int) -> None:
+    problems = shape.indivisible(num_devices)
+    if problems:
+        works = ", ".join(str(n) for n in range(1, 65) if not shape.indivisible(n))
+        raise ValueError(
+            f"tensor_parallel_size {num_devices} does not divide {', '.join(problems)}; sizes that "
+            f"work: {works}"
+        )
+
+
+def _notes(timing: Timing, dtype: str) -> list[str]:
+    shape, chip = timing.shape, timing.chip
+    notes = []
+    if not shape.is_served:
+        notes.append(
+            f"jaxinfer does not serve {shape.model_type} models: only floors, no expected times."
+        )
+    elif not timing.is_expected:
+        notes.append("No expected times: sums over GPUs without NVLink were never measured.")
+    else:
+        notes.append(
+            "Expected times are fitted to recorded H200 runs, the worst of which is off by "
+            f"{recorded_overheads().worst:.0%}; TTFT is that of prompts that find the engine idle."
+        )
+    if not chip.measured:
+        notes.append(
+            f"{chip.name}: floors from its data sheet; nothing was measured on this device."
+        )
+    if dtype == "bfloat16" and not chip.has_bfloat16:
+        notes.append(f"{chip.name} has no bfloat16: take float16.")
+    if shape.num_experts:
+        notes.append("Experts are taken as equally likely; skewed routing reads fewer.")
+    return notes

@@ -1,0 +1,77 @@
+"""Shapes of published models, from each one's config.json, so that no download is needed."""
+
+from jaxinfer.planning.shapes import ModelShape
+
+_QWEN3_VOCABULARY = 151_936
+
+# (hidden, intermediate, layers, query heads, kv heads, tied head)
+_DENSE_QWEN3 = {
+    "0.6B": (1024, 3072, 28, 16, 8, True),
+    "1.7B": (2048, 6144, 28, 16, 8, True),
+    "4B": (2560, 9728, 36, 32, 8, True),
+    "8B": (4096, 12288, 36, 32, 8, False),
+    "14B": (5120, 17408, 40, 40, 8, False),
+    "32B": (5120, 25600, 64, 64, 8, False),
+}
+
+
+def _dense_qwen3(
+    hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, tied: bool
+) -> ModelShape:
+    return ModelShape(
+        vocab_size=_QWEN3_VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=tied,
+    )
+
+
+_QWEN3_30B_A3B = ModelShape(
+    vocab_size=_QWEN3_VOCABULARY,
+    hidden_size=2048,
+    intermediate_size=768,
+    num_hidden_layers=48,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=128,
+    max_position_embeddings=40_960,
+    num_experts=128,
+    experts_per_token=8,
+    model_type="qwen3_moe",
+)
+_LLAMA_2_7B = ModelShape(
+    vocab_size=32_000,
+    hidden_size=4096,
+    intermediate_size=11_008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    max_position_embeddings=4096,
+    qk_norm=False,
+    dtype="float16",
+    model_type="llama",
+)
+
+NAMED_SHAPES = {
+    **{f"Qwen3-{size}": _dense_qwen3(*shape) for size, shape in _DENSE_QWEN3.items()},
+    "Qwen3-30B-A3B": _QWEN3_30B_A3B,
+    "Llama-2-7B": _LLAMA_2_7B,
+}
+"""By the name that the model is published under, without its owner."""
+_OWNERS = {"": "", "qwen": "qwen3", "meta-llama": "llama"}
+
+
+def find_shape(name: str) -> tuple[str, ModelShape] | None:
+    """A published shape's name and numbers, or None; any case, with or without the hub's owner."""
+    owner, _, model = name.lower().rpartition("/")
+    model = model.removesuffix("-hf")
+    for known, shape in NAMED_SHAPES.items():
+        if known.lower() == model and shape.model_type.startswith(_OWNERS.get(owner, "?")):
+            return known, shape
+    return None

@@ -1,0 +1,156 @@
+"""A model's parameters, operations and bytes by part, each with the formula and its numbers."""
+
+import dataclasses
+
+from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+
+# Square, sum, scale and weight of each value; rotation of a pair takes 4 products and 2 additions.
+_NORM_FLOPS = 4
+_ROPE_FLOPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One part of the forward pass, over all layers.
+
+    Attributes:
+        name: of the part.
+        parameters: that it holds.
+        flops_per_token: operations for a token (at `context` cached tokens, for attention).
+        bytes_per_token: read for a token that is decoded alone; in a batch all but those of
+            attention and of the embedding's rows are shared. Of experts, those that a token takes.
+        formula: of the parameters (of the operations, where there are none), numbers filled in.
+    """
+
+    name: str
+    parameters: int
+    flops_per_token: int
+    bytes_per_token: int
+    formula: str
+
+
+def operations(shape: ModelShape, dtype: str, context: int) -> tuple[Operation, ...]:
+    """Every part of the forward pass.
+
+    Args:
+        shape: the model.
+        dtype: of weights, keys and values.
+        context: tokens that attention reads.
+    """
+    size = BYTES_OF[dtype]
+    parts = [_embedding(shape, size), _norms(shape, size), _projections(shape, size)]
+    parts += [_rope(shape, size), _attention(shape, size, context)]
+    parts += (
+        [_router(shape, size), _experts(shape, size)]
+        if shape.num_experts
+        else [
+            _weights("mlp", shape.num_hidden_layers * shape.mlp_weights, size, _mlp_formula(shape))
+        ]
+    )
+    return (*parts, _head(shape, size))
+
+
+def count_parameters(shape: ModelShape) -> int:
+    """All parameters, each once: a tied head is the embedding."""
+    return sum(part.parameters for part in operations(shape, shape.dtype, 0))
+
+
+def active_parameters(shape: ModelShape) -> int:
+    """Parameters that one token goes through: of experts, the chosen ones."""
+    idle = shape.num_experts - shape.experts_per_token
+    return count_parameters(shape) - shape.num_hidden_layers * idle * shape.mlp_weights
+
+
+def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> int:
+    """Bytes of the parameters on each device, as the engine shards them.
+
+    Norms and the output projection's bias are whole on every device; so are the projections to keys
+    and values where there are fewer heads than devices.
+    """
+    E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
+    whole = _norms(shape, 1).parameters
+    split = _embedding(shape, 1).parameters + _head(shape, 1).parameters
+    split += L * (2 * E * shape.q_size + max(shape.num_experts, 1) * shape.mlp_weights)
+    whole += L * E * shape.num_experts
+    keys_and_values = 2 * L * E * shape.kv_size
+    if shape.attention_bias:
+        split += L * shape.q_size
+        whole += L * E
+        keys_and_values += 2 * L * shape.kv_size
+    kv_split = N if shape.num_key_value_heads % N == 0 else 1
+    return (whole + split // N + keys_and_values // kv_split) * BYTES_OF[dtype]
+
+
+def _weights(name: str, parameters: int, size: int, formula: str) -> Operation:
+    return Operation(name, parameters, 2 * parameters, parameters * size, formula)
+
+
+def _embedding(shape: ModelShape, size: int) -> Operation:
+    V, E = shape.vocab_size, shape.hidden_size
+    return Operation("embedding", V * E, 0, E * size, f"V·E = {V}·{E}")
+
+
+def _norms(shape: ModelShape, size: int) -> Operation:
+    E, L, D = shape.hidden_size, shape.num_hidden_layers, shape.head_dim
+    heads = shape.num_attention_heads + shape.num_key_value_heads
+    parameters = (2 * L + 1) * E + 2 * L * D * shape.qk_norm
+    values = (2 * L + 1) * E + L * heads * D * shape.qk_norm
+    formula = f"(2L+1)·E = (2·{L}+1)·{E}"
+    if shape.qk_norm:
+        formula = f"(2L+1)·E+2·L·D = (2·{L}+1)·{E}+2·{L}·{D}"
+    return Operation("norms", parameters, _NORM_FLOPS * values, parameters * size, formula)
+
+
+def _projections(shape: ModelShape, size: int) -> Operation:
+    E, L, D = shape.hidden_size, shape.num_hidden_layers, shape.head_dim
+    H, K = shape.num_attention_heads, shape.num_key_value_heads
+    parameters = L * 2 * E * (shape.q_size + shape.kv_size)
+    formula = f"L·2·E·(H+K)·D = {L}·2·{E}·({H}+{K})·{D}"
+    if shape.attention_bias:
+        parameters += L * (shape.q_size + 2 * shape.kv_size + E)
+        formula += f" + biases {L}·(({H}+2·{K})·{D}+{E})"
+    return _weights("qkv and output", parameters, size, formula)
+
+
+def _rope(shape: ModelShape, size: int) -> Operation:
+    L, D = shape.num_hidden_layers, shape.head_dim
+    H, K = shape.num_attention_heads, shape.num_key_value_heads
+    flops = _ROPE_FLOPS * L * (H + K) * D
+    formula = f"operations {_ROPE_FLOPS}·L·(H+K)·D = {_ROPE_FLOPS}·{L}·({H}+{K})·{D}"
+    return Operation("rope, KV write", 0, flops, shape.kv_bytes_per_token(size), formula)
+
+
+def _attention(shape: ModelShape, size: int, context: int) -> Operation:
+    L, H, D = shape.num_hidden_layers, shape.num_attention_heads, shape.head_dim
+    return Operation(
+        "attention",
+        0,
+        4 * L * H * D * context,
+        shape.kv_bytes_per_token(size) * context,
+        f"operations 4·L·H·D·context = 4·{L}·{H}·{D}·{context}",
+    )
+
+
+def _mlp_formula(shape: ModelShape) -> str:
+    E, F, L = shape.hidden_size, shape.intermediate_size, shape.num_hidden_layers
+    return f"L·3·E·F = {L}·3·{E}·{F}"
+
+
+def _router(shape: ModelShape, size: int) -> Operation:
+    E, L, X = shape.hidden_size, shape.num_hidden_layers, shape.num_experts
+    return _weights("router", L * E * X, size, f"L·E·X = {L}·{E}·{X}")
+
+
+def _experts(shape: ModelShape, size: int) -> Operation:
+    L, X, chosen = shape.num_hidden_layers, shape.num_experts, shape.experts_per_token
+    E, F = shape.hidden_size, shape.intermediate_size
+    active = L * chosen * shape.mlp_weights
+    formula = f"L·X·3·E·F = {L}·{X}·3·{E}·{F}, {chosen} of {X} a token"
+    return Operation("experts", L * X * shape.mlp_weights, 2 * active, active * size, formula)
+
+
+def _head(shape: ModelShape, size: int) -> Operation:
+    V, E = shape.vocab_size, shape.hidden_size
+    if shape.tie_word_embeddings:
+        return Operation("head", 0, 2 * V * E, V * E * size, f"the embedding; operations 2·{V}·{E}")
+    return _weights("head", V * E, size, f"V·E = {V}·{E}")

@@ -1,0 +1,54 @@
+"""What to change where a plan does not fit: the smallest change of each kind that does."""
+
+import dataclasses
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.planning.devices import Chip
+from jaxinfer.planning.memory import MemoryPlan, plan_memory
+from jaxinfer.planning.shapes import ModelShape
+
+_MOST_DEVICES = 64
+
+
+def remedies(
+    shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig, *, rows: int, context: int
+) -> tuple[str, ...]:
+    """What lets `rows` sequences of `context` tokens fit at once; empty if they do.
+
+    Args:
+        shape: the model.
+        chip: each device.
+        dtype: of weights, keys and values.
+        config: the engine that was planned.
+        rows: sequences that run at once.
+        context: tokens of each.
+    """
+    memory = plan_memory(shape, chip, dtype, config)
+    if memory.sequences(context) >= rows:
+        return ()
+    found = [_more_devices(shape, chip, dtype, config, rows, context)]
+    found += [_shorter(memory, rows), _fewer(memory, context)]
+    changes = tuple(change for change in found if change)
+    return changes or (f"a device with more memory: no change of these fits a {chip.name}",)
+
+
+def _more_devices(
+    shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig, rows: int, context: int
+) -> str | None:
+    for degree in range(config.tensor_parallel_size + 1, _MOST_DEVICES + 1):
+        if shape.indivisible(degree):
+            continue
+        larger = dataclasses.replace(config, tensor_parallel_size=degree)
+        if plan_memory(shape, chip, dtype, larger).sequences(context) >= rows:
+            return f"tensor parallelism over {degree} devices (--tp {degree})"
+    return None
+
+
+def _shorter(memory: MemoryPlan, rows: int) -> str | None:
+    longest = memory.longest(rows)
+    return f"a context of at most {longest:,} tokens (--context {longest})" if longest else None
+
+
+def _fewer(memory: MemoryPlan, context: int) -> str | None:
+    most = memory.sequences(context)
+    return f"at most {most:,} sequences at once (--batch {most})" if most else None

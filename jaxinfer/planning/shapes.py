@@ -1,0 +1,107 @@
+"""A decoder's shape as plain numbers: what parameters, operations and bytes are counted from."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from jaxinfer.model.field_checks import indivisible_sizes
+
+if TYPE_CHECKING:
+    from jaxinfer.model.config import ModelConfig
+
+BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
+_CONFIG_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "attention_bias",
+    "dtype",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder with gated MLPs, dense or of experts; names are those of config.json.
+
+    Attributes:
+        vocab_size: V.
+        hidden_size: E.
+        intermediate_size: F, of the MLP, or of each expert.
+        num_hidden_layers: L.
+        num_attention_heads: H.
+        num_key_value_heads: K.
+        head_dim: D.
+        max_position_embeddings: the model's context length in tokens.
+        tie_word_embeddings: the head is the embedding.
+        attention_bias: the four attention projections have biases.
+        qk_norm: queries and keys have a norm of D weights each.
+        num_experts: of a layer; 0 is one dense MLP.
+        experts_per_token: chosen by the router for each token.
+        dtype: of the published weights.
+        model_type: as in config.json.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    qk_norm: bool = True
+    num_experts: int = 0
+    experts_per_token: int = 0
+    dtype: str = "bfloat16"
+    model_type: str = "qwen3"
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this engine runs models of this kind; others can be planned for comparison."""
+        return self.model_type == "qwen3"
+
+    @property
+    def q_size(self) -> int:
+        """H * D."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """K * D."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def mlp_weights(self) -> int:
+        """Weights of one MLP, or of one expert."""
+        return 3 * self.hidden_size * self.intermediate_size
+
+    def kv_heads_of_device(self, num_devices: int) -> int:
+        """Key/value heads that each device holds: at least one, which several may share."""
+        return max(self.num_key_value_heads // num_devices, 1)
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2, num_devices: int = 1) -> int:
+        """Bytes of one token's keys and values in all layers, on each device."""
+        heads = self.kv_heads_of_device(num_devices)
+        return 2 * self.num_hidden_layers * heads * self.head_dim * bytes_per_value
+
+    def indivisible(self, num_devices: int) -> list[str]:
+        """Sizes that do not split evenly over so many devices, each with its number."""
+        return indivisible_sizes(
+            num_devices,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            intermediate_size=self.intermediate_size,
+            vocab_size=self.vocab_size,
+        )
+
+
+def shape_of(config: "ModelConfig") -> ModelShape:
+    """The shape of a model that the engine runs."""
+    return ModelShape(**{name: getattr(config, name) for name in _CONFIG_FIELDS})

@@ -1,0 +1,175 @@
+"""Least and expected seconds of prefills and decode steps on one device or several.
+
+The least follows from bytes and operations (`cost.py`). What a run takes beyond that is fitted to
+recorded runs of an H200 by `scripts/planning_overheads.py`, which writes `overheads.json`. Of a
+device that was not measured, two things are assumed: that it reaches the share of its data sheet
+which an H200 reaches, and that launches and small kernels take as long.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+
+from jaxinfer.planning.cost import (
+    ModelCost,
+    decode_step_bytes,
+    decode_step_floor_s,
+    model_cost,
+    prefill_floor_s,
+    prefill_flops,
+)
+from jaxinfer.planning.devices import REACHED_BANDWIDTH, REACHED_MATRIX_SPEED, Chip
+from jaxinfer.planning.shapes import ModelShape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overheads:
+    """Seconds beyond the floor, fitted to recorded runs; none is negative.
+
+    Attributes:
+        decode_of_floor: share of a decode step's floor that comes on top.
+        decode_layer_s: of each layer of a decode step: launches and small kernels.
+        decode_row_s: of each row: sampling, and reads that are not coalesced.
+        decode_sum_s: of each layer on several devices, for its two sums over them.
+        decode_sum_value_s: of these sums, for each row, layer and hidden value, from each of the
+            other devices.
+        prefill_of_floor: as for decode steps.
+        prefill_launch_s: of a prefill, until its first kernel and after its last.
+        prefill_value_s: of each token, layer and hidden value: norms, additions, SiLU.
+        prefill_sum_s: as for decode steps.
+        worst: largest deviation from a recorded time, as a share of it.
+    """
+
+    decode_of_floor: float
+    decode_layer_s: float
+    decode_row_s: float
+    decode_sum_s: float
+    decode_sum_value_s: float
+    prefill_of_floor: float
+    prefill_launch_s: float
+    prefill_value_s: float
+    prefill_sum_s: float
+    worst: float
+
+
+@functools.cache
+def recorded_overheads() -> Overheads:
+    """The fit that the package ships."""
+    file = importlib.resources.files("jaxinfer.planning") / "overheads.json"
+    return Overheads(**json.loads(file.read_text())["overheads"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Time:
+    """Seconds of something that runs on a device.
+
+    Attributes:
+        floor_s: the least.
+        expected_s: what this engine is expected to take; None where nothing is known of it.
+        utilization: of `expected_s` (or else of the floor), the share in which the memory (decode)
+            or the matrix units (prefill) are busy at their full speed: MBU, MFU.
+    """
+
+    floor_s: float
+    expected_s: float | None
+    utilization: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Times of a model on devices that share it.
+
+    Attributes:
+        shape: the model.
+        chip: each device.
+        num_devices: how many share the model.
+        bytes_per_value: of weights, keys and values.
+    """
+
+    shape: ModelShape
+    chip: Chip
+    num_devices: int = 1
+    bytes_per_value: int = 2
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether an expected time is known, beside the least.
+
+        It is for models that the engine serves, on devices whose sums it can know the time of.
+        """
+        return self.shape.is_served and (self.num_devices == 1 or self.chip.linked)
+
+    @functools.cached_property
+    def cost(self) -> ModelCost:
+        """Of one device's part."""
+        return model_cost(self.shape, self.bytes_per_value, self.num_devices)
+
+    def decode_step(self, rows: int, context: int) -> Time:
+        """A step of `rows` sequences of `context` tokens each: TPOT."""
+        tokens = rows * context
+        return self._time(
+            decode_step_floor_s(self.cost, self.chip, rows, tokens),
+            expected_decode_s(
+                decode_step_floor_s(self.cost, reachable(self.chip), rows, tokens),
+                rows=rows,
+                shape=self.shape,
+                num_devices=self.num_devices,
+                overheads=recorded_overheads(),
+            ),
+            busy_s=decode_step_bytes(self.cost, rows, tokens) / self.chip.bytes_per_s,
+        )
+
+    def prefill(self, rows: int, context: int) -> Time:
+        """Prompts of `context` tokens, all there at once, until the last has its first token."""
+        lengths = [context] * rows
+        return self._time(
+            prefill_floor_s(self.cost, self.chip, lengths),
+            expected_prefill_s(
+                prefill_floor_s(self.cost, reachable(self.chip), lengths),
+                tokens=rows * context,
+                shape=self.shape,
+                num_devices=self.num_devices,
+                overheads=recorded_overheads(),
+            ),
+            busy_s=prefill_flops(self.cost, lengths) / self.chip.flops_per_s,
+        )
+
+    def _time(self, floor_s: float, expected_s: float, *, busy_s: float) -> Time:
+        seconds = expected_s if self.is_expected else floor_s
+        expected = expected_s if self.is_expected else None
+        return Time(floor_s=floor_s, expected_s=expected, utilization=busy_s / seconds)
+
+
+def expected_decode_s(
+    floor_s: float, *, rows: int, shape: ModelShape, num_devices: int, overheads: Overheads
+) -> float:
+    """Seconds of a decode step, from its floor at speeds that kernels reach."""
+    layers = shape.num_hidden_layers
+    extra = layers * overheads.decode_layer_s + rows * overheads.decode_row_s
+    if num_devices > 1:
+        values = rows * layers * shape.hidden_size * (num_devices - 1)
+        extra += layers * overheads.decode_sum_s + values * overheads.decode_sum_value_s
+    return floor_s * (1 + overheads.decode_of_floor) + extra
+
+
+def expected_prefill_s(
+    floor_s: float, *, tokens: int, shape: ModelShape, num_devices: int, overheads: Overheads
+) -> float:
+    """Seconds of a prefill, from its floor at speeds that kernels reach."""
+    layers = shape.num_hidden_layers
+    extra = overheads.prefill_launch_s
+    extra += tokens * layers * shape.hidden_size * overheads.prefill_value_s
+    extra += layers * overheads.prefill_sum_s if num_devices > 1 else 0.0
+    return floor_s * (1 + overheads.prefill_of_floor) + extra
+
+
+def reachable(chip: Chip) -> Chip:
+    """The chip at speeds that kernels reach: measured, or the H200's share of the data sheet."""
+    if chip.measured:
+        return chip
+    return dataclasses.replace(
+        chip,
+        bytes_per_s=chip.bytes_per_s * REACHED_BANDWIDTH,
+        flops_per_s=chip.flops_per_s * REACHED_MATRIX_SPEED,
+    )

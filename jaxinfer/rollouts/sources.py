@@ -1,0 +1,154 @@
+"""What one parameter of the engine is made of in a trainer's tree, and whether that fits."""
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+
+from jaxinfer.rollouts.trees import Leaves, canonical
+
+LAYER = "{layer}"
+"""Stands for the number of a layer in paths."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParamSource:
+    """Where one parameter comes from and what is done to it, in the order of the fields.
+
+    Attributes:
+        path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
+            it, where the engine's path has it, the layers are stacked.
+        transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
+        reshape: whether neighbouring dimensions are then merged into the engine's.
+        scale: a factor, multiplied in float32.
+    """
+
+    path: str
+    transpose: tuple[int, ...] | None = None
+    reshape: bool = False
+    scale: float | None = None
+
+
+class Assignment(NamedTuple):
+    """One parameter of the engine and what it is made of.
+
+    Attributes:
+        target: the engine's path.
+        source: where it comes from, and what is done to it.
+        path: the source's, for this layer.
+        layer: its index among stacked layers.
+        axis: of stacked layers; None if they are not stacked.
+        num_layers: of the model.
+    """
+
+    target: str
+    source: ParamSource
+    path: str
+    layer: int
+    axis: int | None
+    num_layers: int
+
+
+def check_source(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -> None:
+    """Raise unless a source is there, of as many layers as the model's, and has the right shape.
+
+    Args:
+        each: what is to be made.
+        leaves: the trainer's, from `leaves_by_path`.
+        like: what the engine needs.
+
+    Raises:
+        ValueError: names paths and shapes, or both numbers of layers.
+        TypeError: the source is no array.
+    """
+    _check_num_layers(each, leaves)
+    if each.path not in leaves:
+        near = _stacked_instead(each, leaves) or nearest(each.path, leaves)
+        raise ValueError(f"the mapping takes {each.target} from {each.path}, not in params{near}")
+    leaf = leaves[each.path]
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        raise TypeError(f"params[{each.path}] must be an array, got {type(leaf).__name__}")
+    given = _shape(each, tuple(shape), tuple(like.shape))
+    if given != tuple(like.shape):
+        what = "can't become" if given is None else f"becomes {given}, not"
+        raise ValueError(
+            f"params[{each.path}], {tuple(shape)}, {what} {each.target}, {tuple(like.shape)}"
+        )
+
+
+def without_layer(path: str) -> str:
+    """The path of stacked layers: ``layers`` for ``layers.{layer}`` and for ``layers_{layer}``."""
+    return re.sub(rf"[._]?{re.escape(LAYER)}", "", path)
+
+
+def nearest(path: str, known: Iterable[str]) -> str:
+    """The end of an error message: the known path that is most like this one, if any is."""
+    found = difflib.get_close_matches(path, list(known), n=1, cutoff=0.6)
+    return f"; the nearest is {found[0]}" if found else ""
+
+
+def _check_num_layers(each: Assignment, leaves: Leaves) -> None:
+    if each.axis is None:
+        given = _num_separate(each, leaves)
+        where = f"params[{each.source.path}] has {given} layers"
+    else:
+        shape = tuple(getattr(leaves.get(each.path), "shape", ()))
+        given = shape[each.axis] if _has_axis(shape, each.axis) else None
+        where = f"params[{each.path}], {shape}, has {given} layers along axis {each.axis}"
+    if given is not None and given != each.num_layers:
+        raise ValueError(f"{where}, but the model has {each.num_layers}")
+
+
+def _num_separate(each: Assignment, leaves: Leaves) -> int | None:
+    """How many layers have a source; None where that says nothing, as with a gap between them."""
+
+    def has(layer: int) -> bool:
+        return canonical(each.source.path.replace(LAYER, str(layer))) in leaves
+
+    if LAYER not in each.source.path or each.layer or not has(0):
+        return None
+    given = next(layer for layer in itertools.count() if not has(layer))
+    return None if any(map(has, range(given, each.num_layers))) else given
+
+
+def _stacked_instead(each: Assignment, leaves: Leaves) -> str:
+    path = canonical(without_layer(each.source.path))
+    if each.axis is not None or path not in leaves:
+        return ""
+    return f"; {path} is, so use mapping.stacked(axis) if that holds all layers"
+
+
+def _shape(each: Assignment, shape: Shape, wanted: Shape) -> Shape | None:
+    """The shape that a source of some shape is given; None if its dimensions don't fit."""
+    if each.axis is not None:
+        if not _has_axis(shape, each.axis):
+            return None
+        shape = tuple(n for i, n in enumerate(shape) if i != each.axis % len(shape))
+    if (order := each.source.transpose) is not None:
+        if sorted(order) != list(range(len(shape))):
+            return None
+        shape = tuple(shape[i] for i in order)
+    return wanted if each.source.reshape and _merges(shape, wanted) else shape
+
+
+def _has_axis(shape: Shape, axis: int) -> bool:
+    return -len(shape) <= axis < len(shape)
+
+
+def _merges(shape: Shape, wanted: Shape) -> bool:
+    """Whether merging neighbours makes one shape of the other."""
+    left = list(shape)
+    for size in wanted:
+        product = left.pop(0) if left else 0
+        while left and product < size:
+            product *= left.pop(0)
+        if product != size:
+            return False
+    return not left

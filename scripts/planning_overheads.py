@@ -1,0 +1,251 @@
+"""Fits what steps take beyond their floors, for `jaxinfer plan`, to the recorded runs of an H200.
+
+Writes `jaxinfer/planning/overheads.json` from `benchmarks/results/`; `--check` only says whether it
+is up to date.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from jaxinfer.measure.workloads import make_workload
+from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
+from jaxinfer.planning.devices import H200
+from jaxinfer.planning.named_shapes import NAMED_SHAPES
+from jaxinfer.planning.shapes import ModelShape
+from jaxinfer.planning.times import Overheads, expected_decode_s, expected_prefill_s
+from scripts.figures.results import ROOT, load_results
+
+FILE = ROOT / "jaxinfer" / "planning" / "overheads.json"
+_DIGITS = 4
+_TERMS = {
+    "decode": ("decode_of_floor", "decode_layer_s", "decode_row_s"),
+    "prefill": ("prefill_of_floor", "prefill_launch_s", "prefill_value_s"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One recorded time.
+
+    Attributes:
+        record: file in `benchmarks/results`.
+        what: "decode" (a step) or "prefill".
+        shape: the model.
+        num_devices: that share it.
+        rows: sequences.
+        tokens: of all prompts; 0 for a decode step.
+        floor_s: the least.
+        seconds: recorded.
+    """
+
+    record: str
+    what: str
+    shape: ModelShape
+    num_devices: int
+    rows: int
+    tokens: int
+    floor_s: float
+    seconds: float
+
+    def expected_s(self, overheads: Overheads) -> float:
+        """Seconds with these overheads."""
+        where: Any = {"shape": self.shape, "num_devices": self.num_devices, "overheads": overheads}
+        if self.what == "decode":
+            return expected_decode_s(self.floor_s, rows=self.rows, **where)
+        return expected_prefill_s(self.floor_s, tokens=self.tokens, **where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadRun:
+    """A recorded run of W1: 256 sequences that begin together, each with a length of its own.
+
+    Attributes:
+        record: file in `benchmarks/results`.
+        steps: its prefill and each of its decode steps, as points without recorded seconds.
+        seconds: recorded, of all.
+    """
+
+    record: str
+    steps: tuple[Point, ...]
+    seconds: float
+    what: str = "W1"
+
+    @property
+    def rows(self) -> int:
+        """Sequences that begin."""
+        return self.steps[0].rows
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that share the model."""
+        return self.steps[0].num_devices
+
+    @property
+    def floor_s(self) -> float:
+        """The least."""
+        return sum(step.floor_s for step in self.steps)
+
+    @property
+    def summed(self) -> float:
+        """What `Overheads.decode_sum_value_s` is multiplied by, over all decode steps."""
+        shape = self.steps[0].shape
+        rows = sum(step.rows for step in self.steps if step.what == "decode")
+        return rows * shape.num_hidden_layers * shape.hidden_size * (self.num_devices - 1)
+
+    def expected_s(self, overheads: Overheads) -> float:
+        """Seconds with these overheads."""
+        return sum(step.expected_s(overheads) for step in self.steps)
+
+
+def workload_runs(records: Sequence[dict[str, Any]]) -> Iterator[WorkloadRun]:
+    """Every W1 on an H200, or on several that share the model."""
+    for record in records:
+        if record.get("workload") != "W1" or not _is_counted(record):
+            continue
+        workload = make_workload("W1", 0, vocab_size=record_shape(record).vocab_size)
+        lengths = [len(prompt) for prompt in workload.prompts]
+        steps = [_point(record, "prefill", lengths, 0.0)]
+        for step in range(1, max(workload.max_tokens)):
+            pairs = zip(lengths, workload.max_tokens, strict=True)
+            running = [length + step for length, most in pairs if most > step]
+            steps.append(_point(record, "decode", running, 0.0))
+        seconds = record["runs"]["cold"]["median"]["seconds"]
+        yield WorkloadRun(record=record["file"], steps=tuple(steps), seconds=seconds)
+
+
+def _is_counted(record: dict[str, Any]) -> bool:
+    engine = record.get("engine") or {}
+    return "H200" in record["machine"]["device"] and engine.get("data_parallel_size") == 1
+
+
+def points(records: Sequence[dict[str, Any]]) -> Iterator[Point]:
+    """Times of one known batch: batch sizes, one sequence (W2) and long prompts (W3)."""
+    for record in filter(_is_counted, records):
+        for speed in record.get("speeds", []):
+            rows, prompt = speed["rows"], speed["prompt_tokens"]
+            context = prompt + speed["decode_steps"] // 2
+            yield _point(record, "decode", [context] * rows, speed["decode_step_s"])
+            yield _point(record, "prefill", [prompt] * rows, speed["prefill_s"])
+        workload = record.get("workload")
+        if workload in ("W2", "W3"):
+            median = record["runs"]["cold"]["median"]
+            if workload == "W2":
+                yield _point(record, "decode", [512 + 256], median["tpot_s"])
+                yield _point(record, "prefill", [512], median["ttft_s"])
+            else:
+                yield _point(record, "prefill", [2048] * 16, median["seconds"])
+
+
+def _point(record: dict[str, Any], what: str, lengths: list[int], seconds: float) -> Point:
+    num_devices = record["engine"]["tensor_parallel_size"]
+    shape = record_shape(record)
+    cost = model_cost(shape, 2, num_devices)
+    if what == "decode":
+        floor = decode_step_floor_s(cost, H200, len(lengths), sum(lengths))
+    else:
+        floor = prefill_floor_s(cost, H200, lengths)
+    return Point(
+        record=record["file"],
+        what=what,
+        shape=shape,
+        num_devices=num_devices,
+        rows=len(lengths),
+        tokens=sum(lengths) if what == "prefill" else 0,
+        floor_s=floor,
+        seconds=seconds,
+    )
+
+
+def record_shape(record: dict[str, Any]) -> ModelShape:
+    """The shape that a record was made with ("Qwen3-0.6b shape")."""
+    size = re.fullmatch(r"Qwen3-(\S+) shape", record["model"])
+    if size is None:
+        raise ValueError(f"{record['file']}: model {record['model']!r} is not a named shape")
+    return NAMED_SHAPES[f"Qwen3-{size[1].upper()}"]
+
+
+def _columns(point: Point) -> tuple[float, float, float]:
+    """What the three overheads of its kind on one device are multiplied by."""
+    layers = point.shape.num_hidden_layers
+    if point.what == "decode":
+        return point.floor_s, layers, point.rows
+    return point.floor_s, 1, point.tokens * layers * point.shape.hidden_size
+
+
+def fit(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The overheads and how far each recorded time is from them, as JSON-like values.
+
+    Least squares of relative errors, without negative terms, of one kind after the other: what a
+    device takes alone; of the other times what is left for sums over several devices; and of W1 on
+    several devices, where many rows decode, what is left for the values in these sums.
+    """
+    known = list(points(records))
+    found = Overheads(**dict.fromkeys((field.name for field in fields(Overheads)), 0.0))
+    for what, terms in _TERMS.items():
+        alone = [point for point in known if point.what == what and point.num_devices == 1]
+        found = _fitted(found, terms, alone, [_columns(point) for point in alone])
+        shared = [point for point in known if point.what == what and point.num_devices > 1]
+        layers = [(point.shape.num_hidden_layers,) for point in shared]
+        found = _fitted(found, (f"{what}_sum_s",), shared, layers)
+    runs = list(workload_runs(records))
+    shared = [run for run in runs if run.num_devices > 1]
+    found = _fitted(found, ("decode_sum_value_s",), shared, [(run.summed,) for run in shared])
+    compared = [(point, point.expected_s(found)) for point in (*known, *runs)]
+    worst = max(abs(seconds / each.seconds - 1) for each, seconds in compared)
+    found = replace(found, worst=worst)
+    return {
+        "overheads": {name: _round(value) for name, value in asdict(found).items()},
+        "points": [
+            {
+                "record": each.record,
+                "what": each.what,
+                "rows": each.rows,
+                "devices": each.num_devices,
+                "floor_s": _round(each.floor_s),
+                "expected_s": _round(seconds),
+                "recorded_s": _round(each.seconds),
+            }
+            for each, seconds in compared
+        ],
+    }
+
+
+def _fitted(
+    found: Overheads, terms: Sequence[str], times: Sequence[Any], columns: Sequence[Any]
+) -> Overheads:
+    """`found` with the terms that make up what it leaves of the recorded times."""
+    seconds = np.array([each.seconds for each in times])
+    explained = np.array([each.expected_s(found) for each in times])
+    scaled = np.array(columns, dtype=float) / seconds[:, None]
+    size = scaled.max(axis=0)
+    factors, _ = nnls(scaled / size, (seconds - explained) / seconds)
+    return replace(found, **dict(zip(terms, map(float, factors / size), strict=True)))
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the file, or compare it; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="status 1 if the file is out of date")
+    arguments = parser.parse_args(argv)
+    text = json.dumps(fit(load_results()), indent=1) + "\n"
+    if arguments.check:
+        return 0 if FILE.read_text() == text else 1
+    FILE.write_text(text)
+    print(f"wrote {FILE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Plans say what fits, what does not and what would, and are quick without JAX."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.planning import DEVICES, NAMED_SHAPES, plan
+from jaxinfer.planning.memory import plan_memory
+from jaxinfer.planning.operations import count_parameters, weight_bytes_per_device
+from jaxinfer.planning.times import recorded_overheads
+
+_DENSE = [name for name, shape in NAMED_SHAPES.items() if shape.is_served]
+
+
+def test_importing_and_planning_loads_no_jax():
+    code = (
+        "import sys; from jaxinfer.planning import plan; print(plan('Qwen3-8B').fits, "
+        "'jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_an_8b_model_on_an_h200():
+    planned = plan("Qwen3-8B", context=2048)
+    # 150.1 GB * 0.92 * 0.95 = 131.2; less 16.38 of weights, 0.16 of slots and 1.48 of a step
+    # (16384 tokens * (3 * 12288 + 2 * 4096) * 2 bytes) leaves 113.2 GB; a token has
+    # 2 * 36 * 8 * 128 * 2 = 147,456 bytes: 47,967 blocks of 16, in steps of 256.
+    assert planned.memory.num_kv_blocks == 47_872
+    assert planned.memory.num_kv_tokens == 47_871 * 16
+    assert planned.memory.sequences(2048) == 47_871 // 128
+    assert planned.memory.longest(256) == 47_871 // 256 * 16
+    assert planned.memory.longest(1) == 40_960
+    assert planned.fits
+    assert [batch.sequences for batch in planned.batches] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def test_what_does_not_fit_names_the_smallest_changes_that_do():
+    planned = plan("Qwen3-32B", context=8192, batches=[1, 256])
+    assert not planned.fits
+    assert [batch.fits for batch in planned.batches] == [True, False]
+    longest, most = planned.memory.longest(256), planned.memory.sequences(8192)
+    assert planned.remedies == (
+        "tensor parallelism over 8 devices (--tp 8)",
+        f"a context of at most {longest} tokens (--context {longest})",
+        f"at most {most} sequences at once (--batch {most})",
+    )
+    for changes, fits in [
+        ({"tensor_parallel_size": 8}, True),
+        ({"tensor_parallel_size": 4}, False),
+        ({"context": longest}, True),
+        ({"context": longest + 1}, False),
+        ({"batches": [most]}, True),
+        ({"batches": [most + 1]}, False),
+    ]:
+        options = {"context": 8192, "batches": [256]} | changes
+        assert plan("Qwen3-32B", **options, max_num_seqs=256).fits == fits, changes
+
+
+def test_weights_that_do_not_fit_need_more_devices():
+    planned = plan("Qwen3-32B", "t4", batches=[1])
+    assert planned.memory.num_kv_blocks == planned.memory.num_kv_tokens == 0
+    assert planned.memory.sequences(1) == planned.memory.longest(1) == 0
+    assert [change.partition(" (")[0] for change in planned.remedies] == [
+        "tensor parallelism over 8 devices"
+    ]
+
+
+def test_no_change_fits_a_tiny_device():
+    (remedy,) = plan("Qwen3-32B", "1:100:10").remedies
+    assert remedy == "a device with more memory: no change of these fits a 1:100:10"
+
+
+def test_expected_times_are_said_to_be_unknown_where_they_are():
+    assert plan("Qwen3-8B").batches[0].tpot.expected_s is not None
+    assert plan("Qwen3-8B", "l40s").batches[0].tpot.expected_s is not None
+    others = [
+        (plan("Qwen3-30B-A3B"), "does not serve qwen3_moe"),
+        (plan("Llama-2-7B"), "does not serve llama"),
+        (plan("Qwen3-8B", "l40s", tensor_parallel_size=2), "without NVLink"),
+    ]
+    for planned, note in others:
+        for batch in planned.batches:
+            assert batch.tpot.expected_s is None
+            assert batch.ttft.expected_s is None
+        assert note in " ".join(planned.notes)
+
+
+def test_notes_tell_of_devices_that_were_not_measured():
+    assert not any("data sheet" in note for note in plan("Qwen3-8B").notes)
+    assert any("data sheet" in note for note in plan("Qwen3-8B", "h100").notes)
+    assert any("no bfloat16" in note for note in plan("Qwen3-0.6B", "t4").notes)
+    assert not any("bfloat16" in note for note in plan("Qwen3-0.6B", "t4", dtype="float16").notes)
+
+
+def test_a_data_sheets_speed_is_not_expected():
+    # An H200 reads at 4.57 of 4.8 TB/s: the same share of an A100's 2.039 TB/s is expected. Layers
+    # and rows take as long as on an H200.
+    tpot = plan("Qwen3-8B", "a100", context=1, batches=[1]).batches[0].tpot
+    known = recorded_overheads()
+    reached = tpot.floor_s * 4.8 / 4.57 * (1 + known.decode_of_floor)
+    assert tpot.expected_s == pytest.approx(
+        reached + 36 * known.decode_layer_s + known.decode_row_s, rel=1e-6
+    )
+    assert tpot.utilization == pytest.approx(tpot.floor_s / tpot.expected_s)
+
+
+def test_a_large_batch_has_a_slot_for_each_sequence():
+    small, large = (plan("Qwen3-8B", context=64, batches=[rows]) for rows in (1, 1000))
+    assert small.memory.slot_bytes == 257 * 151_936 * 4
+    assert large.memory.slot_bytes == 1001 * 151_936 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"context": 40_961}, "context must be at most the model's 40960 tokens"),
+        ({"context": 0}, "context must be from 1"),
+        ({"batches": [0]}, "a batch must be from 1"),
+        ({"tensor_parallel_size": 3}, "sizes that work: 1, 2, 4, 8"),
+        ({"dtype": "float32"}, "dtype float32 can't be planned"),
+        ({"block_size": 17}, "block_size"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"max_num_seqs": 8192, "max_num_batched_tokens": 64}, "max_num_batched_tokens"),
+        ({"device": "h300"}, "unknown device"),
+    ],
+)
+def test_mistakes_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plan("Qwen3-8B", **arguments)
+
+
+def test_parts_add_up():
+    for name, shape in NAMED_SHAPES.items():
+        planned = plan(name, context=1000)
+        parts = {part.name: part for part in planned.operations}
+        assert sum(part.parameters for part in parts.values()) == planned.parameters
+        assert parts["attention"].bytes_per_token == 1000 * shape.kv_bytes_per_token()
+        # Two operations a weight that a token goes through; an embedding row is looked up.
+        weights = planned.active_parameters - parts["norms"].parameters
+        weights -= 0 if shape.tie_word_embeddings else parts["embedding"].parameters
+        products = ("qkv and output", "mlp", "router", "experts", "head")
+        flops = sum(part.flops_per_token for key, part in parts.items() if key in products)
+        assert flops == 2 * weights
+        # Formulas are arithmetic: what is after "=" gives the number of parameters.
+        for part in parts.values():
+            if part.parameters and not part.formula.startswith("the embedding"):
+                text = part.formula.split("=")[1].split(",")[0].replace("·", "*")
+                assert eval(text) == part.parameters, part.formula
+
+
+def test_biases_count():
+    shape = dataclasses.replace(NAMED_SHAPES["Qwen3-8B"], attention_bias=True)
+    biases = 36 * (32 * 128 + 2 * 8 * 128 + 4096)
+    assert count_parameters(shape) - count_parameters(NAMED_SHAPES["Qwen3-8B"]) == biases
+    assert weight_bytes_per_device(shape, "bfloat16", 1) == 2 * count_parameters(shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(_DENSE),
+    device=st.sampled_from(list(DEVICES)),
+    degree=st.sampled_from([1, 2, 4, 8, 16]),
+    rows=st.integers(1, 2000),
+    context=st.integers(1, 40_960),
+    block_size=st.sampled_from([8, 16, 256]),
+)
+def test_capacity_is_consistent(name, device, degree, rows, context, block_size):
+    shape = NAMED_SHAPES[name]
+    if shape.indivisible(degree):
+        return
+    config = EngineConfig(
+        tensor_parallel_size=degree, block_size=block_size, max_num_seqs=max(rows, 256)
+    )
+    memory = plan_memory(shape, DEVICES[device], "bfloat16", config)
+    used = memory.weight_bytes + memory.slot_bytes + memory.step_bytes + memory.kv_bytes
+    assert memory.num_kv_blocks == 0 or used <= memory.engine_bytes <= memory.device_bytes
+    longest = memory.longest(rows)
+    assert longest == 0 or memory.sequences(longest) >= rows
+    if longest < memory.max_model_len:
+        assert memory.sequences(longest + 1) < rows
+    most = memory.sequences(context)
+    assert most == 0 or memory.longest(most) >= context
+    assert memory.longest(most + 1) < context or context > memory.max_model_len
+    assert memory.num_kv_tokens >= most * context
+
+
+def test_json_has_all_of_it_and_no_infinities():
+    values = json.loads(json.dumps(plan("Qwen3-8B", batches=[1, 64]).to_dict(), allow_nan=False))
+    assert values["memory"]["num_kv_tokens"] == 765_936
+    assert [row["sequences"] for row in values["batches"]] == [1, 64]
+    assert values["batches"][1]["tokens_per_s"] == pytest.approx(
+        64 / values["batches"][1]["tpot"]["expected_s"]
+    )
+    assert values["batches"][1]["longest_context"] == 11_952
+    assert math.isclose(values["batches"][0]["tpot"]["utilization"], 0.783, abs_tol=0.01)

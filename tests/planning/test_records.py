@@ -1,0 +1,55 @@
+"""Plans agree with recorded engines on an H200: weights, blocks and times."""
+
+import pytest
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.planning.devices import H200
+from jaxinfer.planning.memory import plan_memory
+from jaxinfer.planning.times import recorded_overheads
+from scripts.figures.results import load_results
+from scripts.planning_overheads import fit, main, points, record_shape
+
+# Engines have left 5% of the allocator's memory free since then; earlier ones hold other blocks.
+_SINCE = "20261123"
+RECORDS = load_results()
+ENGINES = [
+    record
+    for record in RECORDS
+    if "nvidia-h200" in record["file"] and record.get("memory") and record["file"] >= _SINCE
+]
+
+
+@pytest.mark.parametrize("record", ENGINES, ids=lambda record: record["file"])
+def test_blocks_are_those_of_the_engine(record):
+    engine, memory = record["engine"], record["memory"]
+    names = ("max_num_seqs", "tensor_parallel_size", "gpu_memory_utilization", "block_size")
+    config = EngineConfig(**{name: engine[name] for name in names})
+    planned = plan_memory(record_shape(record), H200, "bfloat16", config)
+    blocks = memory["num_kv_blocks"] / engine["data_parallel_size"]
+    assert planned.weight_bytes == memory["weight_bytes"]
+    assert planned.kv_bytes / planned.num_kv_blocks == memory["kv_bytes"] / blocks
+    assert planned.num_kv_blocks == pytest.approx(blocks, rel=0.01)
+    assert planned.step_bytes == pytest.approx(memory["step_bytes"], abs=0.004 * H200.memory_bytes)
+
+
+def test_there_are_records_to_agree_with():
+    shapes = {(record["model"], record["engine"]["tensor_parallel_size"]) for record in ENGINES}
+    assert {("Qwen3-0.6b shape", 1), ("Qwen3-8b shape", 1), ("Qwen3-8b shape", 2)} <= shapes
+
+
+def test_the_shipped_overheads_are_the_records():
+    assert main(["--check"]) == 0
+
+
+def test_expected_times_are_near_the_recorded_ones():
+    compared = fit(RECORDS)["points"]
+    assert len(compared) > 20
+    for point in compared:
+        assert point["floor_s"] < point["expected_s"]
+        assert point["expected_s"] == pytest.approx(point["recorded_s"], rel=0.15)
+    assert recorded_overheads().worst < 0.15
+
+
+def test_points_are_batches_of_known_sizes():
+    kinds = {(point.what, point.num_devices > 1) for point in points(RECORDS)}
+    assert kinds == {("decode", False), ("decode", True), ("prefill", False), ("prefill", True)}

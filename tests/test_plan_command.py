@@ -1,0 +1,119 @@
+"""`jaxinfer plan` prints, compares and draws plans, without JAX."""
+
+import json
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from jaxinfer.plan import main
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _output(capsys, *arguments, status=0):
+    assert main(list(arguments)) == status
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out
+
+
+def test_a_plan_shows_parts_memory_times_and_capacity(capsys):
+    text = _output(capsys, "Qwen3-8B")
+    assert text.startswith("Qwen3-8B (8.19 billion parameters)\nin bfloat16 on H200, 2,048 tokens")
+    assert re.search(r"^mlp +5,435,817,984 +10,871\.6 +10,871\.6  L·3·E·F = 36·3", text, re.M)
+    assert re.search(r"^KV cache +105\.19  47,872 blocks of 16: 765,936 tokens", text, re.M)
+    row = re.search(r"^ +64 +([\d,.]+) +([\d,]+) +\d+% +7\.54 +9\.\d+ +\d+% +7,\d+$", text, re.M)
+    assert row, text
+    assert re.search(r"^ +32,768 +23$", text, re.M)
+    assert re.search(r"^ +256 +2,976$", text, re.M)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_does_not_fit_is_said_and_is_the_status(capsys):
+    text = _output(capsys, "Qwen3-8B", "--device", "a10", "--batch", "1,128", status=1)
+    assert "Does not fit: 128 sequences of 2,048 tokens. Any of these does:" in text
+    assert re.search(r"^ +128 .* does not fit$", text, re.M)
+    assert "tensor parallelism over 4 devices (--tp 4)" in text
+    assert _output(capsys, "Qwen3-8B", "--device", "t4", "-q", status=1) == ""
+
+
+def test_devices_and_models_are_compared_in_one_table(capsys):
+    text = _output(capsys, "Qwen3-8B", "--compare", "a100,Qwen3-30B-A3B,T4", status=1)
+    lines = text.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:5]] == [
+        "Qwen3-8B",
+        "Qwen3-8B",
+        "Qwen3-30B-A3B",
+        "Qwen3-8B",
+    ]
+    assert "A100 80GB" in lines[2]
+    assert lines[3].count("*") == 3  # floors: models of experts are not served
+    assert lines[4].split()[-4:] == ["-"] * 4
+    assert "  Qwen3-8B, T4: tensor parallelism over 2 devices (--tp 2)" in lines
+
+
+def test_json_is_an_object_or_a_list(capsys):
+    one = json.loads(_output(capsys, "Qwen3-0.6B", "--json", "--batch", "4"))
+    assert one["model"] == "Qwen3-0.6B"
+    two = json.loads(_output(capsys, "Qwen3-0.6B", "--json", "--compare", "l40s"))
+    assert [each["chip"]["name"] for each in two] == ["H200", "L40S"]
+
+
+def test_a_plot_has_a_line_for_each_figure_and_both_colour_schemes(capsys, tmp_path):
+    file = tmp_path / "plan.svg"
+    _output(capsys, "Qwen3-8B", "--compare", "h100,Llama-2-7B", "--plot", str(file), "-q")
+    root = ElementTree.fromstring(file.read_text())
+    lines = root.findall(f"{_SVG}polyline")
+    # Expected and floor of two, the floor of the one that is not served; in two panels.
+    assert len(lines) == 2 * 5
+    width, height = (float(root.get(name) or 0) for name in ("width", "height"))
+    for line in lines:
+        for point in (line.get("points") or "").split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= width
+            assert 0 <= y <= height
+    assert "prefers-color-scheme:dark" in root.find(f"{_SVG}style").text
+    assert "Llama-2-7B" in root.find(f"{_SVG}title").text
+
+
+def test_a_plot_has_the_batches_that_fit(capsys, tmp_path):
+    file = tmp_path / "plan.svg"
+    _output(capsys, "Qwen3-8B", "--batch", "4096,8", "--plot", str(file), "-q", status=1)
+    lines = ElementTree.fromstring(file.read_text()).findall(f"{_SVG}polyline")
+    assert [len((line.get("points") or "").split()) for line in lines] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch"], "one of Qwen3-0.6B"),
+        (["Qwen3-8B", "--device", "h300"], "unknown device 'h300'"),
+        (["Qwen3-8B", "--compare", "h100,what"], "what: no such directory"),
+        (["Qwen3-8B", "--compare", "1:2"], "a device's numbers are"),
+        (["Qwen3-8B", "--tp", "3"], "sizes that work"),
+        (["Qwen3-8B", "--context", "999999"], "at most the model's"),
+        (["Qwen3-8B", "--plot", "/nowhere/plan.svg"], "No such file"),
+        (["Qwen3-8B", "--plot", "x.svg", "--device", "t4"], "no batch fits"),
+        (["Qwen3-8B", "--plot", "x.svg", "--compare", ",".join(["t4"] * 6)], "at most 6 plans"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("jaxinfer plan: error: ")
+    assert message in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_the_command_loads_no_jax():
+    code = (
+        "import sys\nfrom jaxinfer.plan import main\n"
+        "status = main(['Qwen3-8B', '-q'])\nprint(status, 'jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "False"]
