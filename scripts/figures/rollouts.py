@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from jaxinfer import LLM, Counter, ParamsMapping, SamplingParams
 from jaxinfer.measure.engines import build_engine
-from jaxinfer.measure.floors import find_chip
 from jaxinfer.measure.gpu_clock import ClockWatch, smi_command
 from jaxinfer.measure.random_model import random_params
 from jaxinfer.measure.report import describe_engine
 from jaxinfer.measure.workloads import Workload, make_workload
 from jaxinfer.model.sharding import make_mesh
+from jaxinfer.planning.devices import find_chip
 from jaxinfer.rollouts.trees import leaves_by_path
 
 _WARM_UP = -1  # the repeat that is not counted
