@@ -44,7 +44,7 @@ def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D, merged
     rng = np.random.default_rng(0)
 
     def draw(*shape):
-        return jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+        return jnp.asarray(rng.standard_normal(shape).astype(jnp.bfloat16))
 
     q, k, v, q_norm, k_norm = draw(T, H, D), draw(T, K, D), draw(T, K, D), draw(D), draw(D)
     cos, sin, k_pages, v_pages = draw(T, D), draw(T, D), draw(P, S, K, D), draw(P, S, K, D)

@@ -48,13 +48,28 @@ def llm():
         yield llm
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"data_parallel_size": 2}])
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}])
 def test_a_mapped_tree_starts_an_engine_and_updates_it(before, expected, options):
     start = {"params": trainers.tunix(small_params()), "mapping": TUNIX}
     with small_llm(**start, **options) as llm:
         assert answers(llm) == before
         llm.update_params(trainers.tunix(OTHER), TUNIX)
         assert answers(llm) == expected
+
+
+def test_each_replica_has_the_mapped_weights():
+    """Without a step, which each device would compile; replicas answer in the tests of meshes."""
+
+    def check(expected):
+        for replica in (0, 1):
+            for mine, leaf in zip(used(llm, replica), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_array_equal(mine, leaf)
+
+    start = {"params": trainers.tunix(small_params()), "mapping": TUNIX}
+    with small_llm(**start, data_parallel_size=2) as llm:
+        check(small_params())
+        llm.update_params(trainers.tunix(OTHER), TUNIX)
+        check(OTHER)
 
 
 def test_any_tree_starts_an_engine_and_updates_it(expected):

@@ -36,9 +36,8 @@ def check_added(B, size, features, config):
 
 def _draw(seed, *shapes):
     rng = np.random.default_rng(seed)
-    return [
-        jnp.asarray(rng.standard_normal(s, np.float32) / s[-1] ** 0.5, jnp.bfloat16) for s in shapes
-    ]
+    drawn = [rng.standard_normal(s, np.float32) / s[-1] ** 0.5 for s in shapes]
+    return [jnp.asarray(array.astype(jnp.bfloat16)) for array in drawn]
 
 
 def _close(got, expected):

@@ -28,7 +28,7 @@ _SIZES = {
 
 def _draw(seed, *shape):
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.standard_normal(shape) / shape[-1] ** 0.5, jnp.bfloat16)
+    return jnp.asarray((rng.standard_normal(shape) / shape[-1] ** 0.5).astype(jnp.bfloat16))
 
 
 def _close(got, expected):

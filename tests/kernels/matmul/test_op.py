@@ -21,7 +21,7 @@ E, F = 128, 192
 
 def _draw(*shape, dtype=jnp.bfloat16, seed=0):
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.standard_normal(shape) / shape[-1] ** 0.5, dtype)
+    return jnp.asarray((rng.standard_normal(shape) / shape[-1] ** 0.5).astype(dtype))
 
 
 def _refuse(*_, **__):

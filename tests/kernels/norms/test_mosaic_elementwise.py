@@ -31,7 +31,7 @@ def _interpret(monkeypatch):
 
 
 def _draw(seed, dtype, *shape):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def _same(got, expected, allowed=0.0):

@@ -1,5 +1,6 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,22 +10,23 @@ from jaxinfer.model.qwen3 import qk_norm_rope
 from jaxinfer.model.rope import cos_sin
 from tests.model.tiny import CONFIG
 
+# Compiled as a whole, as in serving: one operation at a time takes many times as long to compile.
+_op = jax.jit(norm_rope_write, static_argnames="eps")
+
 
 def test_norm_rope_write_stores_keys_and_values_in_their_slots():
     rng = np.random.default_rng(0)
     T, H, K, D, P, S = 5, 4, 2, 64, 4, 8
 
     def draw(*shape):
-        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        return jnp.asarray(rng.standard_normal(shape, np.float32))
 
     q, k, v = draw(T, H, D), draw(T, K, D), draw(T, K, D)
     q_norm, k_norm, angles = draw(D), draw(D), draw(T, D // 2)
     cos, sin = (jnp.tile(f(angles), (1, 2)) for f in (jnp.cos, jnp.sin))
     pages = jnp.full((P, S, K, D), 7.0)
     slots = jnp.array([17, 9, 31, 0, 0], jnp.int32)
-    out, k_pages, v_pages = norm_rope_write(
-        (q, k, v), q_norm, k_norm, cos, sin, pages, pages, slots, eps=1e-6
-    )
+    out, k_pages, v_pages = _op((q, k, v), q_norm, k_norm, cos, sin, pages, pages, slots, eps=1e-6)
 
     def expected(x, weight):
         x = np.asarray(x, np.float64)
@@ -49,7 +51,7 @@ def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype):
     T, H, K, D = 9, 4, 2, 64
 
     def draw(*shape):
-        return jnp.asarray(3 * rng.standard_normal(shape), dtype)
+        return jnp.asarray((3 * rng.standard_normal(shape)).astype(dtype))
 
     q, k, v = draw(T, H, D), draw(T, K, D), draw(T, K, D)
     weights = {"q_norm": draw(D), "k_norm": draw(D)}
@@ -57,10 +59,8 @@ def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype):
     cos, sin = cos_sin(jnp.arange(T) * 37, config, dtype)
     pages = jnp.zeros((3, 8, K, D), dtype)
     slots = jnp.arange(8, 8 + T, dtype=jnp.int32)
-    got_q, k_pages, _ = norm_rope_write(
-        (q, k, v), *weights.values(), cos, sin, pages, pages, slots, eps=1e-6
-    )
-    want_q, want_k = qk_norm_rope(weights, q, k, cos, sin, 1e-6)
+    got_q, k_pages, _ = _op((q, k, v), *weights.values(), cos, sin, pages, pages, slots, eps=1e-6)
+    want_q, want_k = jax.jit(qk_norm_rope, static_argnums=5)(weights, q, k, cos, sin, 1e-6)
     np.testing.assert_array_equal(got_q, want_q)
     np.testing.assert_array_equal(k_pages.reshape(-1, K, D)[8 : 8 + T], want_k)
 
@@ -70,11 +70,11 @@ def test_heads_in_one_array_are_the_same_as_in_three():
     T, H, K, D, S = 4, 6, 2, 64, 8
 
     def draw(*shape):
-        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        return jnp.asarray(rng.standard_normal(shape, np.float32))
 
     heads, cos, sin, norm = draw(T, H + 2 * K, D), draw(T, D), draw(T, D), draw(D)
     parts = heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
     rest = (norm, norm + 1, cos, sin, *[jnp.zeros((2, S, K, D))] * 2, jnp.arange(T, dtype="int32"))
-    expected = norm_rope_write(parts, *rest, eps=1e-6)
-    for got, want in zip(norm_rope_write((heads,), *rest, eps=1e-6), expected, strict=True):
+    expected = _op(parts, *rest, eps=1e-6)
+    for got, want in zip(_op((heads,), *rest, eps=1e-6), expected, strict=True):
         np.testing.assert_array_equal(got, want)
