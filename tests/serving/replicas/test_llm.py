@@ -56,7 +56,12 @@ def expected():
         return [*drawn, [output.token_logprobs for output in llm.score(PROMPTS[1:])]]
 
 
-@pytest.fixture(scope="module", params=SIZES.values(), ids=SIZES.keys())
+def sized(name):
+    marks = pytest.mark.exhaustive if name == "3 replicas" else ()
+    return pytest.param(SIZES[name], id=name, marks=marks)
+
+
+@pytest.fixture(scope="module", params=map(sized, SIZES))
 def llm(request):
     with small_llm(**request.param) as llm:
         yield llm
