@@ -19,7 +19,9 @@ def test_items_stand_by_rank_whatever_comes_and_goes(operations):
             key = str(queue.first()) if operation == "first" else next(iter(ranks))
             assert queue.remove(key) == int(key)
             rank = ranks.pop(key)
-            if i % 3 == 0:  # a preempted request comes back with the rank it had
+            if i % 3 == 1:
+                rank = Rank(2, i)
+            if i % 3 != 2:  # it comes back, a preempted request with the rank it had
                 queue.add(key, rank, int(key))
                 ranks[key] = rank
         assert len(queue) == len(ranks)
