@@ -12,7 +12,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer.kernels.matmul.op import begin
-from jaxinfer.kernels.norms.norm_rope_write import _rotate, _write
+from jaxinfer.kernels.norms.xla import _rotate, _write
 from jaxinfer.model import qwen3
 from jaxinfer.model.architecture import ARCHITECTURES, QWEN3, architecture_of
 from jaxinfer.model.rope import apply_rope

@@ -274,11 +274,13 @@ class Engine:
 
     def _schedule(self) -> Schedule | None:
         try:
-            self._quarantine.settle()
+            if self._quarantine.suspicions:
+                self._quarantine.settle()
             num_steps = self._pacing.num_steps(self._scheduler.num_running)
-            most = self._pacing.max_tokens(self._scheduler.num_waiting)
+            most = None
+            if self._pacing.num_launches_left:
+                most = self._pacing.next_max_tokens(self._scheduler.num_waiting)
             schedule = self._scheduler.schedule(num_steps, most)
-            self._pacing.note_launch()
         except Exception as error:  # half-planned state is unusable: everything is requeued
             self._recover(_Fault(self._scheduler.runnable(), error))
             return None

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import LEFT_VOCAB, OK, StepResult, TokenScores
 from jaxinfer.serving.requests.token_group import TokenCompletion, TokenGroup
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow

@@ -141,8 +141,11 @@ class BatchBuilder:
         arrays = self._pack_scalars(sample_slots, context, shape.rows)
         if mode == "mixed":
             arrays = arrays._replace(special=_filled_up(special, shape.rows))
-        updates = self._updates_of_new_holders()
-        return Batch(shape, packed, mode, arrays, *updates, targets, verify)
+        edits: Sequence[EditsUpdate] = ()
+        counts: Sequence[CountsUpdate] = ()
+        if self._mirror.new_holders:
+            edits, counts = self._updates_of_new_holders()
+        return Batch(shape, packed, mode, arrays, edits, counts, targets, verify)
 
     def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
         """What slots must be told once all earlier tokens are read: bans that depend on them.

@@ -219,8 +219,9 @@ class Runner:
         packed, sampling = upload((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_multi_step(schedule, batch, packed, sampling)
-        forward, _ = self._compiled.both(batch.shape, SamplerKey(batch.shape.rows, batch.mode))
-        self._kv, hidden, rows, *residual = forward(
+        if batch.shape not in self._compiled:
+            self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
+        self._kv, hidden, rows, *residual = self._compiled[batch.shape](
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
         self._await_if_emulated(hidden)

@@ -211,7 +211,8 @@ class Scheduler:
 
         Until then it is done when a request that may share them, or who holds them, needs it.
         """
-        self.pool.settle()
+        if self.pool.index.unsettled:
+            self.pool.settle()
 
     def update(
         self,

@@ -44,7 +44,8 @@ class StepPlanner:
             self._admit_waiting(schedule)
         if not schedule.rows:
             return None
-        schedule.swap_out = self.queues.swap_space.pop_copies_out()
+        if self.queues.swap_space.copies_out:
+            schedule.swap_out = self.queues.swap_space.pop_copies_out()
         return schedule
 
     def plan_multi_step(self, num_steps: int) -> Schedule | None:

@@ -4,9 +4,8 @@ import time
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import FinishReason, RequestOutput
-from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.service.messages import Row
 from jaxinfer.serving.service.scores import num_scored, unpack_scores
