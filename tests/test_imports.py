@@ -46,10 +46,20 @@ SERVING = (
     "replicas",
     "startup",
     "service",
+    "parsers",
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "service", "telemetry", "openai")
+WITHOUT_JAX = (
+    "requests",
+    "scheduler",
+    "engine",
+    "slots",
+    "service",
+    "telemetry",
+    "parsers",
+    "openai",
+)
 MOST_FILES_OF_A_ROOM = 12
 
 

@@ -1,0 +1,66 @@
+"""The reasoning parser: where reasoning begins and ends, and which line breaks are the format's."""
+
+import pytest
+
+from jaxinfer.serving.parsers.pieces import Content, Reasoning
+from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, ends_in_reasoning
+from tests.serving.parsers.splitting import parse
+
+
+def split(text, *, is_open=False):
+    pieces = parse(Qwen3ReasoningParser(is_open=is_open), [text])
+    return tuple(
+        "".join(piece.text for piece in pieces if isinstance(piece, kind))
+        for kind in (Reasoning, Content)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nhm\n\nso\n</think>\n\nYes.\n", "hm\n\nso", "Yes.\n"),
+        ("\n<think>hm</think>Yes.", "hm", "Yes."),
+        ("<think>\n\n</think>\n\nYes.", "", "Yes."),
+        ("<think>\nhm", "hm", ""),
+        ("<think>\nhm\n</thin", "hm\n</thin", ""),
+        ("Yes.", "", "Yes."),
+        ("  <thin", "", "  <thin"),
+        ("Write <think>hm</think>.", "", "Write <think>hm</think>."),
+        ("<think>a</think>b<think>c</think>", "a", "b<think>c</think>"),
+        ("hm</think>Yes.", "", "hm</think>Yes."),
+        (" " * 65 + "<think>a</think>", "", " " * 65 + "<think>a</think>"),
+        ("", "", ""),
+    ],
+)
+def test_reasoning_is_what_the_answer_begins_with(text, reasoning, content):
+    assert split(text) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("hm\n</think>\n\nYes.", "hm", "Yes."),
+        ("<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
+        ("\nhm", "hm", ""),
+        ("</think>Yes.", "", "Yes."),
+        ("<thi", "<thi", ""),
+    ],
+)
+def test_a_prompt_may_have_opened_the_tag(text, reasoning, content):
+    assert split(text, is_open=True) == (reasoning, content)
+
+
+def test_the_prompt_says_whether_the_tag_is_open():
+    assert ends_in_reasoning("<|im_start|>assistant\n<think>\n")
+    assert not ends_in_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not ends_in_reasoning("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n")
+    assert ends_in_reasoning("... <think>\nhm, ", "<think>\nhm, ")
+    assert not ends_in_reasoning("... <think>hm</think> So", "<think>hm</think> So")
+
+
+def test_thoughts_come_as_they_are_made():
+    parser = Qwen3ReasoningParser(is_open=False)
+    assert parser.feed("<think>\n") == ()
+    assert parser.feed("first\n") == [Reasoning("first")]
+    assert parser.feed("second</") == [Reasoning("\nsecond")]
+    assert parser.feed("think>\nYes") == [Content("Yes")]
