@@ -4,11 +4,15 @@ The line breaks that the format puts around both are left out, as chat templates
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
 from jaxinfer.serving.parsers.pieces import Content, Piece, Reasoning
 
 OPEN, CLOSE = "<think>", "</think>"
+
+ReasoningState = Literal["open", "possible", "over"]
+"""The prompt has opened the reasoning, or said nothing of it, or closed it."""
 
 _MOST_SPACES = 64
 """White space before `<think>`; after more of it, the answer has no reasoning."""
@@ -80,16 +84,18 @@ class Qwen3ReasoningParser:
         return _content(text)
 
 
-def ends_in_reasoning(prompt: str, final_message: str | None = None) -> bool:
-    """Whether what follows a prompt is reasoning, because the prompt has opened the tag.
+def reasoning_state(prompt: str, final_message: str | None = None) -> ReasoningState:
+    """What of an answer's reasoning is still to come where the prompt ends.
 
     Args:
         prompt: ends with the template's opening of an answer, or with a message to continue.
         final_message: the text of that message; None if there is none.
     """
     if final_message is not None:
-        return final_message.rfind(OPEN) > final_message.rfind(CLOSE)
-    return prompt.rstrip().endswith(OPEN)
+        opened, closed = final_message.rfind(OPEN), final_message.rfind(CLOSE)
+        return "open" if opened > closed else "possible" if not final_message else "over"
+    end = prompt.rstrip()
+    return "open" if end.endswith(OPEN) else "over" if end.endswith(CLOSE) else "possible"
 
 
 def _reasoning(text: str) -> Sequence[Piece]:

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer.serving.parsers.pieces import Content, Reasoning
-from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, ends_in_reasoning
+from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, reasoning_state
 from tests.serving.parsers.splitting import parse
 
 
@@ -50,12 +50,20 @@ def test_a_prompt_may_have_opened_the_tag(text, reasoning, content):
     assert split(text, is_open=True) == (reasoning, content)
 
 
-def test_the_prompt_says_whether_the_tag_is_open():
-    assert ends_in_reasoning("<|im_start|>assistant\n<think>\n")
-    assert not ends_in_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not ends_in_reasoning("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n")
-    assert ends_in_reasoning("... <think>\nhm, ", "<think>\nhm, ")
-    assert not ends_in_reasoning("... <think>hm</think> So", "<think>hm</think> So")
+@pytest.mark.parametrize(
+    ("prompt", "final_message", "state"),
+    [
+        ("<|im_start|>assistant\n<think>\n", None, "open"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, "over"),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", None, "possible"),
+        ("assistant\n<think>\nhm, ", "<think>\nhm, ", "open"),
+        ("assistant\n<think>hm</think> So", "<think>hm</think> So", "over"),
+        ("assistant\nSo", "So", "over"),
+        ("assistant\n", "", "possible"),
+    ],
+)
+def test_the_prompt_says_what_is_to_come(prompt, final_message, state):
+    assert reasoning_state(prompt, final_message) == state
 
 
 def test_thoughts_come_as_they_are_made():
