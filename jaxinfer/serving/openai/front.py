@@ -15,7 +15,7 @@ from jaxinfer.serving.openai.errors import ApiError, client_errors, presentable
 from jaxinfer.serving.openai.merging import merged
 from jaxinfer.serving.openai.prompts import Prompts
 from jaxinfer.serving.openai.settings import ServerSettings
-from jaxinfer.serving.parsers.registry import reasoning_parser_name, tool_parser_name
+from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_name
 from jaxinfer.serving.requests.prompts import Prompt
 
 _FIELDS = frozenset(

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from jaxinfer.serving.parsers.registry import AUTO, reasoning_parser_name, tool_parser_name
+from jaxinfer.serving.parsers.names import AUTO, reasoning_parser_name, tool_parser_name
 
 _MIB = 1 << 20
 
@@ -22,9 +22,9 @@ class ServerSettings:
         keep_alive_seconds: of silence after which a stream gets a comment.
         template_kwargs: names that `chat_template_kwargs` of a request may set.
         enable_auto_tool_choice: let the model decide whether it calls a tool.
-        tool_call_parser: reads calls out of answers: a name in `TOOL_PARSERS`, "none", or "auto"
+        tool_call_parser: reads calls out of answers: one of `TOOL_PARSER_NAMES`, "none", or "auto"
             for the one that the chat template calls for.
-        reasoning_parser: reads reasoning, likewise, from `REASONING_PARSERS`.
+        reasoning_parser: reads reasoning, likewise, from `REASONING_PARSER_NAMES`.
         profile_directory: where `/start_profile` writes; None refuses it.
 
     Raises:

@@ -3,7 +3,18 @@
 import pytest
 
 from jaxinfer.model.checkpoint.weights import resolve_model
-from jaxinfer.serving.parsers.registry import reasoning_parser_name, tool_parser_name
+from jaxinfer.serving.parsers.names import (
+    REASONING_PARSER_NAMES,
+    TOOL_PARSER_NAMES,
+    reasoning_parser_name,
+    tool_parser_name,
+)
+from jaxinfer.serving.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+
+
+def test_every_name_has_its_parser():
+    assert tuple(TOOL_PARSERS) == TOOL_PARSER_NAMES
+    assert tuple(REASONING_PARSERS) == REASONING_PARSER_NAMES
 
 
 def test_the_template_says_which_parsers_fit():
