@@ -73,7 +73,8 @@ class OpenRequests:
     def samples_late(self, schedule: Schedule) -> bool:
         """Whether a row can't be sampled before the host knows its last token."""
         return bool(self._late) and any(
-            row.samples and row.request.samples_late for row in schedule.rows
+            row.samples and row.request.samples_late_within(row.request.num_tokens)
+            for row in schedule.rows
         )
 
     def add(self, group: AnyGroup) -> None:

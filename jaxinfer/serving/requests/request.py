@@ -94,8 +94,10 @@ class Request:
         sequence_number: position in the order of arrival.
         urgency: what its priority comes to in the queue: the same, or under a fair policy what it
             is with the time of its arrival.
-        samples_late: its sampling reads its own tokens on the host, so that it takes part in no
-            multi-step decodes: bad words may be several tokens long.
+        samples_late: its sampling reads its own tokens on the host, from `late_from` on: bad words
+            may be several tokens long, and a thinking budget may be spent. Nothing is proposed for
+            it.
+        late_from: the number of output tokens from which on it takes part in no multi-step decodes.
     """
 
     request_id: str
@@ -132,11 +134,15 @@ class Request:
     sequence_number: int = field(default=0, init=False)
     urgency: int = field(default=0, init=False)
     samples_late: bool = field(default=False, init=False)
+    late_from: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt_token_ids)
         self.urgency = self.priority
-        self.samples_late = bool(self.params.bad_words)
+        budget = self.params.thinking_token_budget
+        self.samples_late = bool(self.params.bad_words) or budget is not None
+        # A budget can't be spent before there are as many tokens.
+        self.late_from = 0 if self.params.bad_words else budget or 0
         if not self.packed_prompt:
             self.packed_prompt = pack_ids(self.prompt_token_ids)
 
@@ -167,6 +173,14 @@ class Request:
         So it is while a row that verifies is in flight, and when proposals are to follow.
         """
         return self.num_in_flight_tokens > 0 and not self.decodes_on_device
+
+    def samples_late_within(self, num_tokens: int) -> bool:
+        """Whether its sampling reads its own tokens on the host if it has up to so many tokens.
+
+        Args:
+            num_tokens: of its sequence, the sampled ones included.
+        """
+        return self.samples_late and num_tokens - self.num_prompt_tokens > self.late_from
 
     @property
     def is_finished(self) -> bool:

@@ -173,6 +173,13 @@ def test_items_of_one_answer_are_one_turn(engine, make_client):
     )
 
 
+def test_thoughts_may_have_a_budget(client):
+    fields = {"chat_template_kwargs": {}, "max_output_tokens": 40, "thinking_token_budget": 2}
+    thought, message = respond(client, **fields).json()["output"]
+    assert len(thought["content"][0]["text"].split()) <= 2
+    assert message["content"][0]["text"]
+
+
 def thought(text):
     return {"type": "reasoning_text", "text": text}
 

@@ -120,6 +120,15 @@ def test_thinking_can_be_left_out_or_switched_off(live):
     assert message["content"]
 
 
+def test_a_thinking_budget_ends_the_thoughts(live, engine):
+    fields = {**GREEDY, "extra_body": {"thinking_token_budget": 2}}
+    message, _ = plain(live.create, **fields)
+    thought = engine.tokenizer.encode("<think>\n" + message["reasoning"])
+    assert len(thought) == 1 + 2
+    assert message["content"]
+    assert streamed(live.create, **fields)[0] == message
+
+
 class InProcess:
     """`create` of an app in this process, for many small answers."""
 

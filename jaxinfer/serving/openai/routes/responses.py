@@ -65,7 +65,8 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
 
 
 def _params(body: ResponsesBody, front: Front) -> SamplingParams:
-    own = {"temperature": body.temperature, "top_p": body.top_p, "seed": body.seed}
+    names = ("temperature", "top_p", "seed", "thinking_token_budget")
+    own = {name: getattr(body, name) for name in names}
     return front.engine.get_default_sampling_params().clone(
         max_tokens=body.max_output_tokens,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
