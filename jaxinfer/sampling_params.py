@@ -113,6 +113,9 @@ class SamplingParams:
         allowed_token_ids: When given, no other token is ever chosen.
         bad_words: Strings whose last token is banned when the tokens before it are already out;
             at most 128.
+        thinking_token_budget: Most tokens that the model thinks with; after them `</think>` comes
+            next, whatever the model would say. None sets no limit. Only for models that have
+            `<think>` and `</think>` as tokens; has no effect on an answer that begins without.
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Make text at all; stop strings need it.
         output_kind: What `AsyncLLM.generate` and `LLM.step` give: a `RequestOutputKind`, or its
@@ -147,6 +150,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = ()
+    thinking_token_budget: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -198,6 +202,7 @@ class SamplingParams:
             ("logprobs", -1, MAX_INT32),
             ("prompt_logprobs", -1, MAX_INT32),
             ("truncate_prompt_tokens", -1, MAX_INT32),
+            ("thinking_token_budget", 0, MAX_INT32),
         ):
             value = getattr(self, name)
             put(name, None if value is None else check_integer(name, value, low, high))
@@ -275,6 +280,7 @@ class SamplingParams:
             self.logit_bias
             or self.allowed_token_ids is not None
             or self.bad_words
+            or self.thinking_token_budget is not None
             or self.min_tokens > 0
         )
 

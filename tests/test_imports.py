@@ -50,6 +50,7 @@ SERVING = (
     "replicas",
     "startup",
     "service",
+    "parsers",
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
@@ -61,6 +62,7 @@ WITHOUT_JAX = (
     "serving.slots",
     "serving.service",
     "serving.telemetry",
+    "serving.parsers",
     "serving.openai",
 )
 MOST_FILES_OF_A_ROOM = 12

@@ -8,6 +8,12 @@ from typing import Any
 
 from jaxinfer.cli.parser import CommandParser, positive_integer
 from jaxinfer.cores import usable_cores
+from jaxinfer.serving.parsers.names import (
+    AUTO,
+    NONE,
+    REASONING_PARSER_NAMES,
+    TOOL_PARSER_NAMES,
+)
 
 SERVE_DEFAULTS = {
     "max_num_batched_tokens": "8192 on a GPU, 2048 on a CPU",
@@ -20,15 +26,11 @@ _BUNDLED_NAME = "jaxinfer"
 _CORES_OF_A_FRONT_END = 8
 _MOST_FRONT_ENDS = 8
 
-_TOOLS = "tool calls are not parsed; have the client parse the answer's text"
 INSTEAD_OF_VLLM_FLAGS: Mapping[str, str] = {
     "--trust-remote-code": "no code of a model is ever run; convert the model to safetensors of a "
     "supported architecture",
     "--quantization": "weights are served as they are stored; choose --dtype",
     "--kv-cache-dtype": "the KV cache has the weights' type; choose --dtype",
-    "--enable-auto-tool-choice": _TOOLS,
-    "--tool-call-parser": _TOOLS,
-    "--reasoning-parser": "reasoning stays in the text; have the client split it at </think>",
     "--chat-template": "the model's own template is used; put yours into its directory as "
     "chat_template.jinja",
     "--pipeline-parallel-size": "layers are not split over devices; use --tensor-parallel-size",
@@ -62,6 +64,7 @@ INSTEAD_OF_VLLM_FLAGS: Mapping[str, str] = {
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that are about the service and not about its engine."""
     _add_http_flags(parser.add_argument_group("HTTP"))
+    _add_answer_flags(parser.add_argument_group("tools and thinking"))
     _add_limit_flags(parser.add_argument_group("limits and shutdown"))
     _add_monitoring_flags(parser.add_argument_group("monitoring"))
 
@@ -109,6 +112,28 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--config", metavar="FILE", help="YAML with flags; the command line wins (default: none)"
+    )
+
+
+def _add_answer_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--enable-auto-tool-choice",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let the model decide whether it calls a tool (default: True)",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        choices=(AUTO, NONE, *TOOL_PARSER_NAMES),
+        default=AUTO,
+        help="how tool calls are read out of answers; auto goes by the chat template "
+        "(default: auto)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=(AUTO, NONE, *REASONING_PARSER_NAMES),
+        default=AUTO,
+        help="how reasoning is read out of answers; auto goes by the chat template (default: auto)",
     )
 
 
@@ -184,6 +209,9 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "api_keys": arguments.api_key,
         "enable_admin": arguments.enable_admin,
         "enable_tokenizer_info": arguments.enable_tokenizer_info,
+        "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
+        "tool_call_parser": arguments.tool_call_parser,
+        "reasoning_parser": arguments.reasoning_parser,
     }
 
 

@@ -35,7 +35,8 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "--api-server-count 3 --shutdown-timeout 2 --max-waiting-requests 5 --request-timeout 7 "
         "--max-undelivered-tokens 9 --dtype bfloat16 --tensor-parallel-size 2 --max-num-seqs 12 "
         "--gpu-memory-utilization 0.5 --block-size 32 --max-model-len 512 "
-        "--max-num-batched-tokens 64 --no-enable-prefix-caching --scheduling-policy fair"
+        "--max-num-batched-tokens 64 --no-enable-prefix-caching --scheduling-policy fair "
+        "--no-enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser none"
     )
     assert serve.main(line.split()) == 0
     (plan,) = plans
@@ -63,6 +64,9 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "api_keys": ["k1", "k2"],
         "enable_admin": True,
         "enable_tokenizer_info": False,
+        "enable_auto_tool_choice": False,
+        "tool_call_parser": "qwen3_coder",
+        "reasoning_parser": "none",
     }
     assert (plan.num_front_ends, plan.shutdown_timeout) == (3, 2.0)
     assert plan.engine["socket"] == plan.front_end["socket"]
@@ -75,6 +79,9 @@ def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
     assert plan.front_end["http"]["served_model_names"] == ["jaxinfer"]
     assert plan.announcement.startswith("jaxinfer serve: http://127.0.0.1:")
     assert plan.announcement.endswith("with model jaxinfer")
+    assert plan.front_end["http"]["tool_call_parser"] == "auto"
+    assert plan.front_end["http"]["reasoning_parser"] == "auto"
+    assert plan.front_end["http"]["enable_auto_tool_choice"] is True
     assert parsed().port == 8000
 
 

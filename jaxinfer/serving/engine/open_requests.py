@@ -72,7 +72,8 @@ class OpenRequests:
     def samples_late(self, schedule: Schedule) -> bool:
         """Whether sampling a row needs its last token on the host first."""
         return bool(self._late) and any(
-            row.samples and row.request.samples_late for row in schedule.rows
+            row.samples and row.request.samples_late_within(row.request.num_tokens)
+            for row in schedule.rows
         )
 
     def add(self, group: AnyGroup) -> None:

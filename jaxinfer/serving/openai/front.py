@@ -15,6 +15,7 @@ from jaxinfer.serving.openai.errors import ApiError, client_errors, presentable
 from jaxinfer.serving.openai.merging import merged
 from jaxinfer.serving.openai.prompts import Prompts
 from jaxinfer.serving.openai.settings import ServerSettings
+from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_name
 from jaxinfer.serving.requests.new_request import Prompt
 
 _FIELDS = frozenset(
@@ -33,6 +34,7 @@ _FIELDS = frozenset(
         "logprobs",
         "prompt_logprobs",
         "truncate_prompt_tokens",
+        "thinking_token_budget",
     ]
 )
 
@@ -89,6 +91,9 @@ class Front:
         self.settings = settings
         self.telemetry = telemetry
         self.prompts = Prompts(engine, settings.template_kwargs)
+        template = engine.tokenizer.chat_template if engine.tokenizer else None
+        self.tool_parser = tool_parser_name(settings.tool_call_parser, template)
+        self.reasoning_parser = reasoning_parser_name(settings.reasoning_parser, template)
         self.started = int(time.time())
         self.num_running = 0
         """Requests whose answers are being made."""

@@ -158,11 +158,18 @@ class Request:
 
     @property
     def samples_late(self) -> bool:
-        """Whether its sampling reads its own tokens on the host, as bad words of several tokens do.
+        """Whether its sampling reads its own tokens on the host, from `late_from` on.
 
-        That rules out multi-step decodes.
+        Bad words may be several tokens long, and a thinking budget may be spent. Nothing is
+        proposed for such a request.
         """
-        return bool(self.params.bad_words)
+        return bool(self.params.bad_words) or self.params.thinking_token_budget is not None
+
+    @property
+    def late_from(self) -> int:
+        """The number of output tokens from which on it takes part in no multi-step decodes."""
+        # A budget can't be spent before there are as many tokens.
+        return 0 if self.params.bad_words else self.params.thinking_token_budget or 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -186,6 +193,14 @@ class Request:
         So it is while a row that verifies is in flight, and when proposals are to follow.
         """
         return self.num_in_flight_tokens > 0 and not self.decodes_on_device
+
+    def samples_late_within(self, num_tokens: int) -> bool:
+        """Whether its sampling reads its own tokens on the host if it has up to so many tokens.
+
+        Args:
+            num_tokens: of its sequence, the sampled ones included.
+        """
+        return self.samples_late and num_tokens - self.num_prompt_tokens > self.late_from
 
     @property
     def is_finished(self) -> bool:

@@ -280,7 +280,7 @@ class Scheduler:
             ValueError: it samples nothing, or late, so that nothing can be verified at once.
         """
         if request.new.prefill_only or request.samples_late:
-            why = "samples nothing" if request.new.prefill_only else "has bad words"
+            why = "samples nothing" if request.new.prefill_only else "samples late"
             raise ValueError(f"request {request.request_id!r} {why}: propose no tokens for it")
         if not request.is_finished:
             request.proposed_token_ids = list(token_ids)

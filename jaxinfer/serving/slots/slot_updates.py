@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import EDIT_WIDTH, LogitEdits
-from jaxinfer.serving.slots.row_edits import RowEdits
+from jaxinfer.serving.slots.row_edits import LateEdits, RowEdits
 
 SLOTS_AN_UPDATE = 8
 """Slots that one update names at most."""
@@ -44,8 +44,8 @@ class SlotUpdates:
     num_slots: int
     vocab_size: int
 
-    def edits(self, rows: Iterable[tuple[int, RowEdits, frozenset[int]]]) -> Iterator[EditsUpdate]:
-        """Updates that give slots these edits, with the tokens that are banned for now."""
+    def edits(self, rows: Iterable[tuple[int, RowEdits, LateEdits]]) -> Iterator[EditsUpdate]:
+        """Updates that give slots these edits, with those that apply for now."""
         for batch in itertools.batched(rows, SLOTS_AN_UPDATE):
             slots = self._nowhere(SLOTS_AN_UPDATE)
             edits = LogitEdits(
@@ -54,9 +54,9 @@ class SlotUpdates:
                 np.zeros((SLOTS_AN_UPDATE, EDIT_WIDTH), np.int32),
                 np.full((SLOTS_AN_UPDATE, -(-self.vocab_size // 32)), -1, np.int32),
             )
-            for i, (slot, row, banned) in enumerate(batch):
+            for i, (slot, row, late) in enumerate(batch):
                 slots[i] = slot
-                row.write(LogitEdits(*(array[i] for array in edits)), banned)
+                row.write(LogitEdits(*(array[i] for array in edits)), late)
             yield EditsUpdate(slots, edits)
 
     def counts(self, holders: Iterable[tuple[int, Request]]) -> Iterator[CountsUpdate]:

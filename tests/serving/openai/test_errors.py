@@ -125,6 +125,11 @@ def test_a_completion_that_cannot_be_run_is_refused_by_name(client, body, param)
     refused(client.post("/v1/completions", body), param)
 
 
+F = {"type": "function", "function": {"name": "f"}}
+LARGE = {"type": "function", "function": {"name": "f", "parameters": {"title": "x" * (1 << 18)}}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -139,12 +144,19 @@ def test_a_completion_that_cannot_be_run_is_refused_by_name(client, body, param)
         ({"messages": [{"role": "user", "content": "word " * 300}]}, "messages"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [F] * 2}, "tools"),
+        ({"tools": [F] * 129}, "tools"),
+        ({"tools": [LARGE]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [F], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [F], "tool_choice": NAMED}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

@@ -38,6 +38,7 @@ PARAMS = {
     "logit_bias": st.dictionaries(st.integers(0, 9), st.floats(-100, 100), max_size=3),
     "allowed_token_ids": IDS,
     "bad_words": WORDS,
+    "thinking_token_budget": st.none() | st.integers(0, 9),
     "skip_special_tokens": st.booleans(),
     "detokenize": st.booleans(),
     "output_kind": st.integers(0, 2),

@@ -28,6 +28,7 @@ from jaxinfer.serving.sampling.slot_state import (
     with_slot_state,
 )
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.slots.row_edits import LateEdits
 from jaxinfer.serving.slots.row_sampling import prepare_row
 from jaxinfer.serving.slots.slot_updates import SlotUpdates
 from tests.serving.requests.host_request import host_request
@@ -104,12 +105,12 @@ def test_edits_reach_their_slots_and_no_others() -> None:
         ),
     )
     rows = [
-        (3, SamplingParams(logit_bias={5: 2.0}), frozenset()),
-        (1, SamplingParams(allowed_token_ids=[0, 31], bad_words=["x"]), frozenset({9})),
+        (3, SamplingParams(logit_bias={5: 2.0}), LateEdits()),
+        (1, SamplingParams(allowed_token_ids=[0, 31], bad_words=["x"]), LateEdits(frozenset({9}))),
     ]
     edits = [
-        (slot, prepare_row(params, seed=0, vocab_size=VOCAB, prompt_token_ids=[1]).edits, banned)
-        for slot, params, banned in rows
+        (slot, prepare_row(params, seed=0, vocab_size=VOCAB, prompt_token_ids=[1]).edits, late)
+        for slot, params, late in rows
     ]
     (update,) = jax.tree.map(jnp.asarray, list(UPDATES.edits(edits)))
     state = state._replace(edits=set_edits(state.edits, *update))

@@ -23,7 +23,7 @@ def written(sampling: RowSampling, output: list[int] = ()) -> LogitEdits:
         np.zeros(EDIT_WIDTH, np.int32),
         np.full(4, -1, np.int32),
     )
-    sampling.edits.write(edits, sampling.edits.banned_after(list(output)))
+    sampling.edits.write(edits, sampling.edits.after(list(output)))
     return edits
 
 

@@ -12,16 +12,15 @@ _HINTS = {
     "guided_regex": _NO_GRAMMARS,
     "guided_choice": _NO_GRAMMARS,
     "guided_grammar": _NO_GRAMMARS,
-    "reasoning_effort": "reasoning budgets are not supported yet; "
-    "use chat_template_kwargs.enable_thinking",
-    "thinking_token_budget": "reasoning budgets are not supported yet; "
-    "use chat_template_kwargs.enable_thinking",
-    "reasoning": "reasoning budgets are not supported yet",
+    "reasoning_effort": "efforts mean nothing to this model; write thinking_token_budget, or "
+    "chat_template_kwargs.enable_thinking",
+    "reasoning": "efforts mean nothing to this model; write thinking_token_budget, or "
+    "chat_template_kwargs.enable_thinking",
     "chat_template": "templates of requests are refused; the model's own is used",
     "suffix": "this model completes at the end only",
     "audio": "this model reads and writes text",
-    "functions": "write tools, with tool_choice 'none': calls are not parsed yet",
-    "function_call": "calls are not parsed yet",
+    "functions": "write tools",
+    "function_call": "write tool_choice",
     "use_beam_search": "beams are not supported; write n",
     "previous_response_id": "answers are not stored; send the whole conversation as input",
     "conversation": "answers are not stored; send the whole conversation as input",

@@ -51,6 +51,7 @@ _SAME = [
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "thinking_token_budget",
     "truncate_prompt_tokens",
 ]
 
@@ -77,6 +78,7 @@ class SamplingFields(Body):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    thinking_token_budget: Count | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool | None = None
@@ -102,7 +104,6 @@ class SamplingFields(Body):
     guided_regex: Refused = None
     guided_choice: Refused = None
     guided_grammar: Refused = None
-    thinking_token_budget: Refused = None
     use_beam_search: Refused = None
 
     def check_together(self) -> None:
