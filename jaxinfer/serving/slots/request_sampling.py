@@ -61,6 +61,6 @@ def _thinking_budget(
     tokens = thinking_tokens(tokenizer, vocab_size) if tokenizer else None
     if tokens is None:
         raise ValueError(f"thinking_token_budget: {NO_THINKING}")
-    prompt = np.frombuffer(request.packed_prompt, np.int32)
+    prompt = np.frombuffer(request.new.prompt.packed, np.int32)
     is_open = is_thinking_open(prompt, tokens, eos_token_ids)
     return ThinkingBudget(budget, tokens, is_open=is_open)
