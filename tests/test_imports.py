@@ -33,6 +33,7 @@ ROOMS = {
 """What each room may import; the doors are the modules directly in `serving`. Commands and what
 they share may import all."""
 SERVING = (
+    "guided",
     "requests",
     "scheduler",
     "sampling",
@@ -49,7 +50,10 @@ SERVING = (
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
-WITHOUT_JAX = ("requests", "scheduler", "engine", "slots", "service", "telemetry", "openai")
+WITHOUT_JAX = (
+    *("guided", "requests", "scheduler", "engine", "slots"),
+    *("service", "telemetry", "openai"),
+)
 MOST_FILES_OF_A_ROOM = 12
 
 
