@@ -16,6 +16,7 @@ from jaxinfer.serving.requests.request import pack_ids
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
+_NEED_TOKENIZER = ("stop", "bad_words", "structured_outputs")  # fields of SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,8 +183,9 @@ class PromptReader:
                 f"truncate_prompt_tokens ({params.truncate_prompt_tokens}) exceeds max_model_len "
                 f"{self.max_model_len}; lower it, or write -1 to keep as many as fit"
             )
-        if self.tokenizer is None and (params.stop or params.bad_words):
-            field = "stop" if params.stop else "bad_words"
+        needs_text = [name for name in _NEED_TOKENIZER if getattr(params, name)]
+        if self.tokenizer is None and needs_text:
+            field = needs_text[0]
             raise ValueError(f"{field} needs a tokenizer, and this engine has none")
         for word in params.bad_words or ():
             if not all(map(self._is_in_vocab, bad_word_spellings(word))):

@@ -7,6 +7,7 @@ from enum import Enum
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.guided.matcher import Matcher
 
 Rank = tuple[int, int]
 """Priority, then order of arrival; the lowest goes first."""
@@ -95,7 +96,9 @@ class Request:
         urgency: what its priority comes to in the queue: the same, or under a fair policy what it
             is with the time of its arrival.
         samples_late: its sampling reads its own tokens on the host, so that it takes part in no
-            multi-step decodes: bad words may be several tokens long.
+            multi-step decodes: bad words may be several tokens long, and a grammar's next mask
+            depends on all tokens so far.
+        matcher: follows its answer through its grammar; set by the engine. None without one.
     """
 
     request_id: str
@@ -132,11 +135,12 @@ class Request:
     sequence_number: int = field(default=0, init=False)
     urgency: int = field(default=0, init=False)
     samples_late: bool = field(default=False, init=False)
+    matcher: Matcher | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt_token_ids)
         self.urgency = self.priority
-        self.samples_late = bool(self.params.bad_words)
+        self.samples_late = bool(self.params.bad_words or self.params.structured_outputs)
         if not self.packed_prompt:
             self.packed_prompt = pack_ids(self.prompt_token_ids)
 
@@ -172,6 +176,22 @@ class Request:
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def takes_forced_tokens(self) -> bool:
+        """Whether tokens that its grammar forces may be appended without being sampled.
+
+        Not if their log-probabilities are reported, penalties count them, or another rule could
+        forbid them.
+        """
+        params = self.params
+        return not (
+            self.matcher is None
+            or params.logprobs is not None
+            or params.has_penalties
+            or params.bad_words
+            or params.allowed_token_ids is not None
+        )
 
     def forget_tokens_in_flight(self) -> None:
         """Make the tokens that the host has read all there is."""

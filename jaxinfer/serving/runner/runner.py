@@ -21,6 +21,7 @@ from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
+from jaxinfer.serving.programs.kinds.set_masks import SetMasksKey
 from jaxinfer.serving.programs.kinds.swap import SwapKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import all_programs
@@ -38,7 +39,7 @@ from jaxinfer.serving.runner.watchdog import Watchdog
 from jaxinfer.serving.sampling.layout import WITH_SLOTS, SlotState
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.slots.request_sampling import request_sampling
-from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate
+from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, MasksUpdate
 from jaxinfer.startup_report import StartUpTimes
 
 
@@ -234,6 +235,7 @@ class Runner:
             Exception: as `launch`.
         """
         self._update_slots(self._builder.late_edits(step.schedule), ())
+        self._update_masks(self._builder.late_masks(step.schedule))
         return self._sample(step)
 
     def fetch(self, step: InFlightStep) -> StepResult:
@@ -408,6 +410,14 @@ class Runner:
             state = state._replace(token_counts=counted)
             self._await_if_emulated(counted)
         self._slots = state
+
+    def _update_masks(self, masks: Iterable[MasksUpdate]) -> None:
+        for update in masks:
+            edits = self._slots.edits
+            set_masks = self._compiled[SetMasksKey(len(update.slots))]
+            allowed = set_masks(edits.allowed, *upload(update, self._whole))
+            self._slots = self._slots._replace(edits=edits._replace(allowed=allowed))
+            self._await_if_emulated(allowed)
 
     def _launch_multi_step(
         self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any

@@ -1,0 +1,41 @@
+"""The program that replaces the masks of some slots: which tokens their grammars allow next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import ProgramKind
+from jaxinfer.serving.sampling.slot_state import set_masks
+from jaxinfer.serving.slots.slot_updates import MASKS_AN_UPDATE
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+
+@dataclass(frozen=True)
+class SetMasksKey:
+    """Replaces the masks of some slots."""
+
+    slots: int
+
+
+class SetMasksKind(ProgramKind[SetMasksKey]):
+    """Replacements of masks, by the slots of one. None are warmed up."""
+
+    key_type = SetMasksKey
+    uses_pages = False
+    is_slow_to_trace = False
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SetMasksKey]:
+        """One for each size that hosts make."""
+        small, large = MASKS_AN_UPDATE
+        sizes = (small, large) if buckets.rows[-1] > small else (small,)
+        return [SetMasksKey(size) for size in sizes]
+
+    def program(self, programs: "Programs", key: SetMasksKey) -> "Program":
+        """`slot_state.set_masks`."""
+        allowed = programs.slot_state.edits.allowed
+        given = programs.edits(key.slots).allowed
+        arguments = (allowed, programs.whole((key.slots,)), given)
+        return programs.sharded("set_masks", set_masks, arguments, allowed, donate=(0,))
