@@ -51,7 +51,7 @@ class StructuredOutputsParams:
     structural_tag: Any = None
 
     def __post_init__(self) -> None:
-        given = [name for name in _KINDS if getattr(self, name) is not None]
+        given: list[GrammarKind] = [n for n in _KINDS if getattr(self, n) is not None]
         if self.json_object is not None:
             check_flag("structured_outputs.json_object", self.json_object)
         if self.json_object is False:

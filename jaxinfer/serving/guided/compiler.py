@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -90,11 +90,37 @@ class GrammarCompiler:
         self._pool.submit(self._fulfil, outcome, given)
         return outcome
 
+    def start_all(
+        self, grammars: Iterable[StructuredOutputsParams | None]
+    ) -> "concurrent.futures.Future[None] | None":
+        """Have several grammars compiled by other threads.
+
+        Returns:
+            None if all are known, or else what is done when all are; with the error of the first
+            that fails.
+        """
+        unknown = {given for given in grammars if given is not None and not self.known(given)}
+        if not unknown:
+            return None
+        started = [self.start(given) for given in unknown]
+        outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def note(done: "concurrent.futures.Future[Grammar]") -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                if (error := done.exception()) is not None:
+                    outcome.set_exception(error)
+                elif all(each.done() for each in started):
+                    outcome.set_result(None)
+
+        for each in started:
+            each.add_done_callback(note)
+        return outcome
+
     def close(self) -> None:
-        """End the threads; safe to repeat."""
+        """End the threads when they have done what they were given; safe to repeat."""
         with self._lock:
             if self._threads is not None:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+                self._threads.shutdown(wait=False)
                 self._threads = None
 
     @property

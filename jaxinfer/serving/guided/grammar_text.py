@@ -79,7 +79,9 @@ def _structural_tag(given: Mapping[str, Any]) -> str:
     """vLLM's structures and triggers."""
     field = "structured_outputs.structural_tag"
     structures, triggers = given.get("structures"), given.get("triggers")
-    if not _strings(triggers) or not isinstance(structures, list) or not structures:
+    if not (isinstance(triggers, list) and isinstance(structures, list) and structures) or not all(
+        isinstance(trigger, str) and trigger for trigger in triggers
+    ):
         raise ValueError(f'{field} needs "structures" (objects) and "triggers" (strings)')
     tags = []
     for i, each in enumerate(structures):
@@ -96,10 +98,3 @@ def _structural_tag(given: Mapping[str, Any]) -> str:
         tag = llguidance().StructTag
         tags.append(tag(trigger=trigger, begin=begin, grammar=schema, end=end))
     return llguidance().StructTag.to_grammar(tags, assume_special=False)
-
-
-def _strings(values: Any) -> bool:
-    """Whether it is a list of strings, none of them empty."""
-    return (
-        isinstance(values, list) and bool(values) and all(isinstance(v, str) and v for v in values)
-    )

@@ -55,7 +55,7 @@ class FrontEndRequests:
                 raise QueueFullError(_QUEUE_FULL)
             for index, request in enumerate(requests):
                 self._keys[number, index] = request.key
-            self._driver.submit(requests)
+            self._driver.submit_soon(requests)
         except Exception as error:
             self._refuse(number, error)
 
@@ -77,7 +77,8 @@ class FrontEndRequests:
 
     def _take(self, number: int, index: int, news: TokenOutput | BaseException) -> None:
         if isinstance(news, BaseException):
-            self._refuse(number, news)
+            if (number, index) in self._keys:  # its siblings hear the same
+                self._refuse(number, news)
             return
         if news.finished and self._keys.pop((number, index), None) is None:
             return  # the front end has ended it
