@@ -1,4 +1,4 @@
-"""Answers with grammars, on a toy device: the same whatever happens, and sooner by forced tokens."""
+"""Answers with grammars, on a toy device: the same whatever happens, sooner by forced tokens."""
 
 import json
 import random
