@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.answers import PromptLogprobs, Usage
-from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, hint
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxinfer.serving.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
 
 MAX_MESSAGES = 4096
@@ -62,7 +62,6 @@ class ChatBody(SamplingFields):
         None, description="Written into the prompt; goes with tool_choice 'none'."
     )
     tool_choice: Any = Field(None, description="Only 'none': calls are not parsed yet.")
-    response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"}.')
     modalities: list[Literal["text"]] | None = None
     include_reasoning: Literal[True] | None = None
 
@@ -79,8 +78,6 @@ class ChatBody(SamplingFields):
     def check_together(self) -> None:
         """Refuse fields that contradict each other, as `SamplingFields`."""
         super().check_together()
-        if self.response_format is not None and self.response_format != {"type": "text"}:
-            raise invalid(hint("response_format"), "response_format")
         if self.tools and self.tool_choice != "none":
             raise invalid(
                 "tools go with tool_choice: 'none', because calls are not parsed yet", "tools"

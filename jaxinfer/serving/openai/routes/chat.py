@@ -85,7 +85,13 @@ async def _job(body: ChatBody, label: str, front: Front) -> Job:
         add_special_tokens=False,  # the template has written them already
         cache_salt=body.cache_salt,
     )
-    return Job(prompt=prompt, params=params, label=label, priority=body.priority or 0)
+    return Job(
+        prompt=prompt,
+        params=params,
+        label=label,
+        priority=body.priority or 0,
+        grammar_field=body.grammar_field,
+    )
 
 
 def _answer(body: ChatBody, output: RequestOutput, front: Front) -> dict[str, object]:
