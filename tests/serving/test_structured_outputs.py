@@ -73,7 +73,15 @@ def test_an_object_may_be_cut_by_its_length(llm):
     assert output.outputs[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"n": 2, "temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"logprobs": 2},
+        {"n": 2, "temperature": 1.0, "seed": 3},
+        {"frequency_penalty": 2.0, "repetition_penalty": 3.0},
+    ],
+)
 def test_forced_tokens_change_nothing(llm, more, monkeypatch):
     params = params_of({"json": SCHEMA}, **{"temperature": 0.0, **more})
     with_forced = generate(llm, PROMPTS, params)

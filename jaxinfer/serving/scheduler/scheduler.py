@@ -309,10 +309,9 @@ class Scheduler:
             )
         row.num_reserved = 0
         request.forget_tokens_in_flight()
-        count = min(len(token_ids), request.max_num_tokens - request.num_tokens)
-        request.num_tokens += count
+        request.num_tokens += len(token_ids)
         request.decodes_on_device = False
-        return self._append(request, token_ids, count)
+        return self._append(request, token_ids, len(token_ids))
 
     def preempt(self, count: int | None = None) -> list[Request]:
         """Take the `count` running requests of highest rank (all if None) off the device.

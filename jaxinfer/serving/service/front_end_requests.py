@@ -77,8 +77,7 @@ class FrontEndRequests:
 
     def _take(self, number: int, index: int, news: TokenOutput | BaseException) -> None:
         if isinstance(news, BaseException):
-            if (number, index) in self._keys:  # its siblings hear the same
-                self._refuse(number, news)
+            self._refuse(number, news)
             return
         if news.finished and self._keys.pop((number, index), None) is None:
             return  # the front end has ended it

@@ -96,6 +96,25 @@ def test_closing_refuses_a_request_whose_grammar_is_not_there():
         asyncio.run(main(waiting))
 
 
+def test_the_engine_s_thread_compiles_nothing():
+    async def main(waiting):
+        return await waiting.last_of(guided("ab"))
+
+    with Waiting() as waiting:
+        compile_grammar, threads = waiting.grammars._compile, []
+        waiting.may_go_on.set()
+        waiting.grammars._compile = lambda given: (
+            threads.append(threading.current_thread().name),
+            compile_grammar(given),
+        )[1]
+        asyncio.run(main(waiting))
+        run_requests(waiting.driver, [new_request([1], guided("cd"))], use_tqdm=False)
+        waiting.driver.add_by_hand(new_request([1], guided("ef"), label="by hand"))
+        waiting.driver.abort_by_hand(["by hand"])
+        assert len(threads) == 3
+        assert all(name.startswith("jaxinfer-grammars") for name in threads)
+
+
 def test_a_blocking_call_fails_whole_before_it_enqueues_anything():
     with Waiting() as waiting:
         waiting.may_go_on.set()
