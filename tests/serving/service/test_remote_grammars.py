@@ -1,6 +1,7 @@
 """A front end's grammars are compiled in the engine's process, while others' answers go on."""
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from jaxinfer import SamplingParams
 from jaxinfer.errors import QueueFullError
 from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.service.description import changed_fields
 from jaxinfer.serving.service.limits import ServiceLimits
 from tests.serving.engine.test_engine import TOKENIZER
 from tests.serving.service.test_remote_llm import run
@@ -104,3 +106,10 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_leaves_nothing():
 
     assert run(main())[-1].outputs[0].text == "ab"
     assert toys[0].setup.runner.num_launches <= 4
+
+
+def test_grammars_travel_as_plain_values():
+    params = guided(choice=["yes", "no"])
+    assert json.loads(json.dumps(changed_fields(params)))["structured_outputs"] == {
+        "choice": ["yes", "no"]
+    }
