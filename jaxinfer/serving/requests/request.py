@@ -4,10 +4,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.guided.matcher import Matcher
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.guided.matcher import Matcher
 
 Rank = tuple[int, int]
 """Priority, then order of arrival; the lowest goes first."""
@@ -135,7 +138,7 @@ class Request:
     sequence_number: int = field(default=0, init=False)
     urgency: int = field(default=0, init=False)
     samples_late: bool = field(default=False, init=False)
-    matcher: Matcher | None = field(default=None, init=False)
+    matcher: "Matcher | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.prompt_token_ids)
