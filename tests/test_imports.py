@@ -37,6 +37,7 @@ ROOMS = {
 """What each room may import; the doors are the modules directly in `serving`. Commands and what
 they share may import all."""
 SERVING = (
+    "guided",
     "requests",
     "scheduler",
     "sampling",
@@ -56,6 +57,7 @@ SERVING = (
 """The rooms of `serving`, each of which imports only itself and those before it."""
 WITHOUT_JAX = (
     "planning",
+    "serving.guided",
     "serving.requests",
     "serving.scheduler",
     "serving.engine",

@@ -16,6 +16,8 @@ from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepRunner
+from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.guided.matcher import Grammar
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
@@ -23,6 +25,7 @@ from jaxinfer.serving.requests.token_group import TokenGroup
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.structured_outputs import StructuredOutputsParams
 
 _MOST_KEPT_WAITING = 64
 
@@ -55,6 +58,7 @@ class Engine:
         tokenizer: None for token ids only.
         seed: source of the seeds of requests that have none.
         pacing: limits on the work of one launch; by default one step, as large as fits.
+        grammars: compiles the grammars of requests; None refuses requests that have one.
         clock: seconds; for metrics.
     """
 
@@ -66,6 +70,7 @@ class Engine:
         *,
         seed: int = 0,
         pacing: Pacing | None = None,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
@@ -73,6 +78,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
         self._pacing = pacing or Pacing()
+        self._grammars = grammars
         self._clock = clock
         self._requests = OpenRequests(scheduler, clock)
         self._step_clock = StepClock(scheduler.pool, clock)
@@ -130,13 +136,17 @@ class Engine:
             seed: used if its parameters have none.
 
         Raises:
-            ValueError: the key is in use, or the request can never fit.
+            ValueError: the key is in use, the request can never fit, or its grammar is none.
+            ImportError: it has a grammar, and llguidance is not installed.
         """
         if request.key in self._requests:
             raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
         group = self._group(request, seed)
+        given = request.params.structured_outputs
         for completion in group.completions:
             self._scheduler.check(completion.request)
+            if given is not None:
+                completion.request.matcher = self._grammar(given).matcher()
         return group
 
     def enqueue(self, group: AnyGroup) -> None:
@@ -272,6 +282,11 @@ class Engine:
         now = self._clock()
         return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
+    def _grammar(self, given: StructuredOutputsParams) -> Grammar:
+        if self._grammars is None:
+            raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
+        return self._grammars.get(given)
+
     def _schedule(self) -> Schedule | None:
         try:
             if self._quarantine.suspicions:
@@ -312,6 +327,7 @@ class Engine:
                 if (earlier := self._read_until_fault(leave=0)) is not None:
                     self._recover(earlier)
                     return False
+                self._requests.advance_grammars(schedule)
                 step = self._runner.sample(step)
         except Exception as error:  # requests must survive any error of the device
             fault = _Fault(_requests_of(schedule), error)

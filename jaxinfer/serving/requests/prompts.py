@@ -19,6 +19,7 @@ from jaxinfer.serving.requests.thinking_tokens import NO_THINKING, thinking_toke
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
+_NEED_TOKENIZER = ("stop", "bad_words", "structured_outputs")  # fields of SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +169,9 @@ class PromptReader:
                 f"truncate_prompt_tokens ({params.truncate_prompt_tokens}) exceeds max_model_len "
                 f"{self.max_model_len}; lower it, or write -1 to keep as many as fit"
             )
-        if self.tokenizer is None and (params.stop or params.bad_words):
-            field = "stop" if params.stop else "bad_words"
+        needs_text = [name for name in _NEED_TOKENIZER if getattr(params, name)]
+        if self.tokenizer is None and needs_text:
+            field = needs_text[0]
             raise ValueError(f"{field} needs a tokenizer, and this engine has none")
         if params.thinking_token_budget is not None and not self._thinks:
             raise ValueError(f"thinking_token_budget: {NO_THINKING}")

@@ -22,7 +22,12 @@ from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.row_edits import LateEdits
 from jaxinfer.serving.slots.row_sampling import RowSampling
 from jaxinfer.serving.slots.slot_mirror import SlotMirror
-from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, SlotUpdates
+from jaxinfer.serving.slots.slot_updates import (
+    CountsUpdate,
+    EditsUpdate,
+    MasksUpdate,
+    SlotUpdates,
+)
 from jaxinfer.serving.slots.step_rows import StepRows
 
 # What reading shared keys once costs a layer, in keys that could be read meanwhile, measured with
@@ -167,6 +172,20 @@ class BatchBuilder:
                 self._late[request.slot] = late
                 changed.append((request.slot, edits, late))
         return list(self._updates.edits(changed))
+
+    def late_masks(self, schedule: Schedule) -> list[MasksUpdate]:
+        """The tokens that grammars allow next, of rows that have one; after `late_edits`.
+
+        Args:
+            schedule: of the last `build`.
+        """
+        rows = []
+        for row in schedule.rows:
+            slot, matcher = row.request.slot, row.request.matcher
+            if row.samples and slot is not None and matcher is not None:
+                edits = self._mirror.sampling[slot].edits
+                rows.append((slot, edits.allowed_of(matcher.allowed) if edits else matcher.allowed))
+        return list(self._updates.masks(rows))
 
     def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
         edits, penalised = [], []

@@ -55,7 +55,7 @@ class FrontEndRequests:
                 raise QueueFullError(_QUEUE_FULL)
             for index, request in enumerate(requests):
                 self._keys[number, index] = request.key
-            self._driver.submit(requests)
+            self._driver.submit_soon(requests)
         except Exception as error:
             self._refuse(number, error)
 

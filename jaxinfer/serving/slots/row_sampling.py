@@ -116,7 +116,7 @@ def _row_edits(
             f"a request may have {EDIT_WIDTH}"
         )
     allowed = _bitmask(params.allowed_token_ids, vocab_size)
-    if not (count or allowed is not None):
+    if not (count or allowed is not None or params.structured_outputs is not None):
         return None
     return RowEdits(tuple(biases + bans), phrases, allowed, thinking)
 

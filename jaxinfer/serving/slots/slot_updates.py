@@ -14,6 +14,9 @@ from jaxinfer.serving.slots.row_edits import LateEdits, RowEdits
 SLOTS_AN_UPDATE = 8
 """Slots that one update names at most."""
 
+MASKS_AN_UPDATE = (8, 64)
+"""Slots of the updates that set masks alone; the larger for more rows than the smaller takes."""
+
 TOKENS_AN_UPDATE = 2048
 """Tokens that one update counts at most."""
 
@@ -23,6 +26,13 @@ class EditsUpdate(NamedTuple):
 
     slots: np.ndarray
     edits: LogitEdits
+
+
+class MasksUpdate(NamedTuple):
+    """Arguments of `slot_state.set_masks`: int32 slots ``[N]`` and ``[N, ceil(V / 32)]`` bits."""
+
+    slots: np.ndarray
+    allowed: np.ndarray
 
 
 class CountsUpdate(NamedTuple):
@@ -58,6 +68,17 @@ class SlotUpdates:
                 slots[i] = slot
                 row.write(LogitEdits(*(array[i] for array in edits)), late)
             yield EditsUpdate(slots, edits)
+
+    def masks(self, rows: Sequence[tuple[int, np.ndarray]]) -> Iterator[MasksUpdate]:
+        """Updates that set which tokens slots allow, int32 ``[ceil(V / 32)]`` each."""
+        small, large = MASKS_AN_UPDATE
+        for batch in itertools.batched(rows, large):
+            count = small if len(batch) <= small else large
+            slots = self._nowhere(count)
+            allowed = np.zeros((count, -(-self.vocab_size // 32)), np.int32)
+            for i, (slot, bits) in enumerate(batch):
+                slots[i], allowed[i] = slot, bits
+            yield MasksUpdate(slots, allowed)
 
     def counts(self, holders: Iterable[tuple[int, Request]]) -> Iterator[CountsUpdate]:
         """Updates that count all known tokens of new holders, and no others, in their slots."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.openai.errors import invalid
+from jaxinfer.serving.openai.errors import client_errors, invalid
 from jaxinfer.serving.openai.front import Front
 from jaxinfer.serving.openai.protocol.tools import NamedToolChoice, Tool, ToolChoice
 from jaxinfer.serving.parsers.answer import AnswerParser
@@ -104,11 +104,17 @@ def guided(params: SamplingParams, plan: AnswerPlan, state: ReasoningState) -> S
         state: of the prompt.
 
     Raises:
-        ApiError: 400: there is a grammar, and the engine has no guided decoding.
+        ApiError: 400: it has a grammar of its own, or one of its parameters goes with none.
     """
     if plan.forced is None or plan.tool_parser is None:
         return params
-    tool_grammar(
+    if params.structured_outputs is not None:
+        raise invalid(
+            "tool_choice 'required', a named function and strict tools are a grammar of their own; "
+            "leave out response_format and structured outputs",
+            "tool_choice",
+        )
+    grammar = tool_grammar(
         plan.tools,
         plan.forced,
         parser=plan.tool_parser,
@@ -116,8 +122,5 @@ def guided(params: SamplingParams, plan: AnswerPlan, state: ReasoningState) -> S
         parallel=plan.parallel,
         strict=plan.strict,
     )
-    raise invalid(
-        "tool_choice 'required', a named function and strict tools need guided decoding, which "
-        "this engine does not have; write tool_choice 'auto' and check the arguments",
-        "tool_choice",
-    )
+    with client_errors(("min_tokens",)):
+        return params.clone(structured_outputs=grammar)

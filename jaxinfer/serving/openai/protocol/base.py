@@ -4,14 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_NO_GRAMMARS = "structured outputs are not supported yet; leave it out and check the answer"
 _HINTS = {
-    "response_format": _NO_GRAMMARS,
-    "structured_outputs": _NO_GRAMMARS,
-    "guided_json": _NO_GRAMMARS,
-    "guided_regex": _NO_GRAMMARS,
-    "guided_choice": _NO_GRAMMARS,
-    "guided_grammar": _NO_GRAMMARS,
     "reasoning_effort": "efforts mean nothing to this model; write thinking_token_budget, or "
     "chat_template_kwargs.enable_thinking",
     "reasoning": "efforts mean nothing to this model; write thinking_token_budget, or "

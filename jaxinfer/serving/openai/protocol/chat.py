@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.answers import PromptLogprobs, Usage
-from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, hint
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxinfer.serving.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
 from jaxinfer.serving.openai.protocol.tools import (
     MAX_CALLS,
@@ -75,7 +75,6 @@ class ChatBody(SamplingFields):
     tools: Tools | None = Field(None, description="Written into the prompt.")
     tool_choice: ToolChoice | None = Field(None, description="'auto' where there are tools.")
     parallel_tool_calls: bool | None = Field(None, description="False keeps the first call only.")
-    response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"}.')
     modalities: list[Literal["text"]] | None = None
     include_reasoning: bool | None = Field(None, description="False leaves reasoning out.")
 
@@ -91,8 +90,6 @@ class ChatBody(SamplingFields):
     def check_together(self) -> None:
         """Refuse fields that contradict each other, as `SamplingFields`."""
         super().check_together()
-        if self.response_format is not None and self.response_format != {"type": "text"}:
-            raise invalid(hint("response_format"), "response_format")
         check_tools(self.tools or (), self.tool_choice)
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs goes with logprobs: true", "top_logprobs")

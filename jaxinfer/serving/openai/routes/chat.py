@@ -92,7 +92,14 @@ async def _job(
         add_special_tokens=False,  # the template has written them already
         cache_salt=body.cache_salt,
     )
-    return Job(prompt=prompt, params=params, label=label, priority=body.priority or 0), state
+    job = Job(
+        prompt=prompt,
+        params=params,
+        label=label,
+        priority=body.priority or 0,
+        grammar_field="tools" if plan.forced else body.grammar_field,
+    )
+    return job, state
 
 
 def _answer(body: ChatBody, output: RequestOutput, choices: ChatChoices) -> dict[str, object]:

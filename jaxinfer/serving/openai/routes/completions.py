@@ -102,6 +102,7 @@ async def _jobs(
             label=f"{label}-{i}",
             priority=body.priority or 0,
             prefill_only=prefill_only,
+            grammar_field=body.grammar_field,
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -85,7 +85,9 @@ async def _job(
     (prompt,) = await front.prompts.read(
         [text], name="input", add_special_tokens=False, cache_salt=body.cache_salt
     )
-    return Job(prompt=prompt, params=guided(params, plan, state), label=label), state
+    params = guided(params, plan, state)
+    grammar_field = "tools" if plan.forced else None
+    return Job(prompt=prompt, params=params, label=label, grammar_field=grammar_field), state
 
 
 def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> ResponsesAnswer:
