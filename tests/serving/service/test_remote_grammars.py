@@ -78,9 +78,11 @@ def test_waiting_for_a_grammar_takes_a_place_in_the_queue():
 
     async def main():
         limits = ServiceLimits(max_waiting_requests=1)
-        async with service(compiler, limits=limits, max_num_seqs=1).connected() as llm:
+        toy = service(compiler, limits=limits, max_num_seqs=1)
+        async with toy.connected() as llm:
             held = [asyncio.create_task(collect(llm, [1], guided(regex="ab"))) for _ in range(2)]
-            await asyncio.sleep(0.05)
+            while toy.driver.num_compiling < 2:
+                await asyncio.sleep(0.01)
             with pytest.raises(QueueFullError):
                 await collect(llm, [1], GREEDY)
             compiler.may_go_on.set()
