@@ -5,7 +5,7 @@ that the parser of that form reads what the grammar admits.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.serving.parsers.argument_types import ArgumentTypes
@@ -13,11 +13,13 @@ from jaxinfer.serving.parsers.reasoning import ReasoningState
 
 # As json.dumps writes; free white space would let a weak model write nothing else.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_REASONING: Mapping[ReasoningState, str] = {
-    "open": "reasoning ",
-    "possible": '("<think>" reasoning)? ',
-    "over": "",
-}
+_THINK, _END_OF_THINKING = "<think>", "</think>"
+_CALL, _END_OF_CALL = "<tool_call>", "</tool_call>"
+TAGS = (_THINK, _END_OF_THINKING, _CALL, _END_OF_CALL)
+"""Tags that a model may have as tokens of their own."""
+
+_Tag = Callable[[str], str]
+"""A tag as the grammar writes it: by its name if it is a token, or else as text."""
 
 
 def tool_grammar(
@@ -28,6 +30,7 @@ def tool_grammar(
     reasoning: ReasoningState = "over",
     parallel: bool = True,
     strict: Sequence[str] = (),
+    tokens: Collection[str] = (),
 ) -> dict[str, str]:
     """A grammar, as the field `grammar` of structured outputs.
 
@@ -40,6 +43,8 @@ def tool_grammar(
         parallel: several calls may follow each other; never where a function is named.
         strict: names of the functions whose arguments follow their schema where `choice` is "auto";
             otherwise all do.
+        tokens: those of `TAGS` that are tokens of their own; llguidance takes them for special
+            ones, which no text matches.
 
     Raises:
         ValueError: `choice` names none of the tools.
@@ -53,43 +58,52 @@ def tool_grammar(
     if choice == "auto":
         functions = [f if f["name"] in strict else {**f, "parameters": None} for f in functions]
     writer = _coder_call if parser == "qwen3_coder" else _hermes_call
-    bodies = [writer(i, function) for i, function in enumerate(functions)]
+
+    def tag(text: str) -> str:
+        return text if text in tokens else json.dumps(text)
+
+    bodies = [writer(i, function, tag) for i, function in enumerate(functions)]
     rules = list(dict.fromkeys(rule for _, more in bodies for rule in more))
     body = " | ".join(f"body_{i}" for i in range(len(bodies)))
     rules += [f"body_{i}: {text}" for i, (text, _) in enumerate(bodies)]
     rules.append(f"body: {body}")
+    rules.append(r"TEXT: /(.|\n)*/")
+    start = ""
     if reasoning != "over":
-        rules.append(r"reasoning[lazy]: /(.|\n)*<\/think>/")
+        rules.append(_up_to("reasoning", _END_OF_THINKING, tokens))
         rules.append(r"BREAKS: /\n{0,2}/")
-    start = _REASONING[reasoning]
+        start = "reasoning " if reasoning == "open" else f"({tag(_THINK)} reasoning)? "
     if choice == "auto":
-        # Text up to the tag is one lexeme with it, so that a tag in a text is always a call.
-        rules += [
-            'call[lazy]: TEXT "<tool_call>"',
-            r"TEXT: /(.|\n)*/",
-            "tail: TEXT",
-        ]
+        rules += [_up_to("call", _CALL, tokens), "tail: TEXT"]
         start += "(call body)* tail" if parallel else "(call body | tail)"
     else:
-        rules.append('call: "<tool_call>" body')
+        rules.append(f"call: {tag(_CALL)} body")
         breaks = "BREAKS " if start else ""
         start += f"{breaks}call" + (' ("\\n" call)*' if parallel and not is_named else "")
     return {"grammar": "\n".join(["%llguidance {}", f"start: {start}", *rules, ""])}
 
 
-def _hermes_call(_: int, function: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _up_to(name: str, end: str, tokens: Collection[str]) -> str:
+    """A rule of any text up to a tag, and the tag."""
+    if end in tokens:
+        return f"{name}: TEXT {end}"
+    # One lexeme, so that the first tag is always the end.
+    return f"{name}[lazy]: TEXT {json.dumps(end)}"
+
+
+def _hermes_call(_: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
     """A rule's text after `<tool_call>`, and the rules that it needs."""
     name = json.dumps(function["name"], ensure_ascii=False)
     begin = json.dumps(f'\n{{"name": {name}, "arguments": ', ensure_ascii=False)
     schema = {"type": "object", **(function.get("parameters") or {})}
-    return f'{begin} {_json(schema)} "}}\\n</tool_call>"', []
+    return f'{begin} {_json(schema)} "}}\\n" {tag(_END_OF_CALL)}', []
 
 
-def _coder_call(index: int, function: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _coder_call(index: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
     """The same with a tag for each argument, in the schema's order."""
     schema = function.get("parameters") or {}
     begin = json.dumps(f"\n<function={function['name']}>\n", ensure_ascii=False)
-    end = '"</function>\\n</tool_call>"'
+    end = f'"</function>\\n" {tag(_END_OF_CALL)}'
     if not schema.get("properties"):
         anything = "" if "properties" in schema else f"any_{index}* "
         rule = f'any_{index}: "<parameter=" /[^<>\\n]{{1,64}}/ ">\\n" text'

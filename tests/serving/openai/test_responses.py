@@ -199,7 +199,6 @@ def test_reasoning_may_be_left_out(engine, make_client):
         ({"temperature": True}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [WEATHER] * 2}, "tools"),
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "input"),
         ({"text": {"format": {"type": "json_object"}}}, "text"),

@@ -12,6 +12,13 @@ USER = {"role": "user", "content": "Tell me the weather in Naples, please."}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Current weather", "parameters": CITY}
 TOOLS = [{"type": "function", "function": WEATHER}]
+CITIES = ["Oslo", "Lima"]
+ENUM_CITY = CITY | {"properties": {"city": {"enum": CITIES}}, "additionalProperties": False}
+ENUM = {"type": "function", "function": WEATHER | {"parameters": ENUM_CITY}}
+UNKNOWN_KEYWORD = {
+    "type": "function",
+    "function": WEATHER | {"parameters": CITY | {"properties": {"city": {"not": {}}}}},
+}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 GREEDY = {"model": "tiny", "messages": [USER], "temperature": 0}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "東京 👨‍👩‍👧"}}\n</tool_call>'
@@ -237,9 +244,8 @@ def test_parsers_are_the_operators_to_choose(script):
     [
         ({"tool_call_parser": "none"}, {}, "--tool-call-parser"),
         ({"enable_auto_tool_choice": False}, {}, "--enable-auto-tool-choice"),
-        ({}, {"tool_choice": "required"}, "guided decoding"),
-        ({}, {"tool_choice": NAMED}, "guided decoding"),
-        ({}, {"tools": [{"type": "function", "function": WEATHER | {"strict": True}}]}, "guided"),
+        ({}, {"tool_choice": NAMED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({}, {"tools": [UNKNOWN_KEYWORD], "tool_choice": "required"}, "tools"),
     ],
 )
 def test_what_can_not_be_done_is_said_at_once(make_client, settings, fields, said):
@@ -247,6 +253,18 @@ def test_what_can_not_be_done_is_said_at_once(make_client, settings, fields, sai
     answer = make_client(**settings).post("/v1/chat/completions", body)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_must_come_comes_and_fits_its_schema(live, choice):
+    story = {"role": "user", "content": "Once upon a time"}
+    fields = GREEDY | {"messages": [story], "tools": [ENUM], "tool_choice": choice}
+    whole, reason = plain(live.create, **fields)
+    assert reason == "tool_calls"
+    (call,) = whole["tool_calls"]
+    assert call["name"] == "get_weather"
+    assert json.loads(call["arguments"])["city"] in CITIES
+    assert streamed(live.create, **fields) == (whole, reason)
 
 
 def test_auto_may_be_off_and_none_still_goes(make_client):

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.parsers.answer import parse_answer
-from jaxinfer.serving.parsers.grammar import tool_grammar
+from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -108,6 +110,22 @@ def test_calls_of_qwen3_coder(tokenizer, text, choice, is_admitted):
         assert len(answer.tool_calls) == text.count("<tool_call>")
         days = [json.loads(call.arguments).get("days") for call in answer.tool_calls]
         assert days[-1] == 2
+
+
+@pytest.mark.parametrize("choice", ["required", "weather", "auto"])
+def test_tags_that_are_tokens_are_named_as_such(choice):
+    """What is forced is admitted, where the tags are special tokens and where they are text."""
+    vocabulary = Tokenizer.from_directory(BUNDLED_MODEL)
+    tokens = [tag for tag in TAGS if vocabulary.token_to_id(tag) is not None]
+    assert tokens == list(TAGS)
+    own = llguidance.LLTokenizer(vocabulary.to_json(), n_vocab=2048, eos_token=[2041])
+    options = {"reasoning": "possible", "strict": ["weather"], "tokens": tokens}
+    for text in (WEATHER, f"<think>\nhm\n</think>\n\n{WEATHER}"):
+        assert admits(own, text, choice, **options)
+    assert not admits(own, WRONG, choice, **options)
+    grammar = tool_grammar(TOOLS, "weather", parser="hermes", tokens=tokens)["grammar"]
+    matcher = llguidance.LLMatcher(own, grammar)
+    assert matcher.try_consume_tokens(forced := matcher.compute_ff_tokens()) == len(forced) > 1
 
 
 def test_a_function_that_is_no_tool_is_refused():

@@ -9,7 +9,7 @@ from jaxinfer.serving.openai.errors import client_errors, invalid
 from jaxinfer.serving.openai.front import Front
 from jaxinfer.serving.openai.protocol.tools import NamedToolChoice, Tool, ToolChoice
 from jaxinfer.serving.parsers.answer import AnswerParser
-from jaxinfer.serving.parsers.grammar import tool_grammar
+from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
 from jaxinfer.serving.parsers.reasoning import ReasoningState
 
 
@@ -25,6 +25,7 @@ class AnswerPlan:
         forced: "required", "auto" for calls as strict tools want them, or a function's name: calls
             need a grammar. None if they need none.
         strict: names of strict tools.
+        tag_tokens: tags that the model has as tokens of their own.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -33,6 +34,7 @@ class AnswerPlan:
     parallel: bool = True
     forced: str | None = None
     strict: Sequence[str] = ()
+    tag_tokens: Sequence[str] = ()
 
     def parser(self, state: ReasoningState) -> AnswerParser:
         """A parser for one answer to a prompt that ends in this state."""
@@ -79,6 +81,7 @@ def plan_answer(
             "--enable-auto-tool-choice",
             "tool_choice",
         )
+    tokenizer = front.engine.tokenizer
     strict = [tool.function.name for tool in tools if tool.function.strict]
     forced = None
     if isinstance(choice, NamedToolChoice):
@@ -92,6 +95,7 @@ def plan_answer(
         parallel=parallel is not False,
         forced=forced,
         strict=strict,
+        tag_tokens=[tag for tag in TAGS if tokenizer and tokenizer.token_to_id(tag) is not None],
     )
 
 
@@ -121,6 +125,7 @@ def guided(params: SamplingParams, plan: AnswerPlan, state: ReasoningState) -> S
         reasoning=state if plan.reasoning_parser else "over",
         parallel=plan.parallel,
         strict=plan.strict,
+        tokens=plan.tag_tokens,
     )
     with client_errors(("min_tokens",)):
         return params.clone(structured_outputs=grammar)
