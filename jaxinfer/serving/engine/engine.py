@@ -214,6 +214,17 @@ class Engine:
         """Always: all of it lies in this process."""
         return True
 
+    def prepare_sleep(self) -> None:
+        """Read what is in flight and requeue unfinished requests with the tokens that they have.
+
+        Raises:
+            StepError: the engine has failed for good.
+        """
+        self.check_alive()
+        self._read_steps(leave=0)
+        self._requests.collect()
+        self._scheduler.requeue_all()
+
     def sleep(self, *, keep_params: bool) -> None:
         """Give back the device memory between two steps.
 
@@ -226,10 +237,7 @@ class Engine:
             Exception: the host lacks the memory; no array was given back.
             StepError: the engine has failed for good.
         """
-        self.check_alive()
-        self._read_steps(leave=0)
-        self._requests.collect()
-        self._scheduler.requeue_all()
+        self.prepare_sleep()
         self._runner.sleep(keep_params=keep_params)
 
     def wake_params(self) -> None:
