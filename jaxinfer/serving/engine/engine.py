@@ -222,6 +222,17 @@ class Engine:
         """Always true: all device memory belongs to this process."""
         return True
 
+    def prepare_sleep(self) -> None:
+        """Read what is in flight and requeue unfinished requests with the tokens that they have.
+
+        Raises:
+            StepError: the engine has failed for good.
+        """
+        self.check_alive()
+        self._read_steps(leave=0)
+        self._requests.collect()
+        self._scheduler.requeue_all()
+
     def sleep(self, *, keep_params: bool) -> None:
         """Release the device memory between two steps.
 
@@ -234,10 +245,7 @@ class Engine:
             Exception: the host lacks the memory; no array was released.
             StepError: the engine has failed for good.
         """
-        self.check_alive()
-        self._read_steps(leave=0)
-        self._requests.collect()
-        self._scheduler.requeue_all()
+        self.prepare_sleep()
         self._runner.sleep(keep_params=keep_params)
 
     def wake_params(self) -> None:

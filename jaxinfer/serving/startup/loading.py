@@ -111,11 +111,11 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
     mesh = source.mesh or mesh_of(source.params)
     group = meet() if mesh is None or spans_processes(mesh) else None
     if group is None:
-        return _load(config, source, None)
+        return _load(config, source.made(config), None)
     try:
         with group.reporting_failures():
-            group.require_same(describe_environment())
-            return _load(config, source, group)
+            group.require_same(describe_environment() | source.describe())
+            return _load(config, source.made(config), group)
     except BaseException:
         group.close()
         raise
