@@ -27,5 +27,7 @@ def test_spans_lie_within_the_loop_and_do_not_overlap():
     assert len(PHASES) == END
     for row in ROWS:
         ends = [0, *(span.end for span in row.spans)]
-        assert all(end <= span.first < span.end <= END for end, span in zip(ends, row.spans))
+        assert all(
+            end <= span.first < span.end <= END for end, span in zip(ends, row.spans, strict=False)
+        )
     ET.fromstring(draw())
