@@ -52,4 +52,4 @@ def _scores(token_ids, count):
     if count is None:
         return None
     score = Logprob(float("-inf"), None, None)
-    return [{each: score for each in (own, *range(count))} for own in token_ids]
+    return [dict.fromkeys((own, *range(count)), score) for own in token_ids]
