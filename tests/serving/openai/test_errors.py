@@ -155,6 +155,7 @@ def test_a_completion_that_cannot_be_run_is_refused_by_name(client, body, param)
         ({"max_completion_tokens": 5}, "max_tokens"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": []}, "functions"),
+        ({"include_reasoning": 1.0}, "include_reasoning"),
     ],
 )
 def test_a_conversation_that_cannot_be_run_is_refused_by_name(client, fields, param):

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.answers import PromptLogprobs, Usage
-from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, hint
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, OnlyTrue, Refused, hint
 from jaxinfer.serving.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
 
 MAX_MESSAGES = 4096
@@ -64,7 +64,7 @@ class ChatBody(SamplingFields):
     tool_choice: Any = Field(None, description="Only 'none': calls are not parsed yet.")
     response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"}.')
     modalities: list[Literal["text"]] | None = None
-    include_reasoning: Literal[True] | None = None
+    include_reasoning: OnlyTrue = None
 
     parallel_tool_calls: Ignored = None
     prediction: Ignored = None
