@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer.serving.openai.disconnects import while_connected
-from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation
+from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation, invalid
 from jaxinfer.serving.openai.json_body import check_media_type, decode
 from jaxinfer.serving.openai.protocol.base import hint
 
@@ -27,9 +27,11 @@ class ApiRoute(APIRoute):
         handler = super().get_route_handler()
         body = self.body_field.field_info.annotation if self.body_field else None
         model = body if isinstance(body, type) and issubclass(body, BaseModel) else None
+        parameters = [each.alias for each in self.dependant.query_params]
 
         async def handle(request: Request) -> Response:
             try:
+                _check_parameters(request, parameters)
                 checked = await _with_json(request) if model else request
                 return await while_connected(handler(checked), request.receive)
             except RequestValidationError as error:
@@ -38,6 +40,18 @@ class ApiRoute(APIRoute):
                 return as_api_error(error).response()
 
         return handle
+
+
+def _check_parameters(request: Request, known: list[str]) -> None:
+    """Refuse what a route with parameters does not know; the other routes have no use for any.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in request.query_params if known else ():
+        if name not in known:
+            choices = ", ".join(known)
+            raise invalid(f"unknown parameter {name[:100]!r}; this route has {choices}", name[:100])
 
 
 class _JsonRequest(Request):

@@ -20,6 +20,7 @@ from jaxinfer.serving.service.engine_link import EngineLink
 from jaxinfer.serving.service.messages import Add, End, Step
 from jaxinfer.serving.service.metrics import metrics_from_message
 from jaxinfer.serving.service.open_stream import OpenStream
+from jaxinfer.serving.service.scores import unpack_scores
 
 LONGEST_SILENCE_S = 30.0
 """The engine's process answers pings at all times but while it traces a program, for seconds."""
@@ -294,12 +295,13 @@ class RemoteLLM:
 
     def _take_step(self, step: Step) -> None:
         most = self._description.limits.max_undelivered_tokens
+        scores = [unpack_scores(each) for each in step.scores]
         for row in step.rows:
             stream = self._streams.get(row.number)
             if stream is None:
                 continue
             self._weight_version = max(self._weight_version, row.weight_version)
-            self._end_in_engine(row.number, stream.take(row, step.time))
+            self._end_in_engine(row.number, stream.take(row, step.time, scores))
             if stream.num_undelivered > most:
                 reason = f"its reader left more than {most} tokens untaken"
                 self._end_in_engine(row.number, stream.end("abort", reason))

@@ -139,6 +139,9 @@ def test_what_an_engine_can_do_is_done_and_the_rest_is_a_501(make_client, engine
         answer = client.post(f"/sleep?{name}={value}", headers=HEADERS)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == name
+    answer = client.post("/sleep?levl=2", headers=HEADERS)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "levl"
     assert post("/pause") == 501
     assert post("/start_profile") == 501
     assert client.get("/is_sleeping", headers=HEADERS).json() == {"is_sleeping": True}

@@ -182,6 +182,7 @@ NAMED = {"type": "function", "function": {"name": "g"}}
         ({"max_completion_tokens": 5}, "max_tokens"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": []}, "functions"),
+        ({"include_reasoning": 1.0}, "include_reasoning"),
     ],
 )
 def test_a_conversation_that_cannot_be_run_is_refused_by_name(client, fields, param):

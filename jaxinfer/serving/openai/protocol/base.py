@@ -1,8 +1,8 @@
 """What all bodies of requests share: strict types, and fields that are refused or ignored."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 _HINTS = {
     "reasoning_effort": "efforts mean nothing to this model; write thinking_token_budget, or "
@@ -20,6 +20,16 @@ _HINTS = {
     "prompt": "stored prompts are not supported; write input",
 }
 
+
+def _check_bool(value: Any) -> Any:
+    """A literal of pydantic's would take 0.0 for false."""
+    if value is not None and type(value) is not bool:
+        raise ValueError("must be true or false")
+    return value
+
+
+OnlyTrue = Annotated[Literal[True] | None, BeforeValidator(_check_bool)]
+OnlyFalse = Annotated[Literal[False] | None, BeforeValidator(_check_bool)]
 Refused = Annotated[None, Field(description="Not supported: any value but null is refused.")]
 Ignored = Annotated[Any, Field(description="Accepted, and without effect.")]
 

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.sampling_params import MAX_TEMPERATURE
 from jaxinfer.serving.openai.errors import invalid
-from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, StreamOptions
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, OnlyFalse, Refused, StreamOptions
 from jaxinfer.serving.openai.protocol.chat import MAX_MESSAGES, Message, TextPart
 from jaxinfer.serving.openai.protocol.sampling import Count
 from jaxinfer.serving.openai.protocol.tools import (
@@ -128,7 +128,7 @@ class ResponsesBody(Body):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: Count | None = None
-    background: Literal[False] | None = None
+    background: OnlyFalse = None
     truncation: Literal["disabled"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None

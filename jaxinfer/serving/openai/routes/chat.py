@@ -50,7 +50,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, body, choices, Chunks(begin)),
+            _events(outputs, body, choices, Chunks(begin, body.stream_options)),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
@@ -119,18 +119,16 @@ def _answer(body: ChatBody, output: RequestOutput, choices: ChatChoices) -> dict
 async def _events(
     outputs: Outputs, body: ChatBody, choices: ChatChoices, chunks: Chunks
 ) -> AsyncGenerator[bytes]:
-    options = body.stream_options
-    each_has_usage = bool(options and options.continuous_usage_stats)
     count = UsageCount()
     async for index, output in outputs:
         count.add(index, output)
-        usage = count.usage() if each_has_usage else None
+        usage = count.usage() if chunks.each_has_usage else None
         # One write for all that came at once.
         yield b"".join(
             chunks.event(part, usage)
             for completion in output.outputs
             for part in choices.stream(completion)
         )
-    if options and options.include_usage:
+    if chunks.ends_with_usage:
         yield chunks.event(None, count.usage())
     yield DONE
