@@ -104,6 +104,12 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="serve /tokenizer_info, which shows the chat template",
     )
     group.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve a chat page at / (default: True)",
+    )
+    group.add_argument(
         "--api-server-count",
         type=positive_integer,
         metavar="COUNT",
@@ -212,6 +218,7 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
         "tool_call_parser": arguments.tool_call_parser,
         "reasoning_parser": arguments.reasoning_parser,
+        "page": arguments.page,
     }
 
 

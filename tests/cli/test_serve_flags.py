@@ -67,6 +67,7 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "enable_auto_tool_choice": False,
         "tool_call_parser": "qwen3_coder",
         "reasoning_parser": "none",
+        "page": True,
     }
     assert (plan.num_front_ends, plan.shutdown_timeout) == (3, 2.0)
     assert plan.engine["socket"] == plan.front_end["socket"]
@@ -83,6 +84,10 @@ def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
     assert plan.front_end["http"]["reasoning_parser"] == "auto"
     assert plan.front_end["http"]["enable_auto_tool_choice"] is True
     assert parsed().port == 8000
+
+
+def test_the_page_can_be_left_out():
+    assert http_settings(parsed("--no-page"))["page"] is False
 
 
 def test_no_online_is_the_users_choice(plans):
