@@ -26,8 +26,7 @@ def test_every_colour_of_the_light_picture_has_one_for_the_dark():
 def test_spans_lie_within_the_loop_and_do_not_overlap():
     assert len(PHASES) == END
     for row in ROWS:
-        ends = [0, *(span.end for span in row.spans)]
-        assert all(
-            end <= span.first < span.end <= END for end, span in zip(ends, row.spans, strict=False)
-        )
+        borders = [border for span in row.spans for border in (span.first, span.end)]
+        assert borders == sorted(borders)
+        assert all(0 <= span.first < span.end <= END for span in row.spans)
     ET.fromstring(draw())
