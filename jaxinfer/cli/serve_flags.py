@@ -101,6 +101,12 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="serve /tokenizer_info, which shows the chat template",
     )
     group.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve a chat page at / (default: True)",
+    )
+    group.add_argument(
         "--api-server-count",
         type=positive_integer,
         metavar="COUNT",
@@ -184,6 +190,7 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "api_keys": arguments.api_key,
         "enable_admin": arguments.enable_admin,
         "enable_tokenizer_info": arguments.enable_tokenizer_info,
+        "page": arguments.page,
     }
 
 

@@ -13,10 +13,12 @@ from jaxinfer import __version__
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, as_api_error
 from jaxinfer.serving.openai.front import Front, Telemetry
-from jaxinfer.serving.openai.middleware.auth import OPEN_PATHS, Auth
+from jaxinfer.serving.openai.middleware.auth import PROBES, Auth
 from jaxinfer.serving.openai.middleware.body_limit import BodyLimit
 from jaxinfer.serving.openai.middleware.head import Head
 from jaxinfer.serving.openai.middleware.request_id import RequestId
+from jaxinfer.serving.openai.page import routes as page
+from jaxinfer.serving.openai.page.files import PAGE_PATHS
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes import (
     admin,
@@ -63,6 +65,8 @@ def create_app(
     routers = [health, completions, chat, responses, tokenization, unsupported]
     for each in routers:
         app.include_router(each.router)
+    if settings.page:
+        app.include_router(page.router)
     if settings.enable_tokenizer_info:
         app.include_router(tokenization.info_router)
     if settings.enable_admin:
@@ -72,7 +76,8 @@ def create_app(
     app.add_exception_handler(Exception, _answer)
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(Auth, keys=settings.api_keys)
+    open_paths = PROBES.union(PAGE_PATHS if settings.page else ())
+    app.add_middleware(Auth, keys=settings.api_keys, open_paths=open_paths)
     app.add_middleware(RequestId)
     app.add_middleware(Head)
     _document(app, has_keys=bool(settings.api_keys))
@@ -102,7 +107,7 @@ def _document(app: FastAPI, *, has_keys: bool) -> None:
         for path, methods in schema["paths"].items():
             for operation in methods.values():
                 operation["responses"].pop("422", None)
-                if has_keys and path not in OPEN_PATHS:
+                if has_keys and path not in PROBES:
                     operation["security"] = [{"key": []}]
         return schema
 

@@ -15,6 +15,7 @@ class ServerSettings:
         api_keys: any of these is let in; empty lets everybody in.
         enable_admin: serve the routes that change the engine; needs a key.
         enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
+        page: serve the chat page at `/`; its files need no key, what it asks for does.
         max_body_bytes: of a request.
         max_nesting: most levels of JSON in a request.
         keep_alive_seconds: of silence after which a stream gets a comment.
@@ -29,6 +30,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     enable_admin: bool = False
     enable_tokenizer_info: bool = False
+    page: bool = True
     max_body_bytes: int = 32 * _MIB
     max_nesting: int = 64
     keep_alive_seconds: float = 15.0
