@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.openai.http_server import serving
+from tests.serving.openai.page.conversation import post_chat
 from tests.serving.openai.page.scripted_engine import ScriptedEngine
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -25,7 +26,10 @@ def browser():
         pytest.skip(f"needs {CHROMIUM} (apt-get install chromium)")
     # Closed with the module: while it is open, no other event loop runs in this thread.
     with playwright.sync_playwright() as driver:
-        arguments = [*_ARGUMENTS.split(), "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        arguments = [
+            *_ARGUMENTS.split(),
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        ]
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield browser
         browser.close()
@@ -34,12 +38,11 @@ def browser():
 @pytest.fixture(scope="module")
 def site(browser, make_client, engine):
     """The URL of a server with the bundled model, and with scripts."""
-    client = make_client(ScriptedEngine(engine))
-    # Compiles what the page's requests run, which takes longer than a reader waits.
-    said = {"messages": [{"role": "user", "content": "hello"}]}
-    client.post("/v1/chat/completions", {**said, "logprobs": True, "top_logprobs": 5})
-    with serving(client.app) as port:
-        yield f"http://127.0.0.1:{port}/"
+    with serving(make_client(ScriptedEngine(engine)).app) as port:
+        url = f"http://127.0.0.1:{port}/"
+        # Compiles what the page's requests run, which takes longer than a reader waits.
+        post_chat(url, "hello", logprobs=True, top_logprobs=5)
+        yield url
 
 
 @pytest.fixture

@@ -1,4 +1,19 @@
-"""What a reader does on the page, and what they see."""
+"""What a reader does on the page, and what they see; and the same by the API alone."""
+
+import json
+import urllib.request
+
+
+def post_chat(site, text, **fields):
+    """The answer to a message."""
+    body = {"messages": [{"role": "user", "content": text}], **fields}
+    request = urllib.request.Request(
+        site + "v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
 
 
 def say(page, text):
@@ -30,8 +45,6 @@ def set_field(page, name, value):
 
 def events(*chunks):
     """A whole stream of a chat, of deltas."""
-    import json
-
     lines = [
         json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         for delta in chunks

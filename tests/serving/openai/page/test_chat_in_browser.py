@@ -7,7 +7,14 @@ import urllib.request
 import pytest
 
 from tests.serving.openai.http_server import serving
-from tests.serving.openai.page.conversation import answered, events, part, say, set_field
+from tests.serving.openai.page.conversation import (
+    answered,
+    events,
+    part,
+    post_chat,
+    say,
+    set_field,
+)
 from tests.serving.openai.page.scripted_engine import HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -38,15 +45,8 @@ def server_says(page, answers):
 def test_the_bundled_models_answer_is_the_apis_with_its_thinking_folded(page, site):
     set_field(page, "temperature", "0")
     answer = answered(page, SUM)
-    body = {"messages": [{"role": "user", "content": SUM}], "temperature": 0}
-    request = urllib.request.Request(
-        site + "v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as whole:
-        usage_and_text = json.load(whole)
-    text = usage_and_text["choices"][0]["message"]["content"]
+    whole = post_chat(site, SUM, temperature=0)
+    text = whole["choices"][0]["message"]["content"]
     thoughts, _, said = text.removeprefix("<think>").partition("</think>")
     assert thoughts.strip()
     assert part(answer, "content").text_content() == said.strip()
@@ -55,7 +55,7 @@ def test_the_bundled_models_answer_is_the_apis_with_its_thinking_folded(page, si
     assert not part(answer, "thoughts").is_visible()
     part(answer, "thinking-title").click()
     assert part(answer, "thoughts").is_visible()
-    tokens = usage_and_text["usage"]["completion_tokens"]
+    tokens = whole["usage"]["completion_tokens"]
     line = part(answer, "statistics").text_content()
     assert re.fullmatch(
         rf"{tokens} tokens · [\d.,]+ tok/s · first after [\d.]+ m?s · prompt \d+( \(\d+ cached\))?",
@@ -180,9 +180,10 @@ def test_tool_calls_are_shown_and_their_results_sent(page, bodies):
 
     first = {"tool_calls": [{"index": 0, "id": "c0", "function": {"name": "weather"}}]}
     second = {"tool_calls": [{"index": 1, "id": "c1", "function": {"name": "time"}}]}
-    stream = events(
-        first, call(0, arguments='{"city": '), call(0, arguments='"Prague"}'), second
-    ), events({"content": "Sunny."})
+    stream = (
+        events(first, call(0, arguments='{"city": '), call(0, arguments='"Prague"}'), second),
+        events({"content": "Sunny."}),
+    )
     server_says(page, [(200, each) for each in stream])
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
     set_field(page, "tools", json.dumps(tools))
