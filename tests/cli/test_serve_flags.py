@@ -63,6 +63,7 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "api_keys": ["k1", "k2"],
         "enable_admin": True,
         "enable_tokenizer_info": False,
+        "page": True,
     }
     assert (plan.num_front_ends, plan.shutdown_timeout) == (3, 2.0)
     assert plan.engine["socket"] == plan.front_end["socket"]
@@ -76,6 +77,10 @@ def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
     assert plan.announcement.startswith("jaxinfer serve: http://127.0.0.1:")
     assert plan.announcement.endswith("with model jaxinfer")
     assert parsed().port == 8000
+
+
+def test_the_page_can_be_left_out():
+    assert http_settings(parsed("--no-page"))["page"] is False
 
 
 def test_no_online_is_the_users_choice(plans):

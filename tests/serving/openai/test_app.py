@@ -47,7 +47,8 @@ def test_every_route_but_the_probes_needs_a_key(locked):
         assert (status == 401) == (path not in OPEN), path
         assert bool(operation.get("security")) == (path not in OPEN), path
     for path in ("/nope", "/openapi.json", "/docs", "/health/", "//health", "/health/../metrics"):
-        assert locked.get(path).status_code == 401, path
+        # With a host, or the client takes what follows two slashes for one.
+        assert locked.get(f"http://test{path}").status_code == 401, path
 
 
 @pytest.mark.parametrize(

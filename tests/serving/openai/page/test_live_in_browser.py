@@ -39,7 +39,7 @@ _CONTRASTS = """() => {
       const a = light(pixel(behind));
       const b = light(pixel([...behind, getComputedStyle(element, kind).color]));
       const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      found.push([ratio, `${element.tagName}.${element.className}: ${element.textContent.slice(0, 30)}`]);
+      found.push([ratio, element.outerHTML.slice(0, 80)]);
     }
   }
   return found;
@@ -199,7 +199,7 @@ def test_rates_are_what_counters_gain_and_a_pause_ends_reading(page, prefix):
         "finished": "1,234",
         "prompts": "–",
     }
-    assert page.locator("[data-figure=running] path").get_attribute("d").startswith("M")
+    assert page.locator("[data-figure=running] .line").get_attribute("d").startswith("M")
     page.get_by_role("button", name="Pause").click()
     count = len(scrapes)
     page.wait_for_timeout(1300)

@@ -7,31 +7,47 @@ const NAMESPACE = "http://www.w3.org/2000/svg";
 /** Starts empty; unknown values are gaps. */
 export class Sparkline {
   #values = [];
-  #path = document.createElementNS(NAMESPACE, "path");
+  #area = pathOf("area");
+  #line = pathOf("line");
 
   constructor() {
     this.element = document.createElementNS(NAMESPACE, "svg");
     this.element.setAttribute("viewBox", `0 0 ${MOST - 1} ${HEIGHT}`);
     this.element.setAttribute("preserveAspectRatio", "none");
     this.element.setAttribute("aria-hidden", "true");
-    this.element.append(this.#path);
+    this.element.append(this.#area, this.#line);
   }
 
   /** @param {number | null} value */
   add(value) {
     this.#values = [...this.#values, value].slice(-MOST);
+    const runs = runsOf(this.#points());
+    const lines = runs.map((run) => `M${run.map(([x, y]) => `${x} ${y}`).join("L")}`);
+    const areas = runs.map((run, index) => `${lines[index]}V${HEIGHT}H${run[0][0]}Z`);
+    this.#line.setAttribute("d", lines.join(""));
+    this.#area.setAttribute("d", areas.join(""));
+  }
+
+  #points() {
     const top = Math.max(...this.#values, 1e-9);
     const left = MOST - this.#values.length;
-    let pen = "M";
-    let path = "";
-    this.#values.forEach((each, index) => {
-      if (each === null) {
-        pen = "M";
-        return;
-      }
-      path += `${pen}${left + index} ${(HEIGHT - 1 - (each / top) * (HEIGHT - 3)).toFixed(2)}`;
-      pen = "L";
-    });
-    this.#path.setAttribute("d", path);
+    const height = (value) => (HEIGHT - 1 - (value / top) * (HEIGHT - 3)).toFixed(2);
+    return this.#values.map((value, index) => (value === null ? null : [left + index, height(value)]));
   }
+}
+
+/** Points in runs without gaps. */
+function runsOf(points) {
+  const runs = [[]];
+  for (const point of points) {
+    if (point) runs.at(-1).push(point);
+    else runs.push([]);
+  }
+  return runs.filter((run) => run.length);
+}
+
+function pathOf(name) {
+  const path = document.createElementNS(NAMESPACE, "path");
+  path.setAttribute("class", name);
+  return path;
 }
