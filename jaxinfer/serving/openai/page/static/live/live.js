@@ -42,7 +42,11 @@ export class Live {
   }
 
   async #refresh() {
-    if (!this.#isShown || this.#isPaused || this.#isAsking || document.hidden) return;
+    if (!this.#isShown || this.#isPaused || document.hidden) return;
+    if (this.#isAsking) {
+      state.textContent = "Waiting for the server…"; // it may be compiling
+      return;
+    }
     this.#isAsking = true;
     try {
       this.#draw(new Scrape(await readMetrics(), performance.now() / 1000));
