@@ -137,7 +137,6 @@ function bubble(text, from = "You") {
 }
 
 function faultOf(error) {
-  if (error instanceof ServerError) return error.message;
-  if (error instanceof TypeError) return "The connection broke before the answer ended.";
-  throw error;
+  if (!(error instanceof ServerError)) reportError(error); // a fault of this page
+  return error.message;
 }

@@ -23,11 +23,16 @@ export async function* chatChunks(body, signal) {
     body: JSON.stringify({ ...body, stream: true }),
     signal,
   });
-  for await (const data of eventData(response.body)) {
-    if (data === "[DONE]") return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new ServerError(chunk.error.message);
-    yield chunk;
+  try {
+    for await (const data of eventData(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ServerError(chunk.error.message);
+      yield chunk;
+    }
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    throw new ServerError("The connection broke before the answer ended.");
   }
   throw new ServerError("The server closed the connection before the answer ended.");
 }
