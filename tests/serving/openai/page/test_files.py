@@ -90,6 +90,9 @@ def test_modules_import_only_files_that_are_served():
         for name in re.findall(r'from "(.+?)"', file.read_text()):
             target = (file.parent / name).resolve().relative_to(STATIC.resolve()).as_posix()
             assert target in PAGE_PATHS.values(), f"{file.name} imports {name}"
+    loaded = re.findall(r'(?:src|href)="(?!data:)(.+?)"', (STATIC / "index.html").read_text())
+    assert len(loaded) > 4
+    assert {f"/{path}" for path in loaded} <= set(PAGE_PATHS)
 
 
 def test_the_wheel_takes_every_file():
