@@ -97,9 +97,9 @@ def test_plain_batches_run_no_program_of_grammars(tokenizer):
     with small_llm(tokenizer=tokenizer) as llm:
         compiled = llm._loaded.replicas[0].runner._compiled
         generate(llm, PROMPTS, GREEDY)
-        assert not any(isinstance(key, SetMasksKey) for key in compiled._compiled)
+        assert not any(isinstance(key, SetMasksKey) for key in compiled)
         generate(llm, PROMPTS, params_of({"regex": "a"}))
-        assert any(isinstance(key, SetMasksKey) for key in compiled._compiled)
+        assert any(isinstance(key, SetMasksKey) for key in compiled)
 
 
 FAULTS = [

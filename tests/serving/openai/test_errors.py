@@ -211,7 +211,7 @@ def test_an_unknown_model_is_a_404(client, path):
     refused(answer, "model", status=404)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/", "/v1/chat", "/../etc/passwd"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/completions/", "/v1/chat", "/../etc/passwd"])
 def test_an_unknown_route_is_a_json_404(client, path):
     refused(client.get(path), None, status=404)
 
