@@ -62,7 +62,10 @@ def test_the_bundled_models_answer_is_the_apis_with_its_thinking_folded(page, si
         line,
     )
     # Every token of the text is found, so that each has its alternatives.
-    assert "".join(part(answer, "content").locator(".token").all_text_contents()) == said.strip()
+    assert (
+        "".join(part(answer, "content").locator(".token").all_text_contents())
+        == message["content"].strip()
+    )
 
 
 def test_an_answer_grows_until_escape_stops_it(page, site):
