@@ -125,12 +125,18 @@ def test_a_tokens_alternatives_are_reached_by_arrow_keys(page):
     answer = answered(page, SUM)
     part(answer, "content").focus()
     box = page.get_by_role("tooltip")
-    for key, index in (("ArrowRight", 0), ("ArrowRight", 1), ("End", -1), ("ArrowLeft", -2)):
+    tokens = part(answer, "content").locator(".token")
+    last = tokens.count() - 1
+    for key, index in (
+        ("ArrowRight", 0),
+        ("ArrowRight", 1),
+        ("End", last),
+        ("ArrowLeft", last - 1),
+    ):
         page.keyboard.press(key)
-        page.locator(".token.current").wait_for()
+        tokens.nth(index).and_(page.locator(".current")).wait_for()
+        assert page.locator(".current").count() == 1
         box.wait_for()
-        tokens = part(answer, "content").locator(".token").all_text_contents()
-        assert page.locator(".token.current").text_content() == tokens[index]
     page.keyboard.press("Escape")
     box.wait_for(state="hidden")
 
