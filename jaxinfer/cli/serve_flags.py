@@ -1,6 +1,7 @@
 """The flags of `jaxinfer serve`, under vLLM's names, and what to do instead of vLLM's others."""
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,6 +97,11 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="serve routes that change the engine; needs --api-key",
     )
     group.add_argument(
+        "--profiler-dir",
+        metavar="DIR",
+        help="where /start_profile writes; needs --enable-admin (default: it answers 501)",
+    )
+    group.add_argument(
         "--enable-tokenizer-info",
         action="store_true",
         help="serve /tokenizer_info, which shows the chat template",
@@ -174,16 +180,20 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `ServerSettings` that the flags set, as JSON has them.
 
     Raises:
-        ValueError: --enable-admin without a key.
+        ValueError: --enable-admin without a key, or --profiler-dir without --enable-admin.
     """
     if arguments.enable_admin and not arguments.api_key:
         raise ValueError("--enable-admin needs --api-key, for its routes change the engine")
+    if arguments.profiler_dir is not None and not arguments.enable_admin:
+        raise ValueError("--profiler-dir needs --enable-admin, which serves /start_profile")
+    directory = arguments.profiler_dir
     names = arguments.served_model_name or [getattr(arguments, "model", None) or _BUNDLED_NAME]
     return {
         "served_model_names": names,
         "api_keys": arguments.api_key,
         "enable_admin": arguments.enable_admin,
         "enable_tokenizer_info": arguments.enable_tokenizer_info,
+        "profile_directory": None if directory is None else os.path.abspath(directory),
     }
 
 

@@ -33,7 +33,7 @@ class ServerSettings:
     max_nesting: int = 64
     keep_alive_seconds: float = 15.0
     template_kwargs: frozenset[str] = frozenset({"enable_thinking"})
-    profile_directory: Path | None = None
+    profile_directory: str | Path | None = None
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
