@@ -1,6 +1,7 @@
 """The flags of `jaxinfer serve`, under vLLM's names, and what to do instead of vLLM's others."""
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,11 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         "--enable-admin",
         action="store_true",
         help="serve routes that change the engine; needs --api-key",
+    )
+    group.add_argument(
+        "--profiler-dir",
+        metavar="DIR",
+        help="where /start_profile writes; needs --enable-admin (default: it answers 501)",
     )
     group.add_argument(
         "--enable-tokenizer-info",
@@ -205,10 +211,13 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `ServerSettings` that the flags set, as JSON has them.
 
     Raises:
-        ValueError: --enable-admin without a key.
+        ValueError: --enable-admin without a key, or --profiler-dir without --enable-admin.
     """
     if arguments.enable_admin and not arguments.api_key:
         raise ValueError("--enable-admin needs --api-key, for its routes change the engine")
+    if arguments.profiler_dir is not None and not arguments.enable_admin:
+        raise ValueError("--profiler-dir needs --enable-admin, which serves /start_profile")
+    directory = arguments.profiler_dir
     names = arguments.served_model_name or [getattr(arguments, "model", None) or _BUNDLED_NAME]
     return {
         "served_model_names": names,
@@ -219,6 +228,7 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "tool_call_parser": arguments.tool_call_parser,
         "reasoning_parser": arguments.reasoning_parser,
         "page": arguments.page,
+        "profile_directory": None if directory is None else os.path.abspath(directory),
     }
 
 

@@ -32,6 +32,7 @@ def plans(monkeypatch):
 def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
     line = (
         "some/model --port 0 --served-model-name a b --api-key k1 --api-key k2 --enable-admin "
+        "--profiler-dir /traces "
         "--api-server-count 3 --shutdown-timeout 2 --max-waiting-requests 5 --request-timeout 7 "
         "--max-undelivered-tokens 9 --dtype bfloat16 --tensor-parallel-size 2 --max-num-seqs 12 "
         "--gpu-memory-utilization 0.5 --block-size 32 --max-model-len 512 "
@@ -68,6 +69,7 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "tool_call_parser": "qwen3_coder",
         "reasoning_parser": "none",
         "page": True,
+        "profile_directory": "/traces",
     }
     assert (plan.num_front_ends, plan.shutdown_timeout) == (3, 2.0)
     assert plan.engine["socket"] == plan.front_end["socket"]
@@ -159,6 +161,8 @@ def test_a_flag_of_vllm_that_cannot_apply_says_what_to_do(flag, capsys):
 def test_admin_routes_need_a_key(capsys):
     assert serve.main(["--port", "0", "--enable-admin"]) == 1
     assert "--enable-admin needs --api-key" in capsys.readouterr().err
+    assert serve.main(["--port", "0", "--profiler-dir", "traces"]) == 1
+    assert "--profiler-dir needs --enable-admin" in capsys.readouterr().err
 
 
 def test_contradictions_of_the_engine_are_found_before_a_process_is_started(capsys, plans):

@@ -44,7 +44,7 @@ class ServerSettings:
     enable_auto_tool_choice: bool = True
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
-    profile_directory: Path | None = None
+    profile_directory: str | Path | None = None
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

@@ -226,6 +226,17 @@ class RemoteLLM:
         """Whether any part of the engine sleeps."""
         return await self._link.call("is_sleeping")
 
+    async def update_params(self, params: Any, **options: Any) -> None:
+        """Refused: weights do not go over the socket.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "weights can't be swapped in a service's engine: use AsyncLLM in the process that has "
+            "the new weights, or restart the service with them"
+        )
+
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what the engine's process does, until `stop_profile`."""
         await self._link.call("start_profile", str(directory))

@@ -156,6 +156,16 @@ def test_a_profile_is_written_where_the_operator_says(locked):
     assert any(locked.app.state.front.settings.profile_directory.rglob("*.pb"))
 
 
+def test_a_profile_that_cannot_be_written_is_a_clear_500(make_client, tmp_path):
+    (tmp_path / "file").write_text("")
+    client = make_client(
+        api_keys=KEYS, enable_admin=True, profile_directory=tmp_path / "file" / "traces"
+    )
+    answer = client.post("/start_profile", headers=HEADERS)
+    assert answer.status_code == 500
+    assert "can't write a profile" in answer.json()["error"]["message"]
+
+
 def test_tokenizer_info_is_what_prompts_are_made_with(locked, engine):
     info = locked.get("/tokenizer_info", headers=HEADERS).json()
     assert "messages" in info["chat_template"]
