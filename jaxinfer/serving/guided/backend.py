@@ -1,7 +1,6 @@
 """What of llguidance is used: the grammar library, an extra, whose lack is one clear error."""
 
 import functools
-import importlib
 from typing import Any
 
 _MISSING = "structured_outputs needs the package llguidance (pip install 'jaxinfer[guided]')"
@@ -15,6 +14,7 @@ def llguidance() -> Any:
         ImportError: it is not installed; says how to install it.
     """
     try:
-        return importlib.import_module("llguidance")
+        import llguidance as library
     except ImportError as error:
         raise ImportError(_MISSING, name="llguidance") from error
+    return library

@@ -216,8 +216,9 @@ class Runner:
             self.reset_cache()
         self._swap(schedule)
         batch = self._builder.build(schedule)
-        self._slots = self._writer.edits(self._slots, batch.edits)
-        self._slots = self._writer.counts(self._slots, batch.counts)
+        if batch.edits or batch.counts:
+            self._slots = self._writer.edits(self._slots, batch.edits)
+            self._slots = self._writer.counts(self._slots, batch.counts)
         packed, sampling = upload((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_multi_step(schedule, batch, packed, sampling)

@@ -107,7 +107,7 @@ def test_only_what_sleeps_is_woken(driven):
         driver.call(lambda: driver.wake_up(None))
     driver.call(lambda: driver.sleep(1, "keep"))
     driver.call(lambda: driver.wake_up(["weights"]))
-    with pytest.raises(RuntimeError, match="weights does not sleep; asleep: kv_cache, scheduling"):
+    with pytest.raises(RuntimeError, match="weights is not asleep; asleep: kv_cache, scheduling"):
         driver.call(lambda: driver.wake_up(["weights"]))
     assert driver.is_sleeping
     driver.call(lambda: driver.wake_up(["kv_cache"]))

@@ -139,7 +139,7 @@ def test_a_slot_s_mask_is_all_that_its_row_may_draw_from(data: st.DataObject) ->
         structured_outputs={"regex": "a"},
     )
     row = prepare_row(params, seed=1, vocab_size=VOCAB, prompt_token_ids=[1])
-    state = _state_of([(slot, row.edits, frozenset()) for slot in range(SLOTS)])
+    state = _state_of([(slot, row.edits, LateEdits()) for slot in range(SLOTS)])
     (update,) = jax.tree.map(jnp.asarray, list(UPDATES.masks(rows)))
     allowed = set_masks_jitted(state.edits.allowed, *update)
     state = state._replace(edits=state.edits._replace(allowed=allowed))
