@@ -17,7 +17,7 @@ def test_the_student_comes_nearer_to_its_teacher():
     distill = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(distill)
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam adds floats to its count
-        steps = list(distill.distill(4, distill.PROMPTS[:2], samples=2))
-    assert [each.step for each in steps] == [1, 2, 3, 4]
+        steps = list(distill.distill(4, distill.PROMPTS[:2], distill.HELD_OUT[:2], samples=2))
+    assert [each.step for each in steps] == [0, 1, 2, 3, 4]
     assert steps[-1].kl < steps[0].kl
     assert all(each.text for each in steps)
