@@ -12,7 +12,7 @@ from starlette.responses import Response
 from jaxinfer import __version__
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, as_api_error
-from jaxinfer.serving.openai.front import Front, Telemetry
+from jaxinfer.serving.openai.front import Front
 from jaxinfer.serving.openai.middleware.auth import OPEN_PATHS, Auth
 from jaxinfer.serving.openai.middleware.body_limit import BodyLimit
 from jaxinfer.serving.openai.middleware.head import Head
@@ -29,6 +29,7 @@ from jaxinfer.serving.openai.routes import (
 )
 from jaxinfer.serving.openai.routes.common import ERRORS
 from jaxinfer.serving.openai.settings import ServerSettings
+from jaxinfer.serving.telemetry.telemetry import Telemetry
 
 
 def create_app(
@@ -39,9 +40,9 @@ def create_app(
     Args:
         engine: takes the requests.
         settings: of this front end.
-        telemetry: makes `/metrics`; None shows the engine's counts alone.
+        telemetry: counts requests for `/metrics`; left out, those of this application alone.
     """
-    front = Front(engine, settings, telemetry)
+    front = Front(engine, settings, telemetry or Telemetry(settings.model_name))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

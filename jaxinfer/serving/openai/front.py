@@ -2,20 +2,19 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
-from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, client_errors, presentable
 from jaxinfer.serving.openai.merging import merged
 from jaxinfer.serving.openai.prompts import Prompts
 from jaxinfer.serving.openai.settings import ServerSettings
 from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.telemetry.telemetry import Telemetry
 
 _FIELDS = frozenset(
     [
@@ -38,20 +37,6 @@ _FIELDS = frozenset(
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput]]
 """Outputs of a request's prompts as they come, each with its prompt's index."""
-
-
-class Telemetry(Protocol):
-    """Counts what a front end's clients see."""
-
-    def watch(
-        self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
-    ) -> AsyncGenerator[RequestOutput]:
-        """The outputs of one request, counted; with `delta` each is what is new."""
-        ...
-
-    def render(self, engine_metrics: Iterable[Metric]) -> bytes:
-        """Everything in Prometheus' text format."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +64,11 @@ class Front:
     Args:
         engine: runs the requests.
         settings: of this front end.
-        telemetry: counts them; may be None.
+        telemetry: counts what their clients see.
     """
 
     def __init__(
-        self, engine: EngineClient, settings: ServerSettings, telemetry: Telemetry | None
+        self, engine: EngineClient, settings: ServerSettings, telemetry: Telemetry
     ) -> None:
         self.engine = engine
         self.settings = settings
@@ -141,8 +126,6 @@ class Front:
             raise
         except RuntimeError as error:  # closed, asleep or paused: it may be back
             raise ApiError(503, str(error), code="engine_unavailable") from None
-        if self.telemetry is None:
-            return outputs
         is_delta = job.params.output_kind == RequestOutputKind.DELTA
         return self.telemetry.watch(outputs, delta=is_delta)
 

@@ -1,7 +1,7 @@
 """How every route runs: strict JSON in, JSON errors out, and no work for a client that has gone."""
 
 import difflib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer.serving.openai.disconnects import while_connected
-from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation
+from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation, invalid
 from jaxinfer.serving.openai.json_body import check_media_type, decode
 from jaxinfer.serving.openai.protocol.base import hint
 
@@ -27,9 +27,12 @@ class ApiRoute(APIRoute):
         handler = super().get_route_handler()
         body = self.body_field.field_info.annotation if self.body_field else None
         model = body if isinstance(body, type) and issubclass(body, BaseModel) else None
+        parameters = [parameter.alias for parameter in self.dependant.query_params]
 
         async def handle(request: Request) -> Response:
             try:
+                if parameters:  # other routes have no use for any, so that a probe may add some
+                    _check_query(request, parameters)
                 checked = await _with_json(request) if model else request
                 return await while_connected(handler(checked), request.receive)
             except RequestValidationError as error:
@@ -55,14 +58,24 @@ async def _with_json(request: Request) -> Request:
     return _JsonRequest(request, body, decode(body, request.app.state.max_nesting))
 
 
+def _check_query(request: Request, parameters: list[str]) -> None:
+    for name in request.query_params:
+        if name not in parameters:
+            raise invalid(_unknown("parameter", name, parameters), name[:100])
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name[:100], known, n=1)
+    also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
+    return f"unknown {what} {name[:100]!r}{also}"
+
+
 def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> ApiError:
     fields = list(model.model_fields) if model else None
 
     def explain(field: str, kind: str) -> str | None:
         if kind == "extra_forbidden":
-            near = difflib.get_close_matches(field[:100], fields or (), n=1)
-            also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
-            return f"unknown field {field[:100]!r}{also}"
+            return _unknown("field", field, fields or ())
         return hint(field) if kind == "none_required" else None
 
     return from_validation(error, fields, explain)

@@ -139,6 +139,9 @@ def test_what_an_engine_can_do_is_done_and_the_rest_is_a_501(make_client, engine
         answer = client.post(f"/sleep?{name}={value}", headers=HEADERS)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == name
+    typo = client.post("/pause?mdoe=keep", headers=HEADERS)  # would abort what runs
+    assert typo.status_code == 400
+    assert "did you mean 'mode'?" in typo.json()["error"]["message"]
     assert post("/pause") == 501
     assert post("/start_profile") == 501
     assert client.get("/is_sleeping", headers=HEADERS).json() == {"is_sleeping": True}

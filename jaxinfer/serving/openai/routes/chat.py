@@ -49,7 +49,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, body, front, Chunks(begin)),
+            _events(outputs, body, front, Chunks(begin, body.stream_options)),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
@@ -106,14 +106,12 @@ def _answer(body: ChatBody, output: RequestOutput, front: Front) -> dict[str, ob
 async def _events(
     outputs: Outputs, body: ChatBody, front: Front, chunks: Chunks
 ) -> AsyncGenerator[bytes]:
-    options = body.stream_options
-    each_has_usage = bool(options and options.continuous_usage_stats)
     count = UsageCount()
     ended: set[int] = set()
     opened: set[int] = set()
     async for index, output in outputs:
         count.add(index, output)
-        usage = count.usage() if each_has_usage else None
+        usage = count.usage() if chunks.all_with_usage else None
         parts: list[bytes] = []  # one write for all that came at once
         for completion in output.outputs:
             if completion.index in ended:
@@ -126,6 +124,6 @@ async def _events(
             if completion.finish_reason is not None:
                 ended.add(completion.index)
         yield b"".join(parts)
-    if options and options.include_usage:
+    if chunks.end_with_usage:
         yield chunks.event(None, count.usage())
     yield DONE

@@ -13,6 +13,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.openai.errors import ErrorAnswer
 from jaxinfer.serving.openai.front import Front
 from jaxinfer.serving.openai.protocol.answers import Usage
+from jaxinfer.serving.openai.protocol.base import StreamOptions
 from jaxinfer.serving.openai.sse import encode
 
 FINGERPRINT = f"jaxinfer-{__version__}"
@@ -74,14 +75,20 @@ class Chunks:
 
     Args:
         begin: the fields that all have.
+        options: of the request. With `include_usage` every chunk has a usage, which is null in all
+            but the last; otherwise no chunk has one, save with `continuous_usage_stats`.
     """
 
-    def __init__(self, begin: Mapping[str, Any]) -> None:
+    def __init__(self, begin: Mapping[str, Any], options: StreamOptions | None) -> None:
         self._begin = b"data: " + encode(begin)[:-1] + b',"choices":['
+        self.end_with_usage = bool(options and options.include_usage)
+        self.all_with_usage = bool(options and options.continuous_usage_stats)
 
-    def event(self, choice: Any, usage: Any = None) -> bytes:
+    def event(self, choice: Any, usage: Usage | None = None) -> bytes:
         """A chunk with one choice, or with none."""
         written = b"" if choice is None else encode(choice)
+        if usage is None and not self.end_with_usage:
+            return self._begin + written + b"]}\n\n"
         return self._begin + written + b'],"usage":' + encode(usage) + b"}\n\n"
 
 

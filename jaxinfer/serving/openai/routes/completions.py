@@ -54,7 +54,7 @@ async def complete(body: CompletionBody, request: Request) -> Response:
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, body, writers, Chunks(begin)),
+            _events(outputs, body, writers, Chunks(begin, body.stream_options)),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
@@ -128,12 +128,10 @@ def _choices(
 async def _events(
     outputs: Outputs, body: CompletionBody, writers: list[list[ChoiceWriter]], chunks: Chunks
 ) -> AsyncGenerator[bytes]:
-    options = body.stream_options
-    each_has_usage = bool(options and options.continuous_usage_stats)
     count = UsageCount()
     async for index, output in outputs:
         count.add(index, output)
-        usage = count.usage() if each_has_usage else None
+        usage = count.usage() if chunks.all_with_usage else None
         pairs = zip(writers[index], output.outputs, strict=True)
         # One write for all that came at once.
         yield b"".join(
@@ -141,6 +139,6 @@ async def _events(
             for writer, completion in pairs
             for choice in writer.stream(completion, output)
         )
-    if options and options.include_usage:
+    if chunks.end_with_usage:
         yield chunks.event(None, count.usage())
     yield DONE

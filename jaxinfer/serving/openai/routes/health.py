@@ -11,7 +11,6 @@ from jaxinfer.serving.openai.front import Front
 from jaxinfer.serving.openai.protocol.answers import Load, ModelCard, ModelList, Version
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes.common import front_of, json_answer
-from jaxinfer.serving.openai.routes.plain_metrics import prometheus_text
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -48,11 +47,7 @@ async def load(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Counts of the engine and of this front end, in Prometheus' text format."""
     front = front_of(request)
-    counts = await front.engine.get_metrics()
-    if front.telemetry is not None:
-        text = front.telemetry.render(counts)
-    else:
-        text = prometheus_text(counts)
+    text = front.telemetry.render(await front.engine.get_metrics())
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
