@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jaxinfer.serving.llm import LLM
     from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor, SamplerState
     from jaxinfer.startup_report import StartupReport, StartUpTimes
+    from jaxinfer.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ __all__ = [
     "StartUpTimes",
     "StartupReport",
     "StepError",
+    "StructuredOutputsParams",
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",
@@ -122,6 +124,7 @@ _HOMES = {
     "StartUpTimes": "startup_report",
     "StartupReport": "startup_report",
     "StepError": "errors",
+    "StructuredOutputsParams": "structured_outputs",
     "TextPrompt": "inputs",
     "Tokenizer": "model.text.tokenizer",
     "TokensPrompt": "inputs",

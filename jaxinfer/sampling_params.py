@@ -16,6 +16,7 @@ from jaxinfer.checks import (
     check_strings,
     check_token_ids,
 )
+from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
 FreeLogprobs = Literal["all", "unscaled", "untruncated", "none"]
@@ -40,8 +41,7 @@ MAX_BIAS = 100.0
 _VLLM_HINTS = {
     "best_of": "write n and take the best by cumulative_logprob",
     "use_beam_search": "beams are not supported; write n",
-    "structured_outputs": "grammars are not supported; write allowed_token_ids",
-    "guided_decoding": "grammars are not supported; write allowed_token_ids",
+    "guided_decoding": "write structured_outputs=StructuredOutputsParams(...)",
     "logits_processors": "write LLM(logits_processor=...), a JAX function compiled into the step",
     "spaces_between_special_tokens": "text is the tokens' bytes; leave it out",
 }
@@ -113,6 +113,12 @@ class SamplingParams:
         allowed_token_ids: When given, no other token is ever chosen.
         bad_words: Strings whose last token is banned when the tokens before it are already out;
             at most 128.
+        structured_outputs: A grammar that the answer follows, as `StructuredOutputsParams` or a
+            dictionary of its fields. The grammar says where the answer may end: `ignore_eos` has
+            no effect, and `min_tokens` is refused.
+        thinking_token_budget: Most tokens that the model thinks with; after them `</think>` comes
+            next, whatever the model would say. None sets no limit. Only for models that have
+            `<think>` and `</think>` as tokens; has no effect on an answer that begins without.
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Make text at all; stop strings need it.
         output_kind: What `AsyncLLM.generate` and `LLM.step` give: a `RequestOutputKind`, or its
@@ -147,6 +153,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = ()
+    thinking_token_budget: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -173,6 +181,11 @@ class SamplingParams:
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
             )
+        if self.structured_outputs is not None and self.min_tokens:
+            raise ValueError(
+                "min_tokens and structured_outputs exclude each other: the grammar says where an "
+                "answer may end"
+            )
         if self.stop and not self.detokenize:
             raise ValueError("stop strings need detokenize=True; use stop_token_ids instead")
 
@@ -198,6 +211,7 @@ class SamplingParams:
             ("logprobs", -1, MAX_INT32),
             ("prompt_logprobs", -1, MAX_INT32),
             ("truncate_prompt_tokens", -1, MAX_INT32),
+            ("thinking_token_budget", 0, MAX_INT32),
         ):
             value = getattr(self, name)
             put(name, None if value is None else check_integer(name, value, low, high))
@@ -228,6 +242,8 @@ class SamplingParams:
             put("allowed_token_ids", allowed)
         if self.logit_bias is not None:
             put("logit_bias", check_bias(self.logit_bias, MAX_LOGIT_BIAS, MAX_BIAS))
+        if self.structured_outputs is not None:
+            put("structured_outputs", check_structured_outputs(self.structured_outputs))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dataclass_fields__:
@@ -275,6 +291,8 @@ class SamplingParams:
             self.logit_bias
             or self.allowed_token_ids is not None
             or self.bad_words
+            or self.thinking_token_budget is not None
+            or self.structured_outputs is not None
             or self.min_tokens > 0
         )
 

@@ -112,6 +112,13 @@ def copies(text: str, num_elements: int) -> list[str]:
     ]
 
 
+def aliases(text: str) -> dict[int, int]:
+    """By the index of each result that takes a parameter's memory, the parameter's index."""
+    header = text.splitlines()[0].partition("input_output_alias=")[2].partition(" }")[0]
+    found = re.findall(r"\{(\d*)\}: \((\d+), \{\}", header)
+    return {int(result or 0): int(parameter) for result, parameter in found}
+
+
 def _is_free(opcode: str) -> bool:
     return opcode in _FREE or opcode.endswith("-done")
 

@@ -66,3 +66,12 @@ def test_copies_are_found_by_size_also_inside_fusions():
 def test_what_is_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         hlo.launches("module @jit_step {}")
+
+
+def test_a_result_in_the_memory_of_a_parameter_is_found():
+    alias = "input_output_alias={ {0}: (2, {}, may-alias), {3}: (1, {}, must-alias) }"
+    assert hlo.aliases(f"HloModule jit_step, {alias}, entry={{(f32[8])}}") == {0: 2, 3: 1}
+    assert hlo.aliases("HloModule jit_step, input_output_alias={ {}: (0, {}, may-alias) }") == {
+        0: 0
+    }
+    assert not hlo.aliases(_PROGRAM)

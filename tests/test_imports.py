@@ -37,6 +37,7 @@ ROOMS = {
 """What each room may import; the doors are the modules directly in `serving`. Commands and what
 they share may import all."""
 SERVING = (
+    "guided",
     "requests",
     "scheduler",
     "sampling",
@@ -50,17 +51,20 @@ SERVING = (
     "replicas",
     "startup",
     "service",
+    "parsers",
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and those before it."""
 WITHOUT_JAX = (
     "planning",
+    "serving.guided",
     "serving.requests",
     "serving.scheduler",
     "serving.engine",
     "serving.slots",
     "serving.service",
     "serving.telemetry",
+    "serving.parsers",
     "serving.openai",
 )
 MOST_FILES_OF_A_ROOM = 12

@@ -1,6 +1,7 @@
 """The flags of `jaxinfer serve`, under vLLM's names, and what to do instead of vLLM's others."""
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,12 @@ from typing import Any
 
 from jaxinfer.cli.parser import CommandParser, positive_integer
 from jaxinfer.cores import usable_cores
+from jaxinfer.serving.parsers.names import (
+    AUTO,
+    NONE,
+    REASONING_PARSER_NAMES,
+    TOOL_PARSER_NAMES,
+)
 
 SERVE_DEFAULTS = {
     "max_num_batched_tokens": "8192 on a GPU, 2048 on a CPU",
@@ -20,15 +27,11 @@ _BUNDLED_NAME = "jaxinfer"
 _CORES_OF_A_FRONT_END = 8
 _MOST_FRONT_ENDS = 8
 
-_TOOLS = "tool calls are not parsed; have the client parse the answer's text"
 INSTEAD_OF_VLLM_FLAGS: Mapping[str, str] = {
     "--trust-remote-code": "no code of a model is ever run; convert the model to safetensors of a "
     "supported architecture",
     "--quantization": "weights are served as they are stored; choose --dtype",
     "--kv-cache-dtype": "the KV cache has the weights' type; choose --dtype",
-    "--enable-auto-tool-choice": _TOOLS,
-    "--tool-call-parser": _TOOLS,
-    "--reasoning-parser": "reasoning stays in the text; have the client split it at </think>",
     "--chat-template": "the model's own template is used; put yours into its directory as "
     "chat_template.jinja",
     "--pipeline-parallel-size": "layers are not split over devices; use --tensor-parallel-size",
@@ -62,6 +65,7 @@ INSTEAD_OF_VLLM_FLAGS: Mapping[str, str] = {
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that are about the service and not about its engine."""
     _add_http_flags(parser.add_argument_group("HTTP"))
+    _add_answer_flags(parser.add_argument_group("tools and thinking"))
     _add_limit_flags(parser.add_argument_group("limits and shutdown"))
     _add_monitoring_flags(parser.add_argument_group("monitoring"))
 
@@ -96,9 +100,20 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="serve routes that change the engine; needs --api-key",
     )
     group.add_argument(
+        "--profiler-dir",
+        metavar="DIR",
+        help="where /start_profile writes; needs --enable-admin (default: it answers 501)",
+    )
+    group.add_argument(
         "--enable-tokenizer-info",
         action="store_true",
         help="serve /tokenizer_info, which shows the chat template",
+    )
+    group.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve a chat page at / (default: True)",
     )
     group.add_argument(
         "--api-server-count",
@@ -109,6 +124,28 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--config", metavar="FILE", help="YAML with flags; the command line wins (default: none)"
+    )
+
+
+def _add_answer_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--enable-auto-tool-choice",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let the model decide whether it calls a tool (default: True)",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        choices=(AUTO, NONE, *TOOL_PARSER_NAMES),
+        default=AUTO,
+        help="how tool calls are read out of answers; auto goes by the chat template "
+        "(default: auto)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=(AUTO, NONE, *REASONING_PARSER_NAMES),
+        default=AUTO,
+        help="how reasoning is read out of answers; auto goes by the chat template (default: auto)",
     )
 
 
@@ -174,16 +211,24 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `ServerSettings` that the flags set, as JSON has them.
 
     Raises:
-        ValueError: --enable-admin without a key.
+        ValueError: --enable-admin without a key, or --profiler-dir without --enable-admin.
     """
     if arguments.enable_admin and not arguments.api_key:
         raise ValueError("--enable-admin needs --api-key, for its routes change the engine")
+    if arguments.profiler_dir is not None and not arguments.enable_admin:
+        raise ValueError("--profiler-dir needs --enable-admin, which serves /start_profile")
+    directory = arguments.profiler_dir
     names = arguments.served_model_name or [getattr(arguments, "model", None) or _BUNDLED_NAME]
     return {
         "served_model_names": names,
         "api_keys": arguments.api_key,
         "enable_admin": arguments.enable_admin,
         "enable_tokenizer_info": arguments.enable_tokenizer_info,
+        "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
+        "tool_call_parser": arguments.tool_call_parser,
+        "reasoning_parser": arguments.reasoning_parser,
+        "page": arguments.page,
+        "profile_directory": None if directory is None else os.path.abspath(directory),
     }
 
 

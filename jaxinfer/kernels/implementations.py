@@ -18,7 +18,7 @@ Op = Literal[
 _XLA: Mapping[Op, str] = {
     "decode": "jaxinfer.kernels.attention.xla",
     "prefill": "jaxinfer.kernels.attention.xla",
-    "norm_rope_write": "jaxinfer.kernels.norms.norm_rope_write",
+    "norm_rope_write": "jaxinfer.kernels.norms.xla",
 }
 MODULES: Mapping[Backend, Mapping[Op, str]] = {
     "mosaic": {

@@ -14,12 +14,13 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
-from jaxinfer.kernels.matmul.linear import Linear, linear_of
 from jaxinfer.kernels.matmul.op import (
+    Linear,
     ResidualStream,
     add,
     add_sum,
     begin,
+    linear_of,
     norm_gated,
     norm_project,
     project,

@@ -1,13 +1,16 @@
-"""Rotary position embedding on device, rounded where Hugging Face rounds it."""
+"""Rotary position embedding, YaRN included, rounded where Hugging Face rounds it."""
+
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxinfer.kernels.rounding import narrow, rounded
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.rope_scaling import rope_frequencies
+from jaxinfer.model.rope_scaling import RopeScaling
 
 
 def cos_sin(
@@ -43,3 +46,43 @@ def apply_rope(
 
 def _widen(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32)
+
+
+def rope_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None
+) -> tuple[np.ndarray, float]:
+    """Radians a position for each pair of dimensions, and the factor on cos and sin.
+
+    Args:
+        head_dim: D, even.
+        theta: base of the geometric series of wavelengths.
+        scaling: YaRN's parameters, or None for the plain series.
+
+    Returns:
+        float32 ``[D / 2]`` and a number (1 without scaling). The series is rounded where Hugging
+        Face rounds it: exponent, power and reciprocal are each float32.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    wavelengths = np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
+    extrapolated = np.float32(1) / wavelengths
+    if scaling is None:
+        return extrapolated, 1.0
+    interpolated = np.float32(1) / (np.float32(scaling.factor) * wavelengths)
+    low, high = _correction_range(head_dim, theta, scaling)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    keep = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
+    return interpolated * (np.float32(1) - keep) + extrapolated * keep, scaling.cos_sin_scale()
+
+
+def _correction_range(head_dim: int, theta: float, scaling: RopeScaling) -> tuple[float, float]:
+    """First and last dimension of the ramp between kept and interpolated frequencies."""
+
+    def dimension_of(rotations: float) -> float:
+        turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(theta))
+
+    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, float(head_dim - 1))
+    return low, high if high != low else high + 0.001  # an empty ramp would divide by zero

@@ -19,8 +19,7 @@ import jax
 
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
-from jaxinfer.kernels.matmul.linear import Linear, linear_of
-from jaxinfer.kernels.matmul.op import ResidualStream, project
+from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of, project
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.qwen3 import Attend, Params, attention_block, gated_block, sum_and_add
 

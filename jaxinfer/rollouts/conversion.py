@@ -25,7 +25,9 @@ class _Target(NamedTuple):
 
 
 class MappedParams:
-    """A trainer's parameters and the mapping that makes the engine's of them: a `ParamsWriter`.
+    """A trainer's parameters and the mapping that makes the engine's of them.
+
+    It is a `ParamsMaker` for an engine that starts, and a `ParamsWriter` for one that runs.
 
     The trainer's arrays are read and never donated; nothing of them is kept. Where they lie on
     other devices than the engine, all that are mapped are copied whole to each of its devices
@@ -44,6 +46,12 @@ class MappedParams:
     def check(self, wanted: Any) -> None:
         """Raise what `ParamsMapping.assignments` raises."""
         self._assignments(wanted)
+
+    def describe(self) -> dict[str, str]:
+        """The mapping's sources and the trainer's arrays, in words that differ if they do."""
+        sources = {f"the mapping of {path}": str(source) for path, source in self._mapping.sources}
+        arrays = {f"params[{path}]": _described(leaf) for path, leaf in self._leaves.items()}
+        return sources | {"stacked_axis": str(self._mapping.stacked_axis)} | arrays
 
     def write(self, wanted: Any, reusable: Any) -> dict[str, Any]:
         """The engine's parameters, as `wanted` describes them.
@@ -113,6 +121,13 @@ def _used(leaves: Leaves, assignments: Sequence[Assignment], sharding: Any) -> L
         path: leaf if _lies_on(leaf := leaves[path], devices) else jax.device_put(leaf, whole)
         for path in dict.fromkeys(each.path for each in assignments)
     }
+
+
+def _described(leaf: Any) -> str:
+    """Dtype, shape and sharding; how this process's devices are numbered is left out."""
+    sharding = getattr(leaf, "sharding", None)
+    where = getattr(sharding, "spec", None) or type(sharding).__name__
+    return f"{getattr(leaf, 'dtype', None)}{list(getattr(leaf, 'shape', ()))} {where}"
 
 
 def _lies_on(leaf: Any, devices: tuple[Any, ...]) -> bool:

@@ -72,7 +72,13 @@ class EngineHandle:
     ) -> None:
         self._owner = owner
         check_mapping(mapping)
-        given = params
+        maker = None
+        if mapping is not None:
+            if params is None or config is None:
+                raise ValueError(
+                    "mapping goes with params and config: it is how params become those"
+                )
+            maker = MappedParams(params, mapping)
         if params is not None:
             params = nested(leaves_by_path(params))
         check_given(model, params, config, mesh, rules)
@@ -87,11 +93,9 @@ class EngineHandle:
         self.config = EngineConfig.from_keywords(keywords, owner=owner, also=_OWN_KEYWORDS)
         wait_for_closing()  # their memory is this engine's
         start_processes(coordinator_address, num_processes, process_id)
-        if mapping is not None:
-            params = self._mapped(given, mapping, config, mesh, rules)
         source = ModelSource(
             params=params,
-            owns_params=mapping is not None,
+            maker=maker,
             model_config=config,
             tokenizer=own,
             mesh=mesh,
@@ -191,27 +195,18 @@ class EngineHandle:
         if self._driver is not None:
             self._driver.close()
 
-    def _mapped(
-        self,
-        tree: Any,
-        mapping: ParamsMapping,
-        config: ModelConfig | None,
-        mesh: Mesh | None,
-        rules: ShardingRules | None,
-    ) -> dict[str, Any]:
-        if config is None:
-            raise ValueError("mapping goes with params and config: it is how params become those")
-        dtype = None if self.config.dtype == "auto" else self.config.dtype
-        return MappedParams(tree, mapping).make(config, dtype, mesh, rules or ShardingRules())
-
     def _run(self, *, close_tokenizer: bool) -> "weakref.finalize[..., Any]":
         """Start the engine's thread, if it has one here; what closes it when this object goes."""
         tokenizer, follower = self.loaded.tokenizer, self.loaded.follower
         end = tokenizer.close if tokenizer is not None and close_tokenizer else None
         if follower is not None:
             return weakref.finalize(self, _do_all, self.profiler.close, follower.close, end)
-        release = functools.partial(_do_all, self.profiler.close, end, return_freed_memory)
-        self._driver = EngineDriver(self.loaded.engine, release=release)
+        grammars = self.loaded.grammars
+        end_grammars = grammars.close if grammars is not None else None
+        release = functools.partial(
+            _do_all, self.profiler.close, end_grammars, end, return_freed_memory
+        )
+        self._driver = EngineDriver(self.loaded.engine, release, grammars)
         # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
         # Python the driver closes itself.
         finalizer = weakref.finalize(self, self._driver.close_soon)

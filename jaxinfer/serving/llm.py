@@ -411,13 +411,13 @@ class LLM(MemoryHandover):
         """Do this process's part of what process 0 is asked for, until it closes its LLM.
 
         Args:
-            new_params: called when process 0 calls `update_params`; returns the new weights as
-                this process holds them. Without it, such an update is refused.
+            new_params: called when process 0 calls `update_params`, which waits for it; returns the
+                new weights as this process holds them. Without it, such an update is refused.
             mapping: of these; the same as process 0 gives.
 
         Raises:
             RuntimeError: this is process 0, or the only one.
-            DistributedError: another process has failed.
+            DistributedError: another process has failed, or new weights differ between processes.
             KeyboardInterrupt: Ctrl-C; the other processes end too.
         """
         self._handle.check_open()

@@ -46,7 +46,8 @@ class MemoryHandover(EngineFacts):
 
         Raises:
             ValueError: level or mode is unknown, or level 1 or 2 with several processes.
-            RuntimeError: it is already asleep, or as `pause`. Nothing has changed.
+            RuntimeError: it is already asleep, or a replica can't sleep and so none does, or as
+                `pause`. Nothing has changed.
         """
         check_level(level)
         check_mode(mode)

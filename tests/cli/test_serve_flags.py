@@ -32,10 +32,12 @@ def plans(monkeypatch):
 def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
     line = (
         "some/model --port 0 --served-model-name a b --api-key k1 --api-key k2 --enable-admin "
+        "--profiler-dir /traces "
         "--api-server-count 3 --shutdown-timeout 2 --max-waiting-requests 5 --request-timeout 7 "
         "--max-undelivered-tokens 9 --dtype bfloat16 --tensor-parallel-size 2 --max-num-seqs 12 "
         "--gpu-memory-utilization 0.5 --block-size 32 --max-model-len 512 "
-        "--max-num-batched-tokens 64 --no-enable-prefix-caching --scheduling-policy fair"
+        "--max-num-batched-tokens 64 --no-enable-prefix-caching --scheduling-policy fair "
+        "--no-enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser none"
     )
     assert serve.main(line.split()) == 0
     (plan,) = plans
@@ -63,6 +65,11 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "api_keys": ["k1", "k2"],
         "enable_admin": True,
         "enable_tokenizer_info": False,
+        "enable_auto_tool_choice": False,
+        "tool_call_parser": "qwen3_coder",
+        "reasoning_parser": "none",
+        "page": True,
+        "profile_directory": "/traces",
     }
     assert (plan.num_front_ends, plan.shutdown_timeout) == (3, 2.0)
     assert plan.engine["socket"] == plan.front_end["socket"]
@@ -75,7 +82,14 @@ def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
     assert plan.front_end["http"]["served_model_names"] == ["jaxinfer"]
     assert plan.announcement.startswith("jaxinfer serve: http://127.0.0.1:")
     assert plan.announcement.endswith("with model jaxinfer")
+    assert plan.front_end["http"]["tool_call_parser"] == "auto"
+    assert plan.front_end["http"]["reasoning_parser"] == "auto"
+    assert plan.front_end["http"]["enable_auto_tool_choice"] is True
     assert parsed().port == 8000
+
+
+def test_the_page_can_be_left_out():
+    assert http_settings(parsed("--no-page"))["page"] is False
 
 
 def test_no_online_is_the_users_choice(plans):
@@ -147,6 +161,8 @@ def test_a_flag_of_vllm_that_cannot_apply_says_what_to_do(flag, capsys):
 def test_admin_routes_need_a_key(capsys):
     assert serve.main(["--port", "0", "--enable-admin"]) == 1
     assert "--enable-admin needs --api-key" in capsys.readouterr().err
+    assert serve.main(["--port", "0", "--profiler-dir", "traces"]) == 1
+    assert "--profiler-dir needs --enable-admin" in capsys.readouterr().err
 
 
 def test_contradictions_of_the_engine_are_found_before_a_process_is_started(capsys, plans):

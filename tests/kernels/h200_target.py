@@ -69,8 +69,15 @@ def compile_for_h200(
 
 def lower_for_h200(function: Callable[..., Any], *shapes: Any) -> str:
     """The StableHLO of `function` at the given `ShapeDtypeStruct`s; needs no plugin."""
+    traced = trace_for_h200(function, *shapes)
     with jax.sharding.use_abstract_mesh(_ONE_H200):
-        return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def trace_for_h200(function: Callable[..., Any], *shapes: Any) -> jax.stages.Traced:
+    """`function`, kernels included, traced at the given `ShapeDtypeStruct`s; needs no plugin."""
+    with jax.sharding.use_abstract_mesh(_ONE_H200):
+        return jax.jit(function).trace(*shapes)
 
 
 def _devices(count: int) -> list[Any]:

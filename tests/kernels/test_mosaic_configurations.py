@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
-from jaxinfer.kernels.norms import norm_rope_write as page_write
+from jaxinfer.kernels.norms import xla as page_write
 from tests.kernels.attention import attention_cases
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer.kernels.matmul.op import begin
-from jaxinfer.kernels.norms.norm_rope_write import _rotate, _write
+from jaxinfer.kernels.norms.xla import _rotate, _write
 from jaxinfer.model import qwen3
 from jaxinfer.model.architecture import ARCHITECTURES, QWEN3, architecture_of
 from jaxinfer.model.rope import apply_rope
@@ -28,14 +28,15 @@ def _without_head_norms(attention, heads, rotation, pages, slot_mapping, config,
     return _rotate(q, *rotation), written
 
 
-def _doubled_norm(params, x, config):
-    return 2 * QWEN3.final_hidden(params, x, config)
+def _reversed_norm(params, x, config):
+    # A factor alone would leave the likeliest token the likeliest.
+    return QWEN3.final_hidden(params, x, config)[..., ::-1]
 
 
 @pytest.fixture
 def toy(monkeypatch):
     """Qwen3 without norms of its heads, and with another final norm."""
-    toy = dataclasses.replace(QWEN3, write_heads=_without_head_norms, final_hidden=_doubled_norm)
+    toy = dataclasses.replace(QWEN3, write_heads=_without_head_norms, final_hidden=_reversed_norm)
     monkeypatch.setitem(ARCHITECTURES, "toy", toy)
     return toy
 
@@ -53,7 +54,7 @@ def _forward(params, tokens):
     residual = begin(QWEN3.embed(params, jnp.asarray(tokens)))
     for layer in params["model"]["layers"].values():
         residual = QWEN3.decoder_layer(layer, residual, CONFIG, attend)
-    return QWEN3.lm_head(params, _doubled_norm(params, residual.summed(), CONFIG))
+    return QWEN3.lm_head(params, _reversed_norm(params, residual.summed(), CONFIG))
 
 
 def _greedy(forward, params, count):

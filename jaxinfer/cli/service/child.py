@@ -1,5 +1,7 @@
 """A child process's side of its parent: its settings, its reports, and its end with the parent."""
 
+import asyncio
+import contextlib
 import ctypes
 import gc
 import json
@@ -12,6 +14,7 @@ from typing import Any, TextIO
 
 _PR_SET_PDEATHSIG = 1
 _ORPHANED = 1
+_REPORT_EVERY_S = 1.0
 
 
 def begin_as_child(*, may_hang: bool) -> tuple[dict[str, Any], TextIO]:
@@ -22,11 +25,13 @@ def begin_as_child(*, may_hang: bool) -> tuple[dict[str, Any], TextIO]:
 
     Args:
         may_hang: the process may be where no Python code runs, in a compiler or a driver: on Linux
-            the kernel ends it. Others remove the directory of the service's socket first.
+            the kernel ends it. Others, which the kernel has go on if they were stopped, remove the
+            directory of the service's socket first.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if may_hang and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        number = signal.SIGKILL if may_hang else signal.SIGCONT
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     settings = json.loads(_read_line())
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -37,15 +42,24 @@ def begin_as_child(*, may_hang: bool) -> tuple[dict[str, Any], TextIO]:
     return settings, reports
 
 
-def report_ready(reports: TextIO) -> None:
-    """Tell the parent that requests may come.
+def freeze_heap() -> None:
+    """Keep all objects that are loaded, of JAX and of HTTP's libraries, from garbage collection.
 
-    Objects that are here to stay, of JAX and of HTTP's libraries, are kept out of the garbage
-    collector's way: going through them stops a process for tenths of a second while it serves.
+    They are here to stay, and going through them stops a process for tenths of a second while it
+    serves.
     """
     gc.collect()
     gc.freeze()
-    print("ready", file=reports, flush=True)
+
+
+async def report_while_running(reports: TextIO) -> None:
+    """Tell the parent that this process serves, and every second that its event loop runs."""
+    descriptor = reports.fileno()
+    os.set_blocking(descriptor, False)  # a parent that was stopped reads nothing
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            os.write(descriptor, b"\n")
+        await asyncio.sleep(_REPORT_EVERY_S)
 
 
 def _read_line() -> bytes:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ class ChildProcess:
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self._process = process
+        self._has_reported = asyncio.Event()
+        self._heard_at = time.monotonic()
+        self._listening = asyncio.create_task(self._listen())
         self.ended = asyncio.create_task(process.wait())
         """Done when the process has ended."""
 
@@ -52,7 +56,17 @@ class ChildProcess:
 
     async def ready(self) -> bool:
         """Wait until it reports; False if it ended without."""
-        return self._process.stdout is not None and bool(await self._process.stdout.readline())
+        reported = asyncio.create_task(self._has_reported.wait())
+        await asyncio.wait([reported, self._listening], return_when=asyncio.FIRST_COMPLETED)
+        reported.cancel()
+        return self._has_reported.is_set()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last report; 0 before the first and after its end."""
+        if self.has_ended or not self._has_reported.is_set():
+            return 0.0
+        return time.monotonic() - self._heard_at
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it runs."""
@@ -67,6 +81,13 @@ class ChildProcess:
         if not done:
             self.send(signal.SIGKILL)
             await self.ended
+
+    async def _listen(self) -> None:
+        if self._process.stdout is None:
+            return
+        while await self._process.stdout.readline():
+            self._heard_at = time.monotonic()
+            self._has_reported.set()
 
     def how_it_ended(self) -> str:
         """For a message: "ended with status 1", or the signal that killed it."""

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from jaxinfer.cli.engine import speaking_of_flags
 from jaxinfer.cli.process import FAILED, OK, end_process, print_error, run_command
-from jaxinfer.cli.service.child import begin_as_child, report_ready
+from jaxinfer.cli.service.child import begin_as_child, freeze_heap, report_while_running
 
 _LOOK_EVERY_S = 0.2
 
@@ -39,7 +39,8 @@ async def _serve(handle: Any, limits: Any, path: str, reports: TextIO) -> int:
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     async with engine_server(handle, limits).listening(path):
-        report_ready(reports)
+        freeze_heap()
+        reporting = asyncio.create_task(report_while_running(reports))
         while not ending.is_set():
             if (failure := handle.driver.failure) is not None:
                 print_error("serve", f"the engine has failed: {failure}")
@@ -48,6 +49,7 @@ async def _serve(handle: Any, limits: Any, path: str, reports: TextIO) -> int:
                 await asyncio.wait_for(ending.wait(), _LOOK_EVERY_S)
             except TimeoutError:
                 continue
+        reporting.cancel()
     return OK
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.cli.service.child import begin_as_child, report_ready
+from jaxinfer.cli.service.child import begin_as_child, freeze_heap, report_while_running
 
 _CONNECT_EVERY_S = 0.02
 _CLOSE_WITHIN_S = 3  # for answers that are being sent once their requests have ended
@@ -54,11 +54,13 @@ async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> in
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
-        report_ready(reports)
+        freeze_heap()
+        reporting = asyncio.create_task(report_while_running(reports))
         await ending.acquire()
         await _drain(llm, settings["shutdown_timeout"], ending)
         server.should_exit = True
         await serving
+        reporting.cancel()
     await llm.shutdown()
     return OK
 

@@ -16,6 +16,7 @@ _ENGINE = "jaxinfer.cli.service.engine_process"
 _FRONT_END = "jaxinfer.cli.service.front_end_process"
 _MOST_RESTARTS, _WITHIN_S = 3, 60.0
 _PATIENCE_S = 10.0  # beyond the time to drain, before a process is killed
+_LOOKS = 10  # within the longest silence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class ServicePlan:
         listener: takes connections; all front ends share it.
         shutdown_timeout: seconds for requests to end before they are aborted.
         announcement: printed when requests are taken; empty for nothing.
+        longest_silence: seconds without a report, of which there is one a second, after which a
+            process counts as standing still.
     """
 
     engine: Mapping[str, Any]
@@ -37,13 +40,16 @@ class ServicePlan:
     listener: socket.socket
     shutdown_timeout: float
     announcement: str
+    longest_silence: float = 30.0
 
 
 class Supervisor:
     """The processes of one service, of one event loop.
 
     When the engine's process ends, the service ends. A front end that ends is named and replaced;
-    its requests are lost, the others' go on. SIGTERM or SIGINT drain; a second one aborts.
+    its requests are lost, the others' go on. A process that stands still is named: a front end is
+    killed, and so replaced; the engine may go on later. SIGTERM or SIGINT drain; a second one
+    aborts.
     """
 
     def __init__(self, plan: ServicePlan) -> None:
@@ -77,6 +83,7 @@ class Supervisor:
     async def _watch(self, engine: ChildProcess) -> int:
         announced = asyncio.create_task(self._announce(engine))
         asked = asyncio.create_task(self._signals.get())
+        silence = asyncio.create_task(self._watch_silence(engine))
         try:
             while True:
                 ended = [child.ended for child in self._front_ends]
@@ -91,8 +98,24 @@ class Supervisor:
                 if not await self._replace_ended():
                     return FAILED
         finally:
-            announced.cancel()
-            asked.cancel()
+            for task in (announced, asked, silence):
+                task.cancel()
+
+    async def _watch_silence(self, engine: ChildProcess) -> None:
+        most, engine_stands_still = self._plan.longest_silence, False
+        while True:
+            # Where this process was stopped too, reports are read before the next look.
+            before = {child for child in (engine, *self._front_ends) if child.silence > most}
+            await asyncio.sleep(most / _LOOKS)
+            silent = [child for child in before if child.silence > most]
+            for child in silent:
+                if child is not engine:
+                    print_error("serve", f"{child.name}'s process stands still for {most:g} s")
+                    child.send(signal.SIGKILL)
+            if (engine in silent) != engine_stands_still:
+                engine_stands_still = not engine_stands_still
+                how = f"stands still for {most:g} s" if engine_stands_still else "goes on"
+                print_error("serve", f"{engine.name}'s process {how}")
 
     async def _announce(self, engine: ChildProcess) -> None:
         is_ready = await engine.ready()

@@ -14,8 +14,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32
 
-from jaxinfer.kernels.attention.xla_decode import paged_decode_attention
-from jaxinfer.kernels.attention.xla_pages import Pieces, cut_pages, gather_pieces
+from jaxinfer.kernels.attention.xla_decode import (
+    Pieces,
+    cut_pages,
+    gather_pieces,
+    paged_decode_attention,
+)
 
 __all__ = ["paged_decode_attention", "paged_prefill_attention"]
 

@@ -8,6 +8,7 @@ and are rescaled by powers of two alone, which rounds nothing: so it makes no di
 where tiles begin, hence neither who its batch mates are, nor how large pages are.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -15,12 +16,49 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32
 
-from jaxinfer.kernels.attention.xla_pages import Pieces, cut_pages, gather_pieces
 from jaxinfer.kernels.constants import LOG2_E
 
 _CHUNK = 32  # keys
 # Exponent of what has no weight: finite, so that (-inf) - m is -inf and never NaN.
 _LOWEST = -1e30
+
+
+class Pieces(NamedTuple):
+    """Pools of pages cut into pieces: none spans two chunks, and a chunk is a whole number of them.
+
+    Attributes:
+        k: ``[P * per_page, size, K, D]``.
+        v: likewise.
+        per_page: pieces of a page.
+    """
+
+    k: Array
+    v: Array
+    per_page: int
+
+    @property
+    def size(self) -> int:
+        """Keys of a piece."""
+        return self.k.shape[1]
+
+
+def cut_pages(
+    k_pages: Float[Array, "P S K D"], v_pages: Float[Array, "P S K D"], chunk: int
+) -> Pieces:
+    """View the pools for chunks of a given number of keys."""
+    P, S, K, D = k_pages.shape
+    size = math.gcd(S, chunk)
+    shape = (P * (S // size), size, K, D)
+    return Pieces(k_pages.reshape(shape), v_pages.reshape(shape), S // size)
+
+
+def gather_pieces(
+    pool: Float[Array, "P size K D"], ids: Int32[Array, "R count"]
+) -> Float[Array, "R C K D"]:
+    """The pieces of each row side by side; C is ``count * size``."""
+    # Gathered as rows of a matrix: XLA's CPU backend copies a row in one piece.
+    found = jnp.take(pool.reshape(pool.shape[0], -1), ids.reshape(-1), axis=0, mode="clip")
+    return found.reshape(ids.shape[0], -1, *pool.shape[2:])
 
 
 class _Chunks(NamedTuple):

@@ -11,9 +11,10 @@ is left to the norm that reads it, whose kernel writes both (`ResidualStream.del
 a small sum over devices (`ResidualStream.peers`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,6 @@ from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
-from jaxinfer.kernels.matmul.linear import Linear
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
@@ -36,6 +36,34 @@ _MERGED_FEATURES = 64
 # and where XLA merges products, a kernel's operands must first be cut out of what they gave.
 _ADD_NORM_ROWS = 256
 _SILU_MUL_ROWS = 1024
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Linear:
+    """The weight of a projection, a pytree.
+
+    Parameter trees hold plain arrays; `linear_of` wraps one where a layer reads it.
+
+    Attributes:
+        weight: floating-point, ``[out, in]`` as Hugging Face stores it; in a pytree of shardings or
+            shapes, what stands for it there.
+    """
+
+    weight: Any
+
+    def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "Linear":
+        """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
+        return Linear(select(self.weight))
+
+
+def linear_of(layer: Mapping[str, Any], name: str) -> Linear:
+    """The projection `name`, such as "q_proj", from the subtree that holds its weight.
+
+    Raises:
+        KeyError: the subtree has no such projection.
+    """
+    return Linear(layer[name])
 
 
 class ResidualStream(NamedTuple):

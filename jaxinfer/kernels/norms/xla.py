@@ -1,8 +1,12 @@
-"""RMSNorm in plain XLA: every platform's path, rounded where Hugging Face rounds."""
+"""RMSNorm, alone and with the rotation and page write of heads, in plain XLA.
+
+Results are rounded to the model's dtype where Hugging Face's models round them.
+"""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
+from jaxtyping import Float, Int32
 
 from jaxinfer.kernels.rounding import narrow, rounded
 
@@ -18,3 +22,45 @@ def rms_norm(
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return narrow(rounded(wide * scale, x.dtype) * weight.astype(jnp.float32), x.dtype)
+
+
+def norm_rope_write(
+    heads: tuple[Float[Array, "T _ D"], ...],
+    q_norm: Float[Array, " D"],
+    k_norm: Float[Array, " D"],
+    cos: Float[Array, "T D"],
+    sin: Float[Array, "T D"],
+    k_pages: Float[Array, "P S K D"],
+    v_pages: Float[Array, "P S K D"],
+    slot_mapping: Int32[Array, " T"],
+    *,
+    eps: float,
+) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
+    """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention/op.py`."""
+    q, k, v = heads if len(heads) == 3 else _split(heads[0], k_pages.shape[2])
+    q = _rotate(rms_norm(q, q_norm, eps), cos, sin)
+    k = _rotate(rms_norm(k, k_norm, eps), cos, sin)
+    return q, _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
+
+
+def _split(merged: Array, num_kv_heads: int) -> list[Array]:
+    """Queries, keys and values from an array of all heads."""
+    keys_from = merged.shape[1] - 2 * num_kv_heads
+    return jnp.split(merged, (keys_from, keys_from + num_kv_heads), axis=1)
+
+
+def _rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary embedding; the halves of a head form the pairs; each operation rounds to x's dtype."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate((-second, first), axis=-1)
+    cos, sin = cos.astype(jnp.float32)[:, None], sin.astype(jnp.float32)[:, None]
+    direct = rounded(x.astype(jnp.float32) * cos, x.dtype)
+    return rounded(direct + rounded(turned * sin, x.dtype), x.dtype).astype(x.dtype)
+
+
+def _write(pages: Array, rows: Array, slot_mapping: Array) -> Array:
+    """Store one row per token; slots come from the host's block tables and lie in the pool."""
+    # Indexed by page and offset, because a reshaped pool can come back in another layout, which
+    # costs a copy of it (seen on CPU with one KV head).
+    S = pages.shape[1]
+    return pages.at[slot_mapping // S, slot_mapping % S].set(rows, mode="drop")

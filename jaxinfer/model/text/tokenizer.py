@@ -172,9 +172,13 @@ class Tokenizer:
         """Whether `skip_special_tokens` leaves this token out of the text."""
         return token_id in self._special_ids
 
+    def to_json(self) -> str:
+        """What its `tokenizer.json` says, for libraries that read such files."""
+        return self._backend.to_str()
+
     def fingerprint(self) -> str:
         """A hash over everything that decides ids and text."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token given by its vocabulary spelling, or None."""

@@ -84,8 +84,10 @@ class Lowered(Protocol):
         ...
 
 
-class CompiledPrograms[Key: Hashable]:
-    """Executables by key. Call `close` if a `begin` is never followed by `compile`.
+class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
+    """A dictionary of executables that compiles a missing one when it is looked up.
+
+    Call `close` if a `begin` is never followed by `compile`.
 
     Args:
         lower: traces and lowers one key's program.
@@ -105,28 +107,27 @@ class CompiledPrograms[Key: Hashable]:
         *,
         says_so: bool = False,
     ) -> None:
+        super().__init__()
         self.seconds_waited = 0.0
         self._says_so = says_so
         self._lower = lower
         self._options = options
         self._cache_directory = cache_directory
-        self._compiled: dict[Key, jax.stages.Compiled] = {}
         self._compiling: dict[Key, Future[jax.stages.Compiled]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def __getitem__(self, key: Key) -> jax.stages.Compiled:
-        """The executable; compiled now if it was not yet."""
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            self._compile_now([key])
-            compiled = self._compiled[key]
-        return compiled
+    def __missing__(self, key: Key) -> jax.stages.Compiled:
+        """Compile an executable that a step waits for."""
+        self.compile_now([key])
+        return self[key]
 
-    def both(self, first: Key, second: Key) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-        """Two executables that run after each other; missing ones are compiled side by side."""
-        if first not in self._compiled or second not in self._compiled:
-            self._compile_now([first, second])
-        return self._compiled[first], self._compiled[second]
+    def compile_now(self, keys: Sequence[Key]) -> None:
+        """Compile executables that a step waits for, side by side."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self]
+        start = time.perf_counter()
+        with compile_notice(len(missing), enabled=self._says_so):
+            self.compile(missing, show_progress=False)
+        self.seconds_waited += time.perf_counter() - start
 
     def adopt(self, other: "CompiledPrograms[Key]", keys: Iterable[Key]) -> None:
         """Take over what others have compiled or begun to; they must begin nothing more.
@@ -136,8 +137,8 @@ class CompiledPrograms[Key: Hashable]:
             keys: which; what they know nothing of is left out.
         """
         for key in keys:
-            if key in other._compiled:
-                self._compiled[key] = other._compiled[key]
+            if key in other:
+                self[key] = other[key]
             elif key in other._compiling:
                 self._compiling[key] = other._compiling.pop(key)
         self._pool = other._pool
@@ -149,7 +150,7 @@ class CompiledPrograms[Key: Hashable]:
         nothing of it is kept.
         """
         for key in keys:
-            if key not in self._compiled:
+            if key not in self:
                 self._begin(key)
 
     def compile(
@@ -166,7 +167,7 @@ class CompiledPrograms[Key: Hashable]:
             show_progress: a progress bar on stderr.
             in_order: yields the missing ones in the order in which to lower them.
         """
-        missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
+        missing = [key for key in dict.fromkeys(keys) if key not in self]
         if not missing:
             return
         bar = ProgressBar(len(missing), "Compiling", enabled=show_progress, unit="program")
@@ -175,7 +176,7 @@ class CompiledPrograms[Key: Hashable]:
                 for key in in_order(missing):
                     self._begin(key).add_done_callback(lambda _: bar.update())
                 for key in missing:
-                    self._compiled[key] = self._compiling[key].result()
+                    self[key] = self._compiling[key].result()
                     del self._compiling[key]
             except BaseException:  # Ctrl-C, too
                 self.close()
@@ -187,14 +188,6 @@ class CompiledPrograms[Key: Hashable]:
         """Forget what is still compiling; what has not begun never begins. May be called again."""
         self._compiling.clear()
         self._shut_down(wait=False)
-
-    def _compile_now(self, keys: Sequence[Key]) -> None:
-        """Compile what a step waits for."""
-        missing = [key for key in dict.fromkeys(keys) if key not in self._compiled]
-        start = time.perf_counter()
-        with compile_notice(len(missing), enabled=self._says_so):
-            self.compile(missing, show_progress=False)
-        self.seconds_waited += time.perf_counter() - start
 
     def _begin(self, key: Key) -> "Future[jax.stages.Compiled]":
         if key not in self._compiling:

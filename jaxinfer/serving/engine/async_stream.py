@@ -39,7 +39,7 @@ async def stream_request_async(
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(items.put_nowait, item)
 
-    driver.submit_soon(dataclasses.replace(request, sink=sink))
+    driver.submit_soon([dataclasses.replace(request, sink=sink)])
     finished = False
     try:
         while not finished:

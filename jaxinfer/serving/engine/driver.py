@@ -16,6 +16,8 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.owner_thread import OwnerThread
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.engine.sleep import PauseMode, SleepState, SleepTag
+from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.guided.grammar_queue import GrammarQueue
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
@@ -37,11 +39,19 @@ class EngineDriver:
     Args:
         engine: one engine, or a group of replicas.
         release: called in the engine's thread after the engine has closed.
+        grammars: compiles the grammars of requests before the engine gets the requests; None leaves
+            that to the engine.
     """
 
-    def __init__(self, engine: RequestEngine, release: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        engine: RequestEngine,
+        release: Callable[[], None] | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self._engine = engine
         self._release = release
+        self._grammars = GrammarQueue(grammars)
         # Used by the engine's thread only: requests that it steps by itself, by key, and keys of
         # requests from `add_by_hand`, by the caller's label.
         self._driven: dict[str, NewRequest] = {}
@@ -69,27 +79,32 @@ class EngineDriver:
         """The engine's thread."""
         return self._owner
 
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammars to be compiled."""
+        return len(self._grammars)
+
     def submit(self, requests: Sequence[NewRequest]) -> None:
-        """Enqueue requests, all or none.
+        """Enqueue requests, all or none; waits for their grammars to be compiled.
 
         Raises:
-            ValueError: the engine refuses one of them.
+            ValueError: the engine refuses one of them, or a grammar is none.
             StepError: the engine has failed for good.
             RuntimeError: it is closed, or sleeps.
         """
+        self._grammars.compile(requests)
         self.call(lambda: self._add_all(requests))
 
-    def submit_soon(self, request: NewRequest) -> None:
-        """Enqueue a request without waiting; its sink receives the error if it is refused."""
-
-        def add() -> None:
-            try:
-                self._check_open()
-                self._add_all([request])
-            except Exception as error:
-                _tell(request, error)
-
-        self._owner.post(add)
+    def submit_soon(self, requests: Sequence[NewRequest]) -> None:
+        """Enqueue requests, all or none, without waiting; each gets the error if one is refused."""
+        compiled = self._grammars.start(requests)
+        if compiled is None:
+            self._soon(lambda: self._try_to_add(requests))
+            return
+        self._soon(lambda: self._grammars.hold(requests))
+        compiled.add_done_callback(
+            lambda done: self._owner.post(lambda: self._add_compiled(requests, done.exception()))
+        )
 
     def cancel(self, keys: Iterable[str]) -> None:
         """End requests after the current step, without a last output; ended ones are ignored."""
@@ -103,6 +118,7 @@ class EngineDriver:
         labels = set(labels)
         for key in [key for key, request in self._driven.items() if request.label in labels]:
             self._engine.abort(key)
+        self._grammars.abort(labels)
 
     async def call_async(self, action: Callable[[], Any]) -> Any:
         """`call` for asyncio: other tasks of the event loop continue in the meantime.
@@ -230,6 +246,7 @@ class EngineDriver:
         Raises:
             ValueError: its label is in use by another such request, or as `submit`.
         """
+        self._grammars.compile([request])
         self.call(lambda: self._add_by_hand(request))
 
     def abort_by_hand(self, labels: Iterable[str]) -> None:
@@ -332,6 +349,32 @@ class EngineDriver:
             self._cancel([request.key for request in requests])
             raise
 
+    def _try_to_add(self, requests: Sequence[NewRequest]) -> None:
+        try:
+            self._check_open()
+            self._add_all(requests)
+        except Exception as error:
+            for request in requests:
+                _tell(request, error)
+
+    def _add_compiled(self, requests: Sequence[NewRequest], error: BaseException | None) -> None:
+        """Enqueue requests whose grammars are compiled, but for those that were cancelled."""
+        waiting, aborted = self._grammars.take(requests)
+        if error is None:
+            self._try_to_add(waiting)
+        else:
+            for request in waiting:
+                _tell(request, error)
+        for key in aborted:
+            self._engine.abort(key)
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        """Do it now in the engine's thread, or post it from another."""
+        if self._owner.is_current:
+            action()
+        else:
+            self._owner.post(action)
+
     def _deliver(self, request: NewRequest, output: RequestOutput) -> None:
         if output.finished:
             self._driven.pop(request.key, None)
@@ -340,6 +383,7 @@ class EngineDriver:
     def _cancel(self, keys: Iterable[str]) -> None:
         for key in keys:
             # Removed before the abort: its last output has no listener.
+            self._grammars.drop(key)
             if self._driven.pop(key, None) is not None:
                 self._engine.abort(key)
 

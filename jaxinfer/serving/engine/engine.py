@@ -16,6 +16,8 @@ from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepRunner
+from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.guided.matcher import Grammar
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
@@ -23,6 +25,7 @@ from jaxinfer.serving.requests.token_group import TokenGroup
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.structured_outputs import StructuredOutputsParams
 
 _MOST_KEPT_WAITING = 64
 
@@ -55,6 +58,7 @@ class Engine:
         tokenizer: None for token ids only.
         seed: source of the seeds of requests that have none.
         pacing: limits on the work of one launch; by default one step, as large as fits.
+        grammars: compiles the grammars of requests; None refuses requests that have one.
         clock: seconds; for metrics.
     """
 
@@ -66,6 +70,7 @@ class Engine:
         *,
         seed: int = 0,
         pacing: Pacing | None = None,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
@@ -73,6 +78,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
         self._pacing = pacing or Pacing()
+        self._grammars = grammars
         self._clock = clock
         self._requests = OpenRequests(scheduler, clock)
         self._step_clock = StepClock(scheduler.pool, clock)
@@ -130,13 +136,17 @@ class Engine:
             seed: used if its parameters have none.
 
         Raises:
-            ValueError: the key is in use, or the request can never fit.
+            ValueError: the key is in use, the request can never fit, or its grammar is none.
+            ImportError: it has a grammar, and llguidance is not installed.
         """
         if request.key in self._requests:
             raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
         group = self._group(request, seed)
+        given = request.params.structured_outputs
         for completion in group.completions:
             self._scheduler.check(completion.request)
+            if given is not None:
+                completion.request.matcher = self._grammar(given).matcher()
         return group
 
     def enqueue(self, group: AnyGroup) -> None:
@@ -212,6 +222,17 @@ class Engine:
         """Always true: all device memory belongs to this process."""
         return True
 
+    def prepare_sleep(self) -> None:
+        """Read what is in flight and requeue unfinished requests with the tokens that they have.
+
+        Raises:
+            StepError: the engine has failed for good.
+        """
+        self.check_alive()
+        self._read_steps(leave=0)
+        self._requests.collect()
+        self._scheduler.requeue_all()
+
     def sleep(self, *, keep_params: bool) -> None:
         """Release the device memory between two steps.
 
@@ -224,10 +245,7 @@ class Engine:
             Exception: the host lacks the memory; no array was released.
             StepError: the engine has failed for good.
         """
-        self.check_alive()
-        self._read_steps(leave=0)
-        self._requests.collect()
-        self._scheduler.requeue_all()
+        self.prepare_sleep()
         self._runner.sleep(keep_params=keep_params)
 
     def wake_params(self) -> None:
@@ -272,13 +290,20 @@ class Engine:
         now = self._clock()
         return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
+    def _grammar(self, given: StructuredOutputsParams) -> Grammar:
+        if self._grammars is None:
+            raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
+        return self._grammars.get(given)
+
     def _schedule(self) -> Schedule | None:
         try:
-            self._quarantine.settle()
+            if self._quarantine.suspicions:
+                self._quarantine.settle()
             num_steps = self._pacing.num_steps(self._scheduler.num_running)
-            most = self._pacing.max_tokens(self._scheduler.num_waiting)
+            most = None
+            if self._pacing.num_launches_left:
+                most = self._pacing.next_max_tokens(self._scheduler.num_waiting)
             schedule = self._scheduler.schedule(num_steps, most)
-            self._pacing.note_launch()
         except Exception as error:  # half-planned state is unusable: everything is requeued
             self._recover(_Fault(self._scheduler.runnable(), error))
             return None
@@ -310,6 +335,7 @@ class Engine:
                 if (earlier := self._read_until_fault(leave=0)) is not None:
                     self._recover(earlier)
                     return False
+                self._requests.advance_grammars(schedule)
                 step = self._runner.sample(step)
         except Exception as error:  # requests must survive any error of the device
             fault = _Fault(_requests_of(schedule), error)

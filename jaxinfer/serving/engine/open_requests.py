@@ -7,16 +7,23 @@ from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.requests.result import LEFT_VOCAB, OK, StepResult, TokenScores
+from jaxinfer.serving.requests.request_group import Completion, RequestGroup
+from jaxinfer.serving.requests.result import (
+    LEFT_VOCAB,
+    NO_SCORES,
+    OK,
+    StepResult,
+    TokenScores,
+)
 from jaxinfer.serving.requests.token_group import TokenCompletion, TokenGroup
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
 _LEFT_VOCAB = "the custom sampler chose a token id outside the model's vocabulary"
+
+_FEWEST_FORCED = 2  # one costs nothing: it is sampled under a mask in the step that is launched
 
 logger = logging.getLogger("jaxinfer")
 
@@ -73,8 +80,31 @@ class OpenRequests:
     def samples_late(self, schedule: Schedule) -> bool:
         """Whether sampling a row needs its last token on the host first."""
         return bool(self._late) and any(
-            row.samples and row.request.samples_late for row in schedule.rows
+            row.samples and row.request.samples_late_within(row.request.num_tokens)
+            for row in schedule.rows
         )
+
+    def advance_grammars(self, schedule: Schedule) -> None:
+        """Find what grammars allow next, or force, once a step's earlier tokens are read.
+
+        Two forced tokens or more are appended at once. What can't go on by its grammar ends.
+        """
+        now = self._clock()
+        for i, row in enumerate(schedule.rows):
+            request = row.request
+            member = self._members.get(request.request_id)
+            if not row.samples or request.matcher is None or member is None:
+                continue
+            try:
+                request.matcher.follow(request.output_token_ids)
+                forced = request.matcher.forced_tokens() if request.takes_forced_tokens else []
+                if len(forced) < _FEWEST_FORCED:
+                    request.matcher.update_allowed()
+                    continue
+                kept = self._scheduler.append_forced(row, forced)
+                self._apply(member, RowUpdate(i, request, kept), NO_SCORES, now)
+            except Exception as error:
+                self._fail_for(member.group, error)
 
     def add(self, group: AnyGroup) -> None:
         """Add a new request to the scheduler's waiting queue."""

@@ -45,7 +45,8 @@ class Quarantine:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._suspicions: dict[str, _Suspicion] = {}
+        self.suspicions: dict[str, _Suspicion] = {}
+        """By request id; `settle` does nothing while it is empty."""
         self._groups: list[list[Request]] = []  # halves to test; the last one runs
 
     def blame(self, requests: Iterable[Request]) -> list[Request]:
@@ -70,9 +71,7 @@ class Quarantine:
 
     def settle(self) -> None:
         """Clear requests past their failed step and select the next half; before every schedule."""
-        if not self._suspicions:
-            return
-        self._suspicions = {k: each for k, each in self._suspicions.items() if not each.is_over}
+        self.suspicions = {k: each for k, each in self.suspicions.items() if not each.is_over}
         was_apart = bool(self._groups)
         while self._groups and not any(map(self._is_suspect, self._groups[-1])):
             self._groups.pop()
@@ -82,7 +81,7 @@ class Quarantine:
             self._scheduler.run_only(None)
 
     def _suspect(self, request: Request, *, alone: bool) -> _Suspicion:
-        suspicion = self._suspicions.setdefault(request.request_id, _Suspicion(request))
+        suspicion = self.suspicions.setdefault(request.request_id, _Suspicion(request))
         # Past the tokens in flight; a request without any must sample at least one.
         past = max(request.num_tokens, request.num_known_tokens + 1)
         suspicion.cleared_at = max(suspicion.cleared_at, past)
@@ -91,4 +90,4 @@ class Quarantine:
         return suspicion
 
     def _is_suspect(self, request: Request) -> bool:
-        return request.request_id in self._suspicions
+        return request.request_id in self.suspicions

@@ -13,10 +13,12 @@ from jaxinfer import __version__
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, as_api_error
 from jaxinfer.serving.openai.front import Front
-from jaxinfer.serving.openai.middleware.auth import OPEN_PATHS, Auth
+from jaxinfer.serving.openai.middleware.auth import PROBES, Auth
 from jaxinfer.serving.openai.middleware.body_limit import BodyLimit
 from jaxinfer.serving.openai.middleware.head import Head
 from jaxinfer.serving.openai.middleware.request_id import RequestId
+from jaxinfer.serving.openai.page import routes as page
+from jaxinfer.serving.openai.page.files import PAGE_PATHS
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes import (
     admin,
@@ -40,7 +42,7 @@ def create_app(
     Args:
         engine: takes the requests.
         settings: of this front end.
-        telemetry: counts requests for `/metrics`; left out, those of this application alone.
+        telemetry: makes `/metrics`; left out, one of its own.
     """
     front = Front(engine, settings, telemetry or Telemetry(settings.model_name))
 
@@ -64,6 +66,8 @@ def create_app(
     routers = [health, completions, chat, responses, tokenization, unsupported]
     for each in routers:
         app.include_router(each.router)
+    if settings.page:
+        app.include_router(page.router)
     if settings.enable_tokenizer_info:
         app.include_router(tokenization.info_router)
     if settings.enable_admin:
@@ -73,7 +77,8 @@ def create_app(
     app.add_exception_handler(Exception, _answer)
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(Auth, keys=settings.api_keys)
+    open_paths = PROBES.union(PAGE_PATHS if settings.page else ())
+    app.add_middleware(Auth, keys=settings.api_keys, open_paths=open_paths)
     app.add_middleware(RequestId)
     app.add_middleware(Head)
     _document(app, has_keys=bool(settings.api_keys))
@@ -82,8 +87,8 @@ def create_app(
 
 async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
-        hint = "there is no such route; /openapi.json lists all"
-        error = ApiError(404, hint, route=request.scope["path"])
+        path = request.scope["path"][:200]
+        error = ApiError(404, f"there is no route {path!r}; /openapi.json lists all")
     return as_api_error(error).response()
 
 
@@ -103,7 +108,7 @@ def _document(app: FastAPI, *, has_keys: bool) -> None:
         for path, methods in schema["paths"].items():
             for operation in methods.values():
                 operation["responses"].pop("422", None)
-                if has_keys and path not in OPEN_PATHS:
+                if has_keys and path not in PROBES:
                     operation["security"] = [{"key": []}]
         return schema
 

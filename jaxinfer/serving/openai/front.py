@@ -12,7 +12,9 @@ from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, client_errors, presentable
 from jaxinfer.serving.openai.merging import merged
 from jaxinfer.serving.openai.prompts import Prompts
+from jaxinfer.serving.openai.protocol.structured import grammar_errors
 from jaxinfer.serving.openai.settings import ServerSettings
+from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_name
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.telemetry.telemetry import Telemetry
 
@@ -32,6 +34,7 @@ _FIELDS = frozenset(
         "logprobs",
         "prompt_logprobs",
         "truncate_prompt_tokens",
+        "thinking_token_budget",
     ]
 )
 
@@ -49,6 +52,7 @@ class Job:
         label: the server's own name for it.
         priority: as the request says.
         prefill_only: nothing is sampled.
+        grammar_field: what the request calls its grammar, if it has one.
     """
 
     prompt: Prompt
@@ -56,6 +60,7 @@ class Job:
     label: str
     priority: int = 0
     prefill_only: bool = False
+    grammar_field: str | None = None
 
 
 class Front:
@@ -64,7 +69,7 @@ class Front:
     Args:
         engine: runs the requests.
         settings: of this front end.
-        telemetry: counts what their clients see.
+        telemetry: counts them.
     """
 
     def __init__(
@@ -74,6 +79,9 @@ class Front:
         self.settings = settings
         self.telemetry = telemetry
         self.prompts = Prompts(engine, settings.template_kwargs)
+        template = engine.tokenizer.chat_template if engine.tokenizer else None
+        self.tool_parser = tool_parser_name(settings.tool_call_parser, template)
+        self.reasoning_parser = reasoning_parser_name(settings.reasoning_parser, template)
         self.started = int(time.time())
         self.num_running = 0
         """Requests whose answers are being made."""
@@ -108,13 +116,13 @@ class Front:
             for stream in streams:
                 await stream.aclose()
             raise
-        return self._checked(streams)
+        return self._checked(streams, next((job.grammar_field for job in jobs), None))
 
     def _generate(self, job: Job) -> AsyncGenerator[RequestOutput]:
         prompt = {"prompt_token_ids": job.prompt.token_ids}
         named = {"prompt": job.prompt.text, "cache_salt": job.prompt.cache_salt}
         try:
-            with client_errors(_FIELDS):
+            with client_errors(_FIELDS), grammar_errors(job.grammar_field):
                 outputs = self.engine.generate(
                     prompt | {name: value for name, value in named.items() if value is not None},
                     job.params,
@@ -129,10 +137,13 @@ class Front:
         is_delta = job.params.output_kind == RequestOutputKind.DELTA
         return self.telemetry.watch(outputs, delta=is_delta)
 
-    async def _checked(self, streams: Sequence[AsyncGenerator[RequestOutput]]) -> Outputs:
+    async def _checked(
+        self, streams: Sequence[AsyncGenerator[RequestOutput]], grammar_field: str | None
+    ) -> Outputs:
         self.num_running += 1
         try:
-            with client_errors(_FIELDS):  # what the engine refuses, not the consumer's own
+            # What the engine refuses, not the consumer's own.
+            with client_errors(_FIELDS), grammar_errors(grammar_field):
                 async with contextlib.aclosing(merged(streams)) as outputs:
                     async for index, output in outputs:
                         if output.error is not None:
@@ -145,6 +156,8 @@ class Front:
 def _failure(output: RequestOutput) -> ApiError:
     """Why a request has no answer: the engine's fault, or a limit of the service."""
     why = presentable(output.error or "")
+    if why.startswith("GrammarError"):
+        return ApiError(400, f"the answer could not go on: {why}", code="grammar_too_complex")
     if any(each.finish_reason == "abort" for each in output.outputs):
         return ApiError(503, f"the request was ended: {why}", code="request_aborted")
     return ApiError(500, f"the engine could not go on: {why}", code="engine_error")

@@ -1,7 +1,7 @@
 """How every route runs: strict JSON in, JSON errors out, and no work for a client that has gone."""
 
 import difflib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -27,12 +27,11 @@ class ApiRoute(APIRoute):
         handler = super().get_route_handler()
         body = self.body_field.field_info.annotation if self.body_field else None
         model = body if isinstance(body, type) and issubclass(body, BaseModel) else None
-        parameters = [parameter.alias for parameter in self.dependant.query_params]
+        parameters = [each.alias for each in self.dependant.query_params]
 
         async def handle(request: Request) -> Response:
             try:
-                if parameters:  # other routes have no use for any, so that a probe may add some
-                    _check_query(request, parameters)
+                _check_parameters(request, parameters)
                 checked = await _with_json(request) if model else request
                 return await while_connected(handler(checked), request.receive)
             except RequestValidationError as error:
@@ -41,6 +40,18 @@ class ApiRoute(APIRoute):
                 return as_api_error(error).response()
 
         return handle
+
+
+def _check_parameters(request: Request, known: list[str]) -> None:
+    """Refuse what a route with parameters does not know; the other routes have no use for any.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in request.query_params if known else ():
+        if name not in known:
+            choices = ", ".join(known)
+            raise invalid(f"unknown parameter {name[:100]!r}; this route has {choices}", name[:100])
 
 
 class _JsonRequest(Request):
@@ -58,24 +69,14 @@ async def _with_json(request: Request) -> Request:
     return _JsonRequest(request, body, decode(body, request.app.state.max_nesting))
 
 
-def _check_query(request: Request, parameters: list[str]) -> None:
-    for name in request.query_params:
-        if name not in parameters:
-            raise invalid(_unknown("parameter", name, parameters), name[:100])
-
-
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name[:100], known, n=1)
-    also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
-    return f"unknown {what} {name[:100]!r}{also}"
-
-
 def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> ApiError:
     fields = list(model.model_fields) if model else None
 
     def explain(field: str, kind: str) -> str | None:
         if kind == "extra_forbidden":
-            return _unknown("field", field, fields or ())
+            near = difflib.get_close_matches(field[:100], fields or (), n=1)
+            also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
+            return f"unknown field {field[:100]!r}{also}"
         return hint(field) if kind == "none_required" else None
 
     return from_validation(error, fields, explain)

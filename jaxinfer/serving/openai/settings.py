@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+from jaxinfer.serving.parsers.names import AUTO, reasoning_parser_name, tool_parser_name
+
 _MIB = 1 << 20
 
 
@@ -15,10 +17,15 @@ class ServerSettings:
         api_keys: any of these is let in; empty lets everybody in.
         enable_admin: serve the routes that change the engine; needs a key.
         enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
+        page: serve the chat page at `/`; its files need no key, what it asks for does.
         max_body_bytes: of a request.
         max_nesting: most levels of JSON in a request.
         keep_alive_seconds: of silence after which a stream gets a comment.
         template_kwargs: names that `chat_template_kwargs` of a request may set.
+        enable_auto_tool_choice: let the model decide whether it calls a tool.
+        tool_call_parser: reads calls out of answers: one of `TOOL_PARSER_NAMES`, "none", or "auto"
+            for the one that the chat template calls for.
+        reasoning_parser: reads reasoning, likewise, from `REASONING_PARSER_NAMES`.
         profile_directory: where `/start_profile` writes; None refuses it.
 
     Raises:
@@ -29,11 +36,15 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     enable_admin: bool = False
     enable_tokenizer_info: bool = False
+    page: bool = True
     max_body_bytes: int = 32 * _MIB
     max_nesting: int = 64
     keep_alive_seconds: float = 15.0
     template_kwargs: frozenset[str] = frozenset({"enable_thinking"})
-    profile_directory: Path | None = None
+    enable_auto_tool_choice: bool = True
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+    profile_directory: str | Path | None = None
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
@@ -42,6 +53,8 @@ class ServerSettings:
             raise ValueError("api_keys holds an empty key; leave it out or give it a value")
         if self.enable_admin and not self.api_keys:
             raise ValueError("enable_admin needs a key; set api_keys too")
+        tool_parser_name(self.tool_call_parser, None)
+        reasoning_parser_name(self.reasoning_parser, None)
         for name in ("max_body_bytes", "max_nesting", "keep_alive_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

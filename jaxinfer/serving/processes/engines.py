@@ -23,6 +23,7 @@ from jaxinfer.serving.processes.channel import Message
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.processes.requests import request_from_json, request_to_json
 from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.runner.device_params import ParamsWriter
 
 _STEP: Message = {"kind": "step"}
 _POLL_S = 0.5
@@ -97,8 +98,12 @@ class LeadingEngine:
     def update_params(self, params: Any) -> None:
         """As `Engine.update_params`; every process takes its own part of the new weights.
 
+        None of them touches its old ones before all have shown that theirs fit together.
+
         Raises:
             ValueError: also if a process can't: `follow` was not told where to find them.
+            DistributedError: another process's weights don't fit, or are mapped in another way;
+                all processes raise it, and none has changed.
         """
         self._await_followers()
         for process_id, takes in self._takes_updates.items():
@@ -107,8 +112,10 @@ class LeadingEngine:
                     f"process {process_id} has no new weights to take: call its "
                     "follow(new_params=...) with a function that returns them"
                 )
-        self._engine.update_params(params)
         self._group.send({"kind": "update_params"})
+        with self._group.reporting_failures():
+            _require_same_update(self._group, params)
+            self._engine.update_params(params)
 
     def reset_prefix_cache(self) -> None:
         """As `Engine.reset_prefix_cache`, on all processes before their next step."""
@@ -201,10 +208,24 @@ class FollowingEngine:
             case "reset_prefix_cache":
                 self._engine.reset_prefix_cache()
             case "update_params" if new_params is not None:
-                self._engine.update_params(new_params())
+                params = new_params()
+                _require_same_update(self._group, params)
+                self._engine.update_params(params)
             case _:
                 return False
         return True
+
+
+def _require_same_update(group: ProcessGroup, params: Any) -> None:
+    """Raise DistributedError on all processes unless each would run the same program.
+
+    Trees that are used as they are need none: each process has checked its own.
+    """
+    is_mapped = isinstance(params, ParamsWriter)
+    group.require_same(
+        {"whether new weights are mapped": is_mapped} | (params.describe() if is_mapped else {}),
+        fix="have update_params and follow(new_params=...) give the same tree and mapping",
+    )
 
 
 def _ignore(output: RequestOutput) -> None:

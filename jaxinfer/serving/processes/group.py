@@ -101,23 +101,27 @@ class ProcessGroup:
         self.send({"kind": "values", "topic": topic, "value": ordered})
         return ordered
 
-    def require_same(self, description: Mapping[str, Any]) -> None:
+    def require_same(
+        self, description: Mapping[str, Any], fix: str = "start all of them alike"
+    ) -> None:
         """Raise on every process, naming the first difference, unless all describe the same.
 
         Args:
             description: plain JSON data, by name.
+            fix: what the error asks for.
 
         Raises:
             DistributedError: names what differs, and the processes.
         """
         # Through JSON, as the others' came: it makes tuples lists.
         everyone = self.agree("description", json.loads(json.dumps(description)))
-        for name in everyone[0]:
+        for name in dict.fromkeys(name for each in everyone for name in each):
             for i, other in enumerate(everyone):
-                if other.get(name) != everyone[0][name]:
+                first, own = everyone[0].get(name), other.get(name)
+                if own != first:
                     raise DistributedError(
-                        f"processes differ in {name}: process 0 has {everyone[0][name]!r}, "
-                        f"process {i} has {other.get(name)!r}; start all of them alike"
+                        f"processes differ in {name}: process 0 has {first!r}, process {i} has "
+                        f"{own!r}; {fix}"
                     )
 
     def send(self, message: Message) -> None:
@@ -146,7 +150,7 @@ class ProcessGroup:
         return {**message, "from": sender}
 
     def check(self) -> None:
-        """Raise what another process has reported.
+        """Raise what another process has reported, or this one has.
 
         Raises:
             DistributedError: says which process failed and why.
@@ -161,6 +165,7 @@ class ProcessGroup:
         if not self._ending.is_set():
             self._ending.set()
             text = f"process {self.process_id}: {reason}"
+            self._failure = self._failure or text  # nothing is sent from here any more
             self._send_all(encode({"kind": "failed", "text": text}))
 
     @contextlib.contextmanager

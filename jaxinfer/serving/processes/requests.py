@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
+from jaxinfer.structured_outputs import StructuredOutputsParams
 
 # Fields that decide nothing of what a request does; any other travels without being named here.
 _STAY_IN_REQUEST = ("sink",)
@@ -30,10 +31,14 @@ def request_from_json(message: Mapping[str, Any]) -> NewRequest:
 
 
 def _given(record: Any, leave: Collection[str] = ()) -> dict[str, Any]:
-    """A dataclass's fields that are not at their defaults."""
+    """A dataclass's fields that are not at their defaults, as plain values."""
     values = {
         field.name: (getattr(record, field.name), field.default)
         for field in dataclasses.fields(record)
         if field.name not in leave
     }
-    return {name: value for name, (value, default) in values.items() if value != default}
+    return {name: _plain(value) for name, (value, default) in values.items() if value != default}
+
+
+def _plain(value: Any) -> Any:
+    return value.to_json() if isinstance(value, StructuredOutputsParams) else value

@@ -9,8 +9,7 @@ from its block pool, token ids are checked by the host or come from the sampler,
 [0, V); and each gather here says ``mode="clip"``, each scatter ``mode="drop"``, on purpose.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +26,16 @@ from jaxinfer.model.architecture import Architecture, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, StepInputs
-from jaxinfer.serving.programs.token_parts import cut, part_sizes
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 
 KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
 """Key and value pages of each layer."""
 Forward = Callable[..., tuple[KVCache, Array, Array]]
 """What `feed_last_tokens` is, or behaves as."""
+RunLayers = Callable[..., tuple[KVCache, Array]]
+"""`_run_layers`, or a function that takes its place in a prefill."""
+LayerPages = tuple[Array, Array]
+"""Key and value pages of one layer."""
 Rotation = tuple[Array, Array]
 """Cosines and sines ``[T, D]`` at each token's position."""
 
@@ -89,6 +91,8 @@ class StepContext:
     @property
     def axis(self) -> str | None:
         """Mesh axis of tensor parallelism; None on one device, where a reduction is nothing."""
+        if self.mesh.size == 1:
+            return None
         return self.rules.heads if self.num_devices > 1 else None
 
     def tensor_axis(self, peers: Array | None) -> TensorAxis | None:
@@ -107,6 +111,7 @@ def prefill_step(
     *,
     context: StepContext,
     shape: PrefillShape,
+    run_layers: RunLayers | None = None,
 ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"], Float[Array, "T E"] | None]:
     """Feed packed ragged rows: prompts, chunks of prompts, and single tokens between them.
 
@@ -118,6 +123,7 @@ def prefill_step(
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
+        run_layers: takes the place of `_run_layers`; static.
 
     Returns:
         The pages; the final hidden state of each row's last token; for the sampler, the slot where
@@ -129,15 +135,9 @@ def prefill_step(
     token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
     ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
     tokens = batch.for_layers()._replace(token_ids=token_ids)
-    kv, x = _run_layers(
-        params,
-        kv,
-        tokens,
-        context,
-        context.tensor_axis(peers),
-        sizes=part_sizes(shape.tokens, context.num_devices),
-        last_rows=None if shape.all_tokens else ends,
-    )
+    run_layers, axis = run_layers or _run_layers, context.tensor_axis(peers)
+    last_rows = None if shape.all_tokens else ends
+    kv, x = run_layers(params, kv, tokens, context, axis, last_rows=last_rows)
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
     rows = jnp.stack([batch.slots, token_ids.at[ends].get(mode="clip")])
     hidden = context.architecture.final_hidden(params, last, context.config)
@@ -213,108 +213,84 @@ def _run_layers(
     axis: TensorAxis | None,
     *,
     max_query_len: int | None = None,
-    sizes: Sequence[int] = (),
     last_rows: Int32[Array, " B"] | None = None,
 ) -> tuple[KVCache, Float[Array, "_ E"]]:
     """Embed and run every layer; each writes its keys and values before it attends.
 
-    With `sizes`, parts of these numbers of tokens go through the layers in turn. With `last_rows`,
-    only these tokens leave the last layer, which takes all tokens at once: the last of each row.
+    With `last_rows`, only these tokens leave the last layer: the last of each row.
     """
-    config, backend, model = context.config, context.backend, context.architecture
-
-    # Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
-    @jax.jit
-    def layer_step(
-        layer: Mapping[str, Any],
-        pages: tuple[Array, Array],
-        residuals: list[ResidualStream],
-        rotations: list[Rotation],
-        parts: list[StepInputs],
-        last_rows: Array | None,
-    ) -> tuple[tuple[Array, Array], list[ResidualStream]]:
-        def attend(
-            part: StepInputs,
-            rotation: Rotation,
-            attention: Mapping[str, Any],
-            heads: tuple[Array, ...],
-        ) -> Array:
-            nonlocal pages
-            mixed, pages = _write_and_attend(
-                attention, heads, rotation, pages, part, context, max_query_len, last_rows
-            )
-            return mixed
-
-        attends = [functools.partial(attend, *of) for of in zip(parts, rotations, strict=True)]
-        if axis is not None and len(parts) > 1:
-            residuals = model.overlapped_layer(layer, residuals, config, attends, axis, backend)
-        else:
-            (residual,), (whole,) = residuals, attends
-            residuals = [
-                model.decoder_layer(layer, residual, config, whole, axis, backend, last_rows)
-            ]
-        return pages, residuals
-
-    parts = cut(tokens, sizes)
-    # Sums of parts do not depend on each other.
-    apart = axis.alone() if axis is not None and len(parts) > 1 else axis
-    residuals = [_embedded(model, params, part, apart, backend) for part in parts]
-    rotations = [model.rotation(part.positions, config, residuals[0].x.dtype) for part in parts]
+    config, model = context.config, context.architecture
+    layer_step = layer_function(context, axis, max_query_len)
+    residual = embedded(params, tokens, context, axis)
+    rotation = model.rotation(tokens.positions, config, residual.x.dtype)
     # The barrier keeps XLA from computing cosines again inside every layer.
-    rotations = jax.lax.optimization_barrier(rotations)
+    rotation = jax.lax.optimization_barrier(rotation)
     pages_of_layers = []
     last = config.num_hidden_layers - 1
     for index in range(config.num_hidden_layers):
-        layer, kept = params["model"]["layers"][str(index)], None
-        if index == last and last_rows is not None:
-            residuals, rotations = _as_one(residuals, rotations)
-            kept, parts = last_rows, [tokens]
-        pages, residuals = layer_step(layer, kv[index], residuals, rotations, parts, kept)
+        layer, kept = params["model"]["layers"][str(index)], last_rows if index == last else None
+        pages, residual = layer_step(layer, kv[index], residual, rotation, tokens, kept)
         pages_of_layers.append(pages)
-    (residual,), _ = _as_one(residuals, rotations)
     return tuple(pages_of_layers), residual.summed()
 
 
-def _embedded(
-    model: Architecture,
-    params: Mapping[str, Any],
-    part: StepInputs,
-    axis: TensorAxis | None,
-    backend: Backend,
+def layer_function(
+    context: StepContext, axis: TensorAxis | None, max_query_len: int | None = None
+) -> Callable[..., tuple[LayerPages, ResidualStream]]:
+    """``(layer, pages, residual, rotation, tokens, last_rows) -> (pages, residual)``.
+
+    Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
+    """
+    config, backend, model = context.config, context.backend, context.architecture
+
+    @jax.jit
+    def layer_step(
+        layer: Mapping[str, Any],
+        pages: LayerPages,
+        residual: ResidualStream,
+        rotation: Rotation,
+        tokens: StepInputs,
+        last_rows: Array | None,
+    ) -> tuple[LayerPages, ResidualStream]:
+        def attend(attention: Mapping[str, Any], heads: tuple[Array, ...]) -> Array:
+            nonlocal pages
+            mixed, pages = write_and_attend(
+                attention, heads, rotation, pages, tokens, context, max_query_len, last_rows
+            )
+            return mixed
+
+        residual = model.decoder_layer(layer, residual, config, attend, axis, backend, last_rows)
+        return pages, residual
+
+    return layer_step
+
+
+def embedded(
+    params: Mapping[str, Any], tokens: StepInputs, context: StepContext, axis: TensorAxis | None
 ) -> ResidualStream:
+    """The residual stream that the first layer reads."""
+    model, backend = context.architecture, context.backend
     if axis is None:
-        return begin(model.embed(params, part.token_ids), backend=backend)
-    return begin_sum(model.embed_share(params, part.token_ids, axis), axis, backend=backend)
+        return begin(model.embed(params, tokens.token_ids), backend=backend)
+    return begin_sum(model.embed_share(params, tokens.token_ids, axis), axis, backend=backend)
 
 
-def _as_one(
-    residuals: list[ResidualStream], rotations: list[Rotation]
-) -> tuple[list[ResidualStream], list[Rotation]]:
-    """The parts put together again."""
-    if len(residuals) == 1:
-        return residuals, rotations
-    cos, sin = (jnp.concatenate(parts) for parts in zip(*rotations, strict=True))
-    return [ResidualStream(jnp.concatenate([residual.summed() for residual in residuals]))], [
-        (cos, sin)
-    ]
-
-
-def _write_and_attend(
+def write_and_attend(
     attention: Mapping[str, Any],
     heads: tuple[Array, ...],
     rotation: Rotation,
-    pages: tuple[Array, Array],
-    part: StepInputs,
+    pages: LayerPages,
+    tokens: StepInputs,
     context: StepContext,
-    max_query_len: int | None,
-    last_rows: Int32[Array, " B"] | None,
-) -> tuple[Float[Array, "_ H D"], tuple[Array, Array]]:
+    max_query_len: int | None = None,
+    last_rows: Int32[Array, " B"] | None = None,
+) -> tuple[Float[Array, "_ H D"], LayerPages]:
     """One layer's attention from raw heads, of all tokens or some; and the pages with these in."""
     config, backend = context.config, context.backend
     q, (k_pages, v_pages) = context.architecture.write_heads(
-        attention, heads, rotation, pages, part.slot_mapping, config, backend
+        attention, heads, rotation, pages, tokens.slot_mapping, config, backend
     )
-    cu_seqlens = part.cu_seqlens
+    cu_seqlens = tokens.cu_seqlens
     if last_rows is not None:  # each row is one query now, as in decoding
         q, max_query_len = q.at[last_rows].get(mode="clip"), 1
         cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
@@ -323,11 +299,11 @@ def _write_and_attend(
         k_pages,
         v_pages,
         cu_seqlens,
-        part.context_lens,
-        part.block_tables,
+        tokens.context_lens,
+        tokens.block_tables,
         scale=config.head_dim**-0.5,
         max_query_len=max_query_len,
-        shared=part.shared,
+        shared=tokens.shared,
         backend=backend,
     )
     return mixed, (k_pages, v_pages)

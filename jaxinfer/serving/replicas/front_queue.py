@@ -79,14 +79,14 @@ class FrontQueue:
     @property
     def num_waiting(self) -> int:
         """Sequences that were sent to no replica yet."""
-        return sum(request.new.params.n for request in self._queue)
+        return sum(request.new.params.n for request in self._queue.values())
 
     def get(self, request_id: str) -> FrontRequest | None:
         """The unfinished request of that id."""
         return self._requests.get(request_id)
 
     def add(self, request: FrontRequest) -> None:
-        """Let a new request stand at the end of its priority."""
+        """Queue a new request behind all others of its priority."""
         self._requests[request.new.key] = request
         urgency = request.new.priority
         if self._is_fair:
@@ -115,8 +115,8 @@ class FrontQueue:
             self.send(self._queue.first(), free)
 
     def send_all(self, members: Sequence[Member]) -> None:
-        """Send off everybody who still stands here."""
-        for request in list(self._queue):
+        """Send all queued requests off, in their order."""
+        for request in self._queue.by_rank():
             self.send(request, members)
 
     def send(self, request: FrontRequest, members: Sequence[Member]) -> Member:

@@ -15,6 +15,7 @@ from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
+from jaxinfer.serving.replicas.sleep import sleep_all
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.token_group import TokenOutput
@@ -184,12 +185,14 @@ class EngineGroup:
         return True
 
     def sleep(self, *, keep_params: bool) -> None:
-        """As `Engine.sleep`, of every replica."""
+        """As `Engine.sleep`, of every replica or of none: see `sleep_all`."""
         self._check_alive()
-        for member in self._alive():
-            engine = member.replica.engine
-            member.replica.call(lambda engine=engine: engine.sleep(keep_params=keep_params))
-        self._deliver()
+        self._leave_out_the_dead()
+        try:
+            sleep_all(self._alive(), keep_params=keep_params)
+        finally:
+            self._deliver()
+            self._leave_out_the_dead()
 
     def wake_params(self) -> None:
         """As `Engine.wake_params`, of every replica."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,9 +15,11 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.bad_words import bad_word_spellings
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
+from jaxinfer.serving.requests.thinking_tokens import NO_THINKING, thinking_tokens
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
+_NEED_TOKENIZER = ("stop", "bad_words", "structured_outputs")  # fields of SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +160,8 @@ class PromptReader:
 
         Raises:
             ValueError: a token id is outside the vocabulary, more log-probabilities are requested
-                than the engine reports, or a field needs a tokenizer and there is none; names the
-                field.
+                than the engine reports, a field needs a tokenizer and there is none, or the model
+                does not think; names the field.
         """
         params.validate_for_vocab(self.vocab_size)
         if (params.truncate_prompt_tokens or 0) > self.max_model_len:
@@ -166,9 +169,12 @@ class PromptReader:
                 f"truncate_prompt_tokens ({params.truncate_prompt_tokens}) exceeds max_model_len "
                 f"{self.max_model_len}; lower it, or write -1 to keep as many as fit"
             )
-        if self.tokenizer is None and (params.stop or params.bad_words):
-            field = "stop" if params.stop else "bad_words"
+        needs_text = [name for name in _NEED_TOKENIZER if getattr(params, name)]
+        if self.tokenizer is None and needs_text:
+            field = needs_text[0]
             raise ValueError(f"{field} needs a tokenizer, and this engine has none")
+        if params.thinking_token_budget is not None and not self._thinks:
+            raise ValueError(f"thinking_token_budget: {NO_THINKING}")
         for word in params.bad_words or ():
             if not all(map(self._is_in_vocab, bad_word_spellings(word))):
                 raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
@@ -179,6 +185,12 @@ class PromptReader:
         if params.truncate_prompt_tokens == -1:
             return max(1, self.max_model_len - 1)
         return params.truncate_prompt_tokens
+
+    @functools.cached_property
+    def _thinks(self) -> bool:
+        """Whether the model has tokens around its thinking."""
+        tokenizer = self.tokenizer
+        return tokenizer is not None and thinking_tokens(tokenizer, self.vocab_size) is not None
 
     def _is_in_vocab(self, text: str) -> bool:
         """Whether every token of a text is in the model's vocabulary."""

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.guided.matcher import Matcher
 
 IN_FLIGHT_TOKEN = -1
 """Stands for a token that the device has sampled and the host has not read yet."""
@@ -129,6 +132,7 @@ class Request:
         history: what its caller's metrics report.
         finish_reason: None until FINISHED.
         stop_reason: the stop token id or stop string that ended it, None for end-of-sequence.
+        matcher: follows its answer through its grammar; set by the engine. None without one.
     """
 
     request_id: str
@@ -151,6 +155,7 @@ class Request:
     history: RunHistory = field(default_factory=RunHistory, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
+    matcher: "Matcher | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = self.new.prompt.token_ids
@@ -158,11 +163,24 @@ class Request:
 
     @property
     def samples_late(self) -> bool:
-        """Whether its sampling reads its own tokens on the host, as bad words of several tokens do.
+        """Whether its sampling reads its own tokens on the host, from `late_from` on.
 
-        That rules out multi-step decodes.
+        Bad words may be several tokens long, a grammar's next mask depends on all tokens so far,
+        and a thinking budget may be spent. Nothing is proposed for such a request.
         """
-        return bool(self.params.bad_words)
+        params = self.params
+        return (
+            bool(params.bad_words or params.structured_outputs)
+            or params.thinking_token_budget is not None
+        )
+
+    @property
+    def late_from(self) -> int:
+        """The number of output tokens from which on it takes part in no multi-step decodes."""
+        params = self.params
+        if params.bad_words or params.structured_outputs:
+            return 0
+        return params.thinking_token_budget or 0  # not spent before there are as many tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -187,10 +205,35 @@ class Request:
         """
         return self.num_in_flight_tokens > 0 and not self.decodes_on_device
 
+    def samples_late_within(self, num_tokens: int) -> bool:
+        """Whether its sampling reads its own tokens on the host if it has up to so many tokens.
+
+        Args:
+            num_tokens: of its sequence, the sampled ones included.
+        """
+        return self.samples_late and num_tokens - self.num_prompt_tokens > self.late_from
+
     @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def takes_forced_tokens(self) -> bool:
+        """Whether tokens that its grammar forces may be appended without being sampled.
+
+        Not if their log-probabilities are reported, penalties count them, or another rule could
+        forbid them.
+        """
+        params = self.params
+        return not (
+            self.matcher is None
+            or params.logprobs is not None
+            or params.has_penalties
+            or params.bad_words
+            or params.allowed_token_ids is not None
+            or params.thinking_token_budget is not None
+        )
 
     def forget_tokens_in_flight(self) -> None:
         """Make the tokens that the host has read all there is."""

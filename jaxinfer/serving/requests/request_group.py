@@ -1,17 +1,126 @@
-"""Assembles the outputs of a caller's request from its n completions of one prompt."""
+"""A caller's request: text and log-probabilities of its n completions, and outputs made of them."""
 
+import contextlib
 import dataclasses
+from collections.abc import Sequence
 
 from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import RequestMetrics, RequestOutput
-from jaxinfer.serving.requests.completion import Completion
-from jaxinfer.serving.requests.completion_logprobs import logprobs_at
+from jaxinfer.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from jaxinfer.serving.requests.completion_logprobs import logprobs_at, start_recording
+from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.result import TokenScores
 
 _SEED_RANGE = 1 << 64
+
+
+class Completion:
+    """Accumulates the output of one `Request`.
+
+    Tokens become text only to look for stop strings or to create an output: a batch that wants
+    final outputs only spends no time on text during its steps.
+
+    Args:
+        index: its index among the request's n completions.
+        request: the scheduler's state of the completion.
+        tokenizer: None for no text.
+    """
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None):
+        self.index = index
+        self.request = request
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.weight_version = 0
+        self._logprobs = start_recording(request.params.logprobs, tokenizer)
+        self._watches_stops = bool(request.params.stop)
+        self._num_in_text = 0
+        self._num_taken = 0
+        self._is_broken = False
+        self._text = None
+        if tokenizer is not None and request.params.detokenize:
+            params = request.params
+            self._text = Detokenizer(
+                tokenizer,
+                stop=tuple(params.stop or ()),
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
+            )
+
+    def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
+        """Add the new tokens of the step's `row`, and take over the end of `request`.
+
+        Sets `finish_reason` if the tokens end the completion; also for a stop string, of which the
+        scheduler does not know.
+        """
+        self.token_ids += token_ids
+        if self._logprobs is not None:
+            self._logprobs.extend(scores, row, token_ids)
+        self.finish_reason = self.request.finish_reason
+        self.stop_reason = self.request.stop_reason
+        if self._watches_stops:
+            self._update_text()
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the completion for a reason other than its tokens."""
+        self.finish_reason = reason
+
+    def break_off(self) -> None:
+        """Stop producing text and log-probabilities, after an exception in either."""
+        self._is_broken = True
+        self._logprobs = None
+
+    def output(self, *, delta: bool) -> CompletionOutput:
+        """The completion so far.
+
+        Args:
+            delta: only the part since the last call.
+        """
+        self._update_text()
+        start = self._num_taken if delta else 0
+        self._num_taken = len(self.token_ids)
+        text = ""
+        # Text that raised before must not raise again.
+        with contextlib.suppress(Exception) if self._is_broken else contextlib.nullcontext():
+            if self._text is not None:
+                text = self._text.take() if delta else self._text.text
+        logprobs, total = None, None
+        if self._logprobs is not None:
+            logprobs = self._logprobs.since(start, self.token_ids)
+            total = self._logprobs.total
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=self.token_ids[start:],
+            cumulative_logprob=total,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            weight_version=self.weight_version,
+        )
+
+    def _update_text(self) -> None:
+        """Bring the text up to date with the tokens; a stop string in it ends both."""
+        if self._text is None or self._is_broken:
+            return
+        new = self.token_ids[self._num_in_text :]
+        ends_by_token = bool(new) and self.finish_reason == "stop"
+        stopped_after = self._text.append(new[:-1] if ends_by_token else new)
+        if stopped_after is not None:
+            keep = self._num_in_text + stopped_after
+            del self.token_ids[keep:]
+            if self._logprobs is not None:
+                self._logprobs.cut(keep)
+            self.finish_reason, self.stop_reason = "stop", self._text.stop_string
+        elif ends_by_token:
+            self._text.append_stop_token(new[-1])
+        self._num_in_text = len(self.token_ids)
+        if self.finish_reason is not None:
+            self._text.finish()
 
 
 class RequestGroup:

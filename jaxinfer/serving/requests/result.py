@@ -37,6 +37,10 @@ class TokenScores:
     status: np.ndarray | None = None
 
 
+NO_SCORES = TokenScores(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.bool_))
+"""Of tokens that were not sampled."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """The results of a finished step.

@@ -35,7 +35,7 @@ def set_limits(request: Request, max_model_len: int, eos_token_ids: AbstractSet[
     if params.max_tokens is not None:
         limit = min(limit, num_prompt + params.max_tokens)
     request.limits = LengthLimits(limit, limit - 1)
-    eos = frozenset() if params.ignore_eos else eos_token_ids
+    eos = frozenset() if _ignores_eos(request) else eos_token_ids
     request.ending_token_ids = frozenset(eos).union(params.stop_token_ids or ())
 
 
@@ -55,9 +55,14 @@ def check_stop(
     """
     num_outputs = len(request.output_token_ids)
     if token_id in request.ending_token_ids and num_outputs >= request.params.min_tokens:
-        if token_id in eos_token_ids and not request.params.ignore_eos:
+        if token_id in eos_token_ids and not _ignores_eos(request):
             return "stop", None
         return "stop", token_id
     if request.num_prompt_tokens + num_outputs >= request.limits.num_tokens:
         return "length", None
     return None
+
+
+def _ignores_eos(request: Request) -> bool:
+    """Whether it goes on after end-of-sequence, which a grammar allows at an answer's end only."""
+    return request.params.ignore_eos and request.params.structured_outputs is None

@@ -12,17 +12,23 @@ from jaxinfer.serving.requests.result import TokenScores
 
 
 class ScoreSlice(NamedTuple):
-    """A view of part of a step's scores: a step has hundreds of parts, so none is copied.
+    """A view of a chunk of a prompt in a step's scores.
 
     Attributes:
         scores: the scores of the whole step, with log-probabilities.
-        place: the part's index in their leading dimensions.
+        place: the chunk's index in their leading dimensions.
         num_top: the number of likeliest tokens to report.
     """
 
     scores: TokenScores
-    place: tuple[int | slice, ...]
+    place: tuple[slice]
     num_top: int
+
+
+RowScores = tuple[TokenScores, int, int, int]
+"""The scores of a completion's tokens from one step: the scores of the whole step, the completion's
+row, the number of its tokens, and the number of likeliest tokens to report. A step has hundreds, so
+none is copied, and each is a plain tuple."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -33,7 +39,7 @@ class TokenOutput:
         request_id: the request's key.
         token_ids: its new tokens, stop token included.
         time: its creation time in seconds on the engine's clock.
-        scores: log-probabilities of these tokens, a slice for each step; empty without
+        scores: log-probabilities of these tokens, an item for each step; empty without
             `logprobs`.
         prompt_scores: log-probabilities of prompt tokens: for each chunk the position of its first
             token and a slice; entry i scores the token after position ``start + i``.
@@ -50,7 +56,7 @@ class TokenOutput:
     request_id: str
     token_ids: list[int]
     time: float
-    scores: Sequence[ScoreSlice] = ()
+    scores: Sequence[RowScores] = ()
     prompt_scores: Sequence[tuple[int, ScoreSlice]] = ()
     finished: bool = False
     finish_reason: FinishReason | None = None
@@ -72,7 +78,7 @@ class TokenCompletion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.weight_version = 0
-        self.scores: list[ScoreSlice] = []
+        self.scores: list[RowScores] = []
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
         """Add the new tokens of the step's `row`.
@@ -83,7 +89,8 @@ class TokenCompletion:
         self.token_ids += token_ids
         count = self.request.params.logprobs
         if count is not None and token_ids:
-            self.scores.append(_slice(scores, (row, slice(0, len(token_ids))), count))
+            _check(scores, count)
+            self.scores.append((scores, row, len(token_ids), count))
         self.finish_reason = self.request.finish_reason
         self.stop_reason = self.request.stop_reason
 
@@ -137,9 +144,9 @@ class TokenGroup:
             return True
         if not scores.ok[offset : offset + count].all():
             return False
-        self._prompt_scores.append(
-            (start, _slice(scores, (slice(offset, offset + count),), num_top))
-        )
+        _check(scores, num_top)
+        piece = ScoreSlice(scores, (slice(offset, offset + count),), num_top)
+        self._prompt_scores.append((start, piece))
         return True
 
     def error_output(self, reason: str, now: float) -> TokenOutput:
@@ -176,8 +183,8 @@ class TokenGroup:
         )
 
 
-def _slice(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) -> ScoreSlice:
-    """A slice of a step's scores.
+def _check(scores: TokenScores, num_top: int) -> None:
+    """Check that a step's scores have what was asked for.
 
     Raises:
         RuntimeError: the step did not compute the requested log-probabilities.
@@ -186,4 +193,3 @@ def _slice(scores: TokenScores, place: tuple[int | slice, ...], num_top: int) ->
         raise RuntimeError("log-probabilities were asked for, but the step computed none")
     if num_top and (scores.top_ids is None or scores.top_logprobs is None):
         raise RuntimeError("likeliest tokens were asked for, but the step reported none")
-    return ScoreSlice(scores, place, num_top)

@@ -19,9 +19,15 @@ from jaxinfer.serving.sampling.layout import (
     num_special_rows,
 )
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.slots.row_edits import LateEdits
 from jaxinfer.serving.slots.row_sampling import RowSampling
 from jaxinfer.serving.slots.slot_mirror import SlotMirror
-from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, SlotUpdates
+from jaxinfer.serving.slots.slot_updates import (
+    CountsUpdate,
+    EditsUpdate,
+    MasksUpdate,
+    SlotUpdates,
+)
 from jaxinfer.serving.slots.step_rows import StepRows
 
 # What reading shared keys once costs a layer, in keys that could be read meanwhile, measured with
@@ -80,13 +86,13 @@ class BatchBuilder:
         self._block_size = block_size
         self._padding_slot = max_num_seqs
         self._updates = SlotUpdates(max_num_seqs + 1, vocab_size)
-        self._banned: dict[int, frozenset[int]] = {}
+        self._late: dict[int, LateEdits] = {}
         self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
 
     def clear(self) -> None:
         """Forget all sequences, after the cache was rebuilt."""
         self._mirror.clear()
-        self._banned.clear()
+        self._late.clear()
 
     def build(self, schedule: Schedule) -> Batch:
         """Pack a step.
@@ -141,11 +147,14 @@ class BatchBuilder:
         arrays = self._pack_scalars(sample_slots, context, shape.rows)
         if mode == "mixed":
             arrays = arrays._replace(special=_filled_up(special, shape.rows))
-        updates = self._updates_of_new_holders()
-        return Batch(shape, packed, mode, arrays, *updates, targets, verify)
+        edits: Sequence[EditsUpdate] = ()
+        counts: Sequence[CountsUpdate] = ()
+        if self._mirror.new_holders:
+            edits, counts = self._updates_of_new_holders()
+        return Batch(shape, packed, mode, arrays, edits, counts, targets, verify)
 
     def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
-        """What slots must be told once all earlier tokens are read: bans that depend on them.
+        """What slots must be told once all earlier tokens are read: edits that depend on them.
 
         Args:
             schedule: of the last `build`.
@@ -156,21 +165,35 @@ class BatchBuilder:
             if not row.samples or request.slot is None:  # or what was read has ended it
                 continue
             edits = self._mirror.sampling[request.slot].edits
-            if edits is None or not edits.phrases:
+            if edits is None or not edits.follow_tokens:
                 continue
-            banned = edits.banned_after(request.output_token_ids)
-            if banned != self._banned.get(request.slot):
-                self._banned[request.slot] = banned
-                changed.append((request.slot, edits, banned))
+            late = edits.after(request.output_token_ids)
+            if late != self._late.get(request.slot):
+                self._late[request.slot] = late
+                changed.append((request.slot, edits, late))
         return list(self._updates.edits(changed))
+
+    def late_masks(self, schedule: Schedule) -> list[MasksUpdate]:
+        """The tokens that grammars allow next, of rows that have one; after `late_edits`.
+
+        Args:
+            schedule: of the last `build`.
+        """
+        rows = []
+        for row in schedule.rows:
+            slot, matcher = row.request.slot, row.request.matcher
+            if row.samples and slot is not None and matcher is not None:
+                edits = self._mirror.sampling[slot].edits
+                rows.append((slot, edits.allowed_of(matcher.allowed) if edits else matcher.allowed))
+        return list(self._updates.masks(rows))
 
     def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
         edits, penalised = [], []
         for slot, request in self._mirror.take_new_holders().items():
             sampling = self._mirror.sampling[slot]
             if sampling.edits is not None:
-                self._banned[slot] = sampling.edits.banned_after(request.output_token_ids)
-                edits.append((slot, sampling.edits, self._banned[slot]))
+                self._late[slot] = sampling.edits.after(request.output_token_ids)
+                edits.append((slot, sampling.edits, self._late[slot]))
             if sampling.params.has_penalties:
                 penalised.append((slot, request))
         return list(self._updates.edits(edits)), list(self._updates.counts(penalised))

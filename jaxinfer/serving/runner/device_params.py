@@ -26,6 +26,10 @@ class ParamsWriter(Protocol):
         """The parameters as `wanted` describes them; `reusable` is donated unless it is None."""
         ...
 
+    def describe(self) -> dict[str, str]:
+        """What decides the program that computes them, for several processes to compare."""
+        ...
+
 
 def describe_params(
     params: Mapping[str, Any], config: ModelConfig, mesh: Mesh, rules: ShardingRules

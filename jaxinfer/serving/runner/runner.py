@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +15,10 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
-from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
 from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
-from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
 from jaxinfer.serving.programs.kinds.swap import SwapKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import all_programs
@@ -33,12 +31,12 @@ from jaxinfer.serving.runner.batch import Batch, BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
+from jaxinfer.serving.runner.slot_writes import SlotWriter
 from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.runner.watchdog import Watchdog
-from jaxinfer.serving.sampling.layout import WITH_SLOTS, SlotState
+from jaxinfer.serving.sampling.layout import WITH_SLOTS
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.slots.request_sampling import request_sampling
-from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate
 from jaxinfer.startup_report import StartUpTimes
 
 
@@ -124,6 +122,9 @@ class Runner:
             config.step_time_limit(plan.platform), f"{device} ({device.device_kind})"
         )
         self._await_each = self._is_cpu and self._mesh.devices.size > 1
+        self._writer = SlotWriter(
+            plan.compiled, lambda arrays: upload(arrays, self._whole), self._await_if_emulated
+        )
         self._kv: Any = None
         self._last_tokens: Any = None
         self._slots: Any = None
@@ -215,12 +216,15 @@ class Runner:
             self.reset_cache()
         self._swap(schedule)
         batch = self._builder.build(schedule)
-        self._update_slots(batch.edits, batch.counts)
+        if batch.edits or batch.counts:
+            self._slots = self._writer.edits(self._slots, batch.edits)
+            self._slots = self._writer.counts(self._slots, batch.counts)
         packed, sampling = upload((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
             return self._launch_multi_step(schedule, batch, packed, sampling)
-        forward, _ = self._compiled.both(batch.shape, SamplerKey(batch.shape.rows, batch.mode))
-        self._kv, hidden, rows, *residual = forward(
+        if batch.shape not in self._compiled:
+            self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
+        self._kv, hidden, rows, *residual = self._compiled[batch.shape](
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
         self._await_if_emulated(hidden)
@@ -233,7 +237,8 @@ class Runner:
         Raises:
             Exception: as `launch`.
         """
-        self._update_slots(self._builder.late_edits(step.schedule), ())
+        self._slots = self._writer.edits(self._slots, self._builder.late_edits(step.schedule))
+        self._slots = self._writer.masks(self._slots, self._builder.late_masks(step.schedule))
         return self._sample(step)
 
     def fetch(self, step: InFlightStep) -> StepResult:
@@ -393,21 +398,6 @@ class Runner:
         inputs = (self._head, residual, step.rows, *places, step.sampling, self._last_tokens)
         self._last_tokens, sampled = verify(*inputs)
         return sampled
-
-    def _update_slots(self, edits: Iterable[EditsUpdate], counts: Iterable[CountsUpdate]) -> None:
-        state: SlotState = self._slots
-        for update in edits:
-            arguments = upload(update, self._whole)
-            key = SetEditsKey(len(update.slots))
-            state = state._replace(edits=self._compiled[key](state.edits, *arguments))
-            self._await_if_emulated(state.edits.ids)
-        for update in counts:
-            arguments = upload(update, self._whole)
-            key = CountTokensKey(len(update.cleared), update.tokens.shape[1])
-            counted = self._compiled[key](state.token_counts, *arguments)
-            state = state._replace(token_counts=counted)
-            self._await_if_emulated(counted)
-        self._slots = state
 
     def _launch_multi_step(
         self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any

@@ -34,6 +34,13 @@ def set_edits(edits: LogitEdits, slots: Int32[Array, " R"], given: LogitEdits) -
     return jax.tree.map(lambda kept, new: kept.at[slots].set(new, mode="drop"), edits, given)
 
 
+def set_masks(
+    allowed: Int[Array, "slots W"], slots: Int32[Array, " R"], given: Int32[Array, "R W"]
+) -> Int[Array, "slots W"]:
+    """Replace the masks of some slots' edits; `allowed` is donated."""
+    return allowed.at[slots].set(given, mode="drop")
+
+
 def count_tokens(
     token_counts: Int[Array, "slots V"],
     cleared: Int32[Array, " R"],

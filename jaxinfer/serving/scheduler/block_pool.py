@@ -44,24 +44,19 @@ class BlockPool:
                 f"{block_size}"
             )
         self.num_blocks = num_blocks
+        self.num_usable_blocks = num_blocks - 1
+        """Blocks that can be handed out at all: free + cached + held."""
+        self.num_free_blocks = num_blocks - 1
+        """Blocks that `allocate` can hand out now, cached ones included."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_frees = 0
         """Calls of `free` so far; as long as it stays, no more blocks can have become available."""
-        self._index = index or PrefixIndex(block_size)
+        self.index = index or PrefixIndex(block_size)
+        """The prefix cache's contents; changed by the pool alone."""
         self._num_holders = [0] * num_blocks
         self._free = list(range(num_blocks - 1, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """Blocks that can be handed out at all: free + cached + held."""
-        return self.num_blocks - 1
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that `allocate` can hand out now, cached ones included."""
-        return len(self._free) + len(self._cached)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -71,7 +66,7 @@ class BlockPool:
     @property
     def weight_version(self) -> int:
         """How often the cached content was invalidated."""
-        return self._index.weight_version
+        return self.index.weight_version
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -91,10 +86,11 @@ class BlockPool:
         blocks.reverse()
         while len(blocks) < count:
             block, _ = self._cached.popitem(last=False)
-            self._index.remove(block)
+            self.index.remove(block)
             blocks.append(block)
         for block in blocks:
             self._num_holders[block] = 1
+        self.num_free_blocks -= count
         return blocks
 
     def free(self, blocks: list[int]) -> None:
@@ -104,14 +100,15 @@ class BlockPool:
             RuntimeError: a block is not held.
         """
         self.num_frees += 1
-        self._index.settle()
-        num_holders, indexed = self._num_holders, self._index.content_of_block
+        self.index.settle()
+        num_holders, indexed = self._num_holders, self.index.content_of_block
         for block in reversed(blocks):
             left = num_holders[block] - 1
             if left < 0:
                 raise RuntimeError(f"block {block} is freed but no request holds it")
             num_holders[block] = left
             if left == 0:
+                self.num_free_blocks += 1
                 if block in indexed:
                     self._cached[block] = None
                 else:
@@ -123,7 +120,7 @@ class BlockPool:
         They are not held yet: see `share`. A request that wants its prompt's log-probabilities
         finds nothing, because every position of its prompt must be computed.
         """
-        self._index.settle_for(request)
+        self.index.settle_for(request)
         return self._look_up(request)
 
     def num_cached_tokens(self, request: Request) -> int:
@@ -135,7 +132,7 @@ class BlockPool:
 
     def settle(self) -> None:
         """Index all blocks that were registered, which `find_prefix` would do when it must."""
-        self._index.settle()
+        self.index.settle()
 
     def num_available_beside(self, prefix: list[int]) -> int:
         """Blocks that `allocate` could hand out after `share(prefix)`."""
@@ -146,6 +143,7 @@ class BlockPool:
         for block in blocks:
             if self._num_holders[block] == 0:
                 del self._cached[block]
+                self.num_free_blocks -= 1
             self._num_holders[block] += 1
 
     def register(self, request: Request) -> None:
@@ -157,7 +155,7 @@ class BlockPool:
         """
         num_blocks = min(request.num_known_tokens, request.num_cached_tokens) // self.block_size
         if self.enable_prefix_caching and num_blocks > request.blocks.num_registered:
-            self._index.register(request, num_blocks)
+            self.index.register(request, num_blocks)
 
     def distrust(self, request: Request) -> None:
         """Never find the blocks of the request's tokens again: they may hold NaN.
@@ -169,7 +167,7 @@ class BlockPool:
 
         To be called before the request's own blocks are freed.
         """
-        for block in self._index.remove_chain(request):
+        for block in self.index.remove_chain(request):
             if self._num_holders[block] == 0:
                 del self._cached[block]
                 self._free.append(block)
@@ -180,7 +178,7 @@ class BlockPool:
         Held blocks stay held, and their requests go on with what is in them, but no other request
         will find them, nor any block that these requests fill later.
         """
-        self._index.invalidate()
+        self.index.invalidate()
         self._free.extend(reversed(self._cached))
         self._cached.clear()
 
@@ -197,13 +195,15 @@ class BlockPool:
         accounted = sorted([*self._free, *self._cached, *held])
         if accounted != list(range(1, self.num_blocks)):
             raise RuntimeError("block pool: free + cached + held blocks differ from the total")
-        if any(block in self._index for block in self._free):
+        if self.num_free_blocks != len(self._free) + len(self._cached):
+            raise RuntimeError("block pool: the number of free blocks is wrong")
+        if any(block in self.index for block in self._free):
             raise RuntimeError("block pool: a free block is indexed")
-        if any(block not in self._index for block in self._cached):
+        if any(block not in self.index for block in self._cached):
             raise RuntimeError("block pool: a cached block is not indexed")
-        self._index.check_invariants()
+        self.index.check_invariants()
 
     def _look_up(self, request: Request) -> list[int]:
         if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
-            return self._index.find(request, 0)
-        return self._index.find(request, (request.num_known_tokens - 1) // self.block_size)
+            return self.index.find(request, 0)
+        return self.index.find(request, (request.num_known_tokens - 1) // self.block_size)

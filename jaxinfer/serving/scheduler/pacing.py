@@ -33,24 +33,21 @@ class Pacing:
     ) -> None:
         self.num_steps = multi_step_steps
         """Decode steps of a launch, for a number of running requests."""
+        self.num_launches_left = 0
+        """Launches that are still limited by `next_max_tokens`."""
         self._arrival_tokens = arrival_tokens
-        self._num_launches_left = 0
 
     def note_arrival(self) -> None:
         """A request has come."""
         if self._arrival_tokens is not None:
-            self._num_launches_left = _LAUNCHES_AFTER_AN_ARRIVAL
+            self.num_launches_left = _LAUNCHES_AFTER_AN_ARRIVAL
 
-    def note_launch(self) -> None:
-        """A step was planned."""
-        if self._num_launches_left:
-            self._num_launches_left -= 1
-
-    def max_tokens(self, num_waiting: int) -> int | None:
-        """Most tokens of the next step; None for as many as there may ever be.
+    def next_max_tokens(self, num_waiting: int) -> int | None:
+        """Count a launch that is about to be planned; returns its most tokens, None for no limit.
 
         Args:
             num_waiting: requests without a slot.
         """
-        is_arrival = self._num_launches_left > 0 and num_waiting <= _MOST_WAITING
-        return self._arrival_tokens if is_arrival else None
+        is_limited = self.num_launches_left > 0 and num_waiting <= _MOST_WAITING
+        self.num_launches_left = max(self.num_launches_left - 1, 0)
+        return self._arrival_tokens if is_limited else None

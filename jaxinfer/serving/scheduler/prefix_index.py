@@ -29,6 +29,7 @@ class PrefixIndex:
 
     Attributes:
         content_of_block: of every indexed block its parent's hash and its packed tokens.
+        unsettled: registered blocks that `settle` has to index: request, first and stop.
     """
 
     def __init__(self, block_size: int, hash_function: Callable[[bytes], bytes] = sha256) -> None:
@@ -38,7 +39,7 @@ class PrefixIndex:
         self._hash = hash_function
         # Content -> block and hash. Plain tuples: the garbage collector stops following them.
         self._entries: dict[bytes, tuple[int, bytes]] = {}
-        self._unsettled: list[tuple[Request, int, int]] = []
+        self.unsettled: list[tuple[Request, int, int]] = []
         self._unsettled_starts: set[tuple[str | None, bytes]] = set()
 
     def __len__(self) -> int:
@@ -82,18 +83,18 @@ class PrefixIndex:
         held = request.blocks
         first, held.num_registered = held.num_registered, num_blocks
         if held.weight_version == self.weight_version:
-            self._unsettled.append((request, first, num_blocks))
+            self.unsettled.append((request, first, num_blocks))
             self._unsettled_starts.add(self._start(request))
 
     def settle(self) -> None:
         """Index the blocks that were registered."""
-        for request, first, stop in self._unsettled:
+        for request, first, stop in self.unsettled:
             self._index(request, first, stop)
         self._forget_unsettled()
 
     def settle_for(self, request: Request) -> None:
         """`settle` if blocks were registered that this request could share."""
-        if not self._unsettled or request.num_known_tokens < self.block_size:
+        if not self.unsettled or request.num_known_tokens < self.block_size:
             return
         if self._start(request) in self._unsettled_starts:
             self.settle()
@@ -137,7 +138,7 @@ class PrefixIndex:
             raise RuntimeError("prefix index: contents and blocks disagree")
 
     def _forget_unsettled(self) -> None:
-        self._unsettled.clear()
+        self.unsettled.clear()
         self._unsettled_starts.clear()
 
     def _start(self, request: Request) -> tuple[str | None, bytes]:

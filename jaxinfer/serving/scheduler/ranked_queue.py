@@ -1,7 +1,6 @@
 """A queue in order of rank, out of whose middle anything can be taken."""
 
 import heapq
-from collections.abc import Iterator
 
 from jaxinfer.serving.requests.request import Rank
 
@@ -27,57 +26,48 @@ def fair_urgency(priority: int, number: int) -> int:
     return number + TURNS_A_LEVEL * level
 
 
-class RankedQueue[T]:
-    """Items by key, each with a rank of its own. Not thread-safe.
+class RankedQueue[T](dict[str, T]):
+    """A dictionary of items, each with a rank; filled and emptied by `add` and `remove` alone.
 
-    Adding, removing and finding the first cost little however many items there are: a heap has the
-    order, and forgets what was removed when that comes to its top.
+    Adding, removing and finding the first are cheap for any number of items: a heap has the order,
+    and entries of removed items are dropped when they reach its top. Not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._items: dict[str, tuple[Rank, T]] = {}
+        super().__init__()
+        self._ranks: dict[str, Rank] = {}
         self._heap: list[tuple[Rank, str]] = []
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._items
-
-    def __iter__(self) -> Iterator[T]:
-        """Items by rank, as they are now."""
-        return iter([item for _, item in sorted(self._items.values(), key=lambda pair: pair[0])])
-
-    def get(self, key: str) -> T | None:
-        """The item of that key."""
-        found = self._items.get(key)
-        return None if found is None else found[1]
+    def by_rank(self) -> list[T]:
+        """The items, lowest rank first."""
+        return [self[key] for key in sorted(self, key=self._ranks.__getitem__)]
 
     def add(self, key: str, rank: Rank, item: T) -> None:
-        """Let an item stand here; its key and its rank are not in use."""
-        self._items[key] = rank, item
-        if len(self._heap) > 2 * len(self._items) + _SPARE_ENTRIES:
-            self._heap = [(known, name) for name, (known, _) in self._items.items()]
+        """Add an item; its key and its rank are not in use."""
+        self[key], self._ranks[key] = item, rank
+        if len(self._heap) > 2 * len(self) + _SPARE_ENTRIES:
+            self._heap = [(known, name) for name, known in self._ranks.items()]
             heapq.heapify(self._heap)
         else:
             heapq.heappush(self._heap, (rank, key))
 
     def remove(self, key: str) -> T:
-        """Take an item out.
+        """Remove and return an item.
 
         Raises:
-            KeyError: it is not here.
+            KeyError: there is no such item.
         """
-        return self._items.pop(key)[1]
+        del self._ranks[key]
+        return self.pop(key)
 
     def first(self) -> T:
         """The item of the lowest rank.
 
         Raises:
-            IndexError: there is none.
+            IndexError: the queue is empty.
         """
         while True:
             rank, key = self._heap[0]
-            if key in self._items and self._items[key][0] == rank:
-                return self._items[key][1]
+            if self._ranks.get(key) == rank:
+                return self[key]
             heapq.heappop(self._heap)

@@ -47,7 +47,7 @@ class RequestQueues:
 
     def unfinished(self) -> list[Request]:
         """All requests, by rank."""
-        found = [*self.running.values(), *self.waiting, *self.parked.values()]
+        found = [*self.running.values(), *self.waiting.values(), *self.parked.values()]
         return sorted(found, key=_rank)
 
     def add(self, request: Request) -> None:
@@ -67,7 +67,7 @@ class RequestQueues:
 
         Running requests go on: preempt them first if they are to wait too.
         """
-        everyone = [*self.waiting, *self.parked.values()]
+        everyone = [*self.waiting.values(), *self.parked.values()]
         self._parks_others = kept is not None
         self.waiting, self.parked = RankedQueue(), {}
         for request in everyone:
@@ -131,7 +131,7 @@ class RequestQueues:
 
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
-        running, waiting = list(self.running.values()), list(self.waiting)
+        running, waiting = list(self.running.values()), self.waiting.by_rank()
         parked = list(self.parked.values())
         self.pool.check_invariants([request.blocks.table for request in running])
         self.swap_space.check_invariants([r.blocks.host for r in waiting + parked])

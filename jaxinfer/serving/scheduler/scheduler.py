@@ -211,7 +211,8 @@ class Scheduler:
 
         Until then it is done when a request that may share them, or who holds them, needs it.
         """
-        self.pool.settle()
+        if self.pool.index.unsettled:
+            self.pool.settle()
 
     def update(
         self,
@@ -279,12 +280,39 @@ class Scheduler:
             ValueError: it samples nothing, or late, so that nothing can be verified at once.
         """
         if request.new.prefill_only or request.samples_late:
-            why = "samples nothing" if request.new.prefill_only else "has bad words"
+            why = "samples nothing" if request.new.prefill_only else "samples late"
             raise ValueError(f"request {request.request_id!r} {why}: propose no tokens for it")
         if not request.is_finished:
             request.proposed_token_ids = list(token_ids)
             if token_ids:
                 request.decodes_on_device = False
+
+    def append_forced(self, row: ScheduledRow, token_ids: Sequence[int]) -> Sequence[int]:
+        """Append tokens to a request in place of the one that its launched row would sample.
+
+        For tokens that nothing but a grammar decides. They are fed together in the request's next
+        row, as a prompt's are, and what the launched row samples is dropped.
+
+        Args:
+            row: of the last schedule; the host has read all earlier tokens of its request.
+            token_ids: what comes next, at least one.
+
+        Returns:
+            The tokens that were appended: up to one that ends the request.
+
+        Raises:
+            ValueError: the row samples nothing, or more than one token, or others are in flight.
+        """
+        request = row.request
+        if row.num_reserved != 1 or request.num_in_flight_tokens != 1 or request.is_finished:
+            raise ValueError(
+                f"request {request.request_id!r} must be about to sample its next token only"
+            )
+        row.num_reserved = 0
+        request.forget_tokens_in_flight()
+        request.num_tokens += len(token_ids)
+        request.decodes_on_device = False
+        return self._append(request, token_ids, len(token_ids))
 
     def preempt(self, count: int | None = None) -> list[Request]:
         """Take the `count` running requests of highest rank (all if None) off the device.
@@ -344,7 +372,12 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
         self._queues.check_invariants()
-        if sum(request.num_pending_tokens > 1 for request in self._queues.running.values()) > 1:
+        # Tokens that a grammar forces are pending, too, behind the whole prompt.
+        num_partial = sum(
+            request.num_pending_tokens > 1 and request.num_cached_tokens < request.num_prompt_tokens
+            for request in self._queues.running.values()
+        )
+        if num_partial > 1:
             raise RuntimeError("several requests are partly prefilled")
 
     def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:

@@ -44,7 +44,8 @@ class StepPlanner:
             self._admit_waiting(schedule)
         if not schedule.rows:
             return None
-        schedule.swap_out = self.queues.swap_space.pop_copies_out()
+        if self.queues.swap_space.copies_out:
+            schedule.swap_out = self.queues.swap_space.pop_copies_out()
         return schedule
 
     def plan_multi_step(self, num_steps: int) -> Schedule | None:
@@ -68,7 +69,7 @@ class StepPlanner:
             end = start + num_steps
             if pending > 1 or not request.decodes_on_device or end > self._table_capacity:
                 return None
-            if request.samples_late:
+            if request.samples_late_within(request.num_tokens + num_steps):
                 return None
             num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
             longest = max(longest, num_reserved)

@@ -18,7 +18,8 @@ class SwapSpace:
             raise ValueError(f"num_host_blocks must not be negative: {num_blocks}")
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._copies_out: list[tuple[int, int]] = []
+        self.copies_out: list[tuple[int, int]] = []
+        """(device block, host block) copies for the next schedule."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -37,7 +38,7 @@ class SwapSpace:
         if num_blocks > len(self._free):
             return False
         request.blocks.host = [self._free.pop() for _ in range(num_blocks)]
-        self._copies_out += zip(request.blocks.table, request.blocks.host, strict=False)
+        self.copies_out += zip(request.blocks.table, request.blocks.host, strict=False)
         return True
 
     def release(self, request: Request) -> None:
@@ -48,12 +49,12 @@ class SwapSpace:
     def discard(self, request: Request) -> None:
         """Give the request's host blocks back and call off copies into them not yet scheduled."""
         called_off = set(request.blocks.host)
-        self._copies_out = [pair for pair in self._copies_out if pair[1] not in called_off]
+        self.copies_out = [pair for pair in self.copies_out if pair[1] not in called_off]
         self.release(request)
 
     def pop_copies_out(self) -> list[tuple[int, int]]:
         """The (device block, host block) copies since the last call, for the next schedule."""
-        copies, self._copies_out = self._copies_out, []
+        copies, self.copies_out = self.copies_out, []
         return copies
 
     def check_invariants(self, holders: list[list[int]]) -> None:

@@ -102,6 +102,8 @@ def changed_fields(params: SamplingParams) -> dict[str, Any]:
     changed = {name: value for name, value in vars(params).items() if value != getattr(plain, name)}
     if "output_kind" in changed:
         changed["output_kind"] = int(changed["output_kind"])
+    if params.structured_outputs is not None:
+        changed["structured_outputs"] = params.structured_outputs.to_json()
     return changed
 
 

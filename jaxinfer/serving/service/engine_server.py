@@ -135,7 +135,8 @@ class EngineServer:
 
     def _has_room_for(self, count: int) -> bool:
         counts = self._counts()
-        return counts.running + counts.waiting + count <= self._capacity
+        waiting = counts.waiting + self._driver.num_compiling
+        return counts.running + waiting + count <= self._capacity
 
     def _flush(self) -> None:
         for requests in self._front_ends:

@@ -11,7 +11,7 @@ from jaxinfer.serving.processes.requests import request_from_json
 from jaxinfer.serving.requests.new_request import NewRequest, new_key
 from jaxinfer.serving.requests.token_group import TokenOutput
 from jaxinfer.serving.service.messages import Add, Refused, Row, Step, ToFrontEnd
-from jaxinfer.serving.service.scores import pack_scores
+from jaxinfer.serving.service.scores import ScoreBlocks, pack_prompt_scores
 
 _QUEUE_FULL = "as many requests wait as may; try again later, or raise max_waiting_requests"
 
@@ -39,6 +39,7 @@ class FrontEndRequests:
         self._has_room_for = has_room_for
         self._keys: dict[tuple[int, int], str] = {}
         self._rows: list[Row] = []
+        self._scores = ScoreBlocks()
         self._time = 0.0
         self.tasks: set[asyncio.Future[None]] = set()
         """Calls that run; of the event loop's thread."""
@@ -55,7 +56,7 @@ class FrontEndRequests:
                 raise QueueFullError(_QUEUE_FULL)
             for index, request in enumerate(requests):
                 self._keys[number, index] = request.key
-            self._driver.submit(requests)
+            self._driver.submit_soon(requests)
         except Exception as error:
             self._refuse(number, error)
 
@@ -68,12 +69,13 @@ class FrontEndRequests:
         """End all of them: the front end has gone."""
         self.end(list(self._keys))
         self._rows.clear()
+        self._scores.take()
 
     def flush(self) -> None:
         """Send what has come since the last call, in one message."""
         if self._rows:
             rows, self._rows = self._rows, []
-            self._send(Step(self._time, rows))
+            self._send(Step(self._time, rows, self._scores.take()))
 
     def _take(self, number: int, index: int, news: TokenOutput | BaseException) -> None:
         if isinstance(news, BaseException):
@@ -82,7 +84,7 @@ class FrontEndRequests:
         if news.finished and self._keys.pop((number, index), None) is None:
             return  # the front end has ended it
         self._time = news.time
-        self._rows.append(_row(number, index, news))
+        self._rows.append(_row(number, index, news, self._scores))
 
     def _refuse(self, number: int, error: BaseException) -> None:
         self.end([key for key in self._keys if key[0] == number])
@@ -105,11 +107,11 @@ def _completions(request: NewRequest) -> Iterator[NewRequest]:
         )
 
 
-def _row(number: int, index: int, news: TokenOutput) -> Row:
-    scores = [pack_scores(piece) for piece in news.scores] if news.scores else None
+def _row(number: int, index: int, news: TokenOutput, blocks: ScoreBlocks) -> Row:
+    scores = [blocks.add(piece) for piece in news.scores] if news.scores else None
     prompt_scores = None
     if news.prompt_scores:
-        prompt_scores = [pack_scores(piece, start) for start, piece in news.prompt_scores]
+        prompt_scores = [pack_prompt_scores(*each) for each in news.prompt_scores]
     return Row(
         number,
         index,

@@ -53,21 +53,40 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Scores(msgspec.Struct, frozen=True, array_like=True):
-    """`TokenScores` of one step for some tokens, as bytes in the machine's order.
+    """`TokenScores` as bytes in the machine's order.
 
     Attributes:
-        start: of prompt tokens, the position of the first predictor; else 0.
-        logprobs: float32 ``[count]``.
-        ranks: int32 ``[count]``; empty if they were not computed.
-        top_ids: int32 ``[count, k]``; empty if none were asked for.
-        top_logprobs: float32 ``[count, k]``; likewise.
+        shape: the leading dimensions ``...``.
+        tokens: int32 ``[...]``.
+        logprobs: float32 ``[...]``.
+        ranks: int32 ``[...]``; empty if they were not computed.
+        top_ids: int32 ``[..., k]``; empty if none were asked for.
+        top_logprobs: float32 ``[..., k]``; likewise.
     """
 
-    start: int
+    shape: list[int]
+    tokens: bytes
     logprobs: bytes
     ranks: bytes = b""
     top_ids: bytes = b""
     top_logprobs: bytes = b""
+
+
+ScorePlace = tuple[int, int, int]
+"""Where in `Step.scores` the scores of a row's tokens are: the index of a `Scores`, whose shape is
+``[rows, positions]``, a row in it, and how many of its leading positions."""
+
+
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """Scores of a chunk of a prompt.
+
+    Attributes:
+        start: the position of the chunk's first token, which predicts the first that is scored.
+        scores: of shape ``[count]``.
+    """
+
+    start: int
+    scores: Scores
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -83,8 +102,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         num_preemptions: so far.
         scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
         weight_version: at its last token.
-        scores: of `token_ids`, a piece for each step.
-        prompt_scores: a piece for each chunk.
+        scores: of `token_ids`, a place for each step.
+        prompt_scores: one for each chunk.
         error: what went wrong.
     """
 
@@ -97,8 +116,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     scheduled_time: float | None = None
     weight_version: int = 0
-    scores: list[Scores] | None = None
-    prompt_scores: list[Scores] | None = None
+    scores: list[ScorePlace] | None = None
+    prompt_scores: list[PromptScores] | None = None
     error: str | None = None
 
 
@@ -108,10 +127,12 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         time: seconds on the clock that both share (`time.monotonic`).
         rows: one a completion.
+        scores: of these rows, gathered: a few arrays in place of some for each row.
     """
 
     time: float
     rows: list[Row]
+    scores: list[Scores] = []
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):

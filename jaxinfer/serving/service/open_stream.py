@@ -1,10 +1,12 @@
 """A request and the task that reads it: tokens are taken in as they come, and read as it can."""
 
 import asyncio
+from collections.abc import Sequence
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.service.messages import Row
 from jaxinfer.serving.service.remote_request import RemoteRequest
 
@@ -31,9 +33,9 @@ class OpenStream:
         """Tokens that the reader could have taken and has not."""
         return 0 if self._is_whole else self._request.num_undelivered
 
-    def take(self, row: Row, now: float) -> list[int]:
+    def take(self, row: Row, now: float, scores: Sequence[TokenScores] = ()) -> list[int]:
         """Take in what a completion has gained; see `RemoteRequest.take`."""
-        ended = self._request.take(row, now)
+        ended = self._request.take(row, now, scores)
         if not self._is_whole or self._request.is_finished:
             self._has_news.set()
         return ended

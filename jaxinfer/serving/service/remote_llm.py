@@ -20,6 +20,7 @@ from jaxinfer.serving.service.engine_link import EngineLink
 from jaxinfer.serving.service.messages import Add, End, Step
 from jaxinfer.serving.service.metrics import metrics_from_message
 from jaxinfer.serving.service.open_stream import OpenStream
+from jaxinfer.serving.service.scores import unpack_scores
 
 LONGEST_SILENCE_S = 30.0
 """The engine's process answers pings at all times but while it traces a program, for seconds."""
@@ -225,6 +226,17 @@ class RemoteLLM:
         """Whether any part of the engine sleeps."""
         return await self._link.call("is_sleeping")
 
+    async def update_params(self, params: Any, **options: Any) -> None:
+        """Refused: weights do not go over the socket.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "weights can't be swapped in a service's engine: use AsyncLLM in the process that has "
+            "the new weights, or restart the service with them"
+        )
+
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what the engine's process does, until `stop_profile`."""
         await self._link.call("start_profile", str(directory))
@@ -294,12 +306,13 @@ class RemoteLLM:
 
     def _take_step(self, step: Step) -> None:
         most = self._description.limits.max_undelivered_tokens
+        scores = [unpack_scores(each) for each in step.scores]
         for row in step.rows:
             stream = self._streams.get(row.number)
             if stream is None:
                 continue
             self._weight_version = max(self._weight_version, row.weight_version)
-            self._end_in_engine(row.number, stream.take(row, step.time))
+            self._end_in_engine(row.number, stream.take(row, step.time, scores))
             if stream.num_undelivered > most:
                 reason = f"its reader left more than {most} tokens untaken"
                 self._end_in_engine(row.number, stream.end("abort", reason))

@@ -1,15 +1,15 @@
 """The front end's side of a request: tokens come in, text and outputs go out."""
 
 import time
+from collections.abc import Sequence
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import FinishReason, RequestOutput
-from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.service.messages import Row
-from jaxinfer.serving.service.scores import num_scored, unpack_scores
+from jaxinfer.serving.service.scores import unpack_scores
 
 _NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgumentType]
 
@@ -41,12 +41,13 @@ class RemoteRequest:
         """Indices of the completions that have not ended."""
         return [c.index for c in self._group.completions if c.finish_reason is None]
 
-    def take(self, row: Row, now: float) -> list[int]:
+    def take(self, row: Row, now: float, scores: Sequence[TokenScores] = ()) -> list[int]:
         """Take in what a completion has gained.
 
         Args:
             row: of this request; what comes after a completion's end is dropped.
             now: the engine's time.
+            scores: of the step's rows; see `ScorePlace`.
 
         Returns:
             Completions that ended here and that the engine would go on with.
@@ -56,7 +57,7 @@ class RemoteRequest:
             return []
         try:
             self._score_prompt(row)
-            self._extend(completion, row)
+            self._extend(completion, row, scores)
         except Exception as error:
             return self.fail(f"{type(error).__name__}: {error}")
         self._group.note_tokens(len(row.token_ids), now)
@@ -90,31 +91,29 @@ class RemoteRequest:
         except Exception as error:
             return self._group.error_output(f"{type(error).__name__}: {error}", now)
 
-    def _extend(self, completion: Completion, row: Row) -> None:
+    def _extend(self, completion: Completion, row: Row, scores: Sequence[TokenScores]) -> None:
         request = completion.request
         request.history.num_prefix_cached_tokens = row.num_cached_tokens
         request.history.num_preemptions = row.num_preemptions
         request.history.scheduled_time = row.scheduled_time
         completion.weight_version = row.weight_version
         token_ids = row.token_ids
-        pieces = row.scores or ()
-        for piece in pieces[:-1]:  # several steps in one message; only the last can be its last
-            count = num_scored(piece)
-            completion.extend(token_ids[:count], unpack_scores(piece, token_ids, as_row=True), 0)
+        places = row.scores or ()
+        for block, index, count in places[:-1]:  # of several steps only the last can be its last
+            completion.extend(token_ids[:count], scores[block], index)
             token_ids = token_ids[count:]
         request.finish_reason = row.finish_reason  # pyright: ignore[reportAttributeAccessIssue]
         request.stop_reason = row.stop_reason
         if completion.finish_reason is not None:
             return
-        scores = unpack_scores(pieces[-1], token_ids, as_row=True) if pieces else _NO_SCORES
         if token_ids:
-            completion.extend(token_ids, scores, 0)
+            block, index = places[-1][:2] if places else (None, 0)
+            completion.extend(token_ids, _NO_SCORES if block is None else scores[block], index)
         elif row.finish_reason is not None:
             completion.finish(request.finish_reason)  # pyright: ignore[reportArgumentType]
             completion.stop_reason = row.stop_reason
 
     def _score_prompt(self, row: Row) -> None:
-        prompt = self.new.prompt.token_ids
         for piece in row.prompt_scores or ():
-            scores = unpack_scores(piece, prompt[piece.start + 1 :], as_row=False)
-            self._group.score_prompt(scores, 0, piece.start, num_scored(piece))
+            scores = unpack_scores(piece.scores)
+            self._group.score_prompt(scores, 0, piece.start, len(scores.tokens))

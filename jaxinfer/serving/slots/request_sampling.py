@@ -8,7 +8,9 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import FreeLogprobs
 from jaxinfer.serving.requests.bad_words import bad_word_spellings
 from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.requests.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.serving.slots.row_sampling import RowSampling, prepare_row
+from jaxinfer.serving.slots.thinking_budget import ThinkingBudget, is_thinking_open
 
 
 def request_sampling(
@@ -29,7 +31,8 @@ def request_sampling(
         free_logprobs: requests whose log-probabilities need no mode "full".
 
     Raises:
-        ValueError: a token id is outside the vocabulary, or there are bad words and no tokenizer.
+        ValueError: a token id is outside the vocabulary, or there are bad words or a thinking
+            budget and no tokenizer that has them.
     """
     words = request.params.bad_words or ()
     if words and tokenizer is None:
@@ -44,5 +47,20 @@ def request_sampling(
         bad_words_token_ids=[tokenizer.encode(text, add_special_tokens=False) for text in spellings]
         if tokenizer
         else [],
+        thinking=_thinking_budget(request, vocab_size, eos_token_ids, tokenizer),
         free_logprobs=free_logprobs,
     )
+
+
+def _thinking_budget(
+    request: Request, vocab_size: int, eos_token_ids: Sequence[int], tokenizer: Tokenizer | None
+) -> ThinkingBudget | None:
+    budget = request.params.thinking_token_budget
+    if budget is None:
+        return None
+    tokens = thinking_tokens(tokenizer, vocab_size) if tokenizer else None
+    if tokens is None:
+        raise ValueError(f"thinking_token_budget: {NO_THINKING}")
+    prompt = np.frombuffer(request.new.prompt.packed, np.int32)
+    is_open = is_thinking_open(prompt, tokens, eos_token_ids)
+    return ThinkingBudget(budget, tokens, is_open=is_open)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxinfer.sampling_params import FreeLogprobs, SamplingMode, SamplingParams
 from jaxinfer.serving.sampling.layout import ALWAYS, EDIT_WIDTH, Column, Need
 from jaxinfer.serving.slots.row_edits import RowEdits
+from jaxinfer.serving.slots.thinking_budget import ThinkingBudget
 
 _FLOATS = {
     Column.TEMPERATURE: 0.0,
@@ -54,6 +55,7 @@ def prepare_row(
     prompt_token_ids: Sequence[int] | np.ndarray,
     eos_token_ids: Sequence[int] = (),
     bad_words_token_ids: Sequence[Sequence[int]] = (),
+    thinking: ThinkingBudget | None = None,
     free_logprobs: FreeLogprobs = "all",
 ) -> RowSampling:
     """Turn a request's parameters into what steps copy and slots are filled with.
@@ -67,6 +69,7 @@ def prepare_row(
         eos_token_ids: Tokens that `min_tokens` bans beside `stop_token_ids`.
         bad_words_token_ids: The token ids of each of `params.bad_words`, each at least one token;
             a word may appear several times, tokenized with and without a space before it.
+        thinking: Ends the request's thinking; None leaves that to the model.
         free_logprobs: Requests whose log-probabilities need no mode "full".
 
     Raises:
@@ -81,7 +84,7 @@ def prepare_row(
     _check_ids("prompt_token_ids", [prompt.min(initial=0), prompt.max(initial=0)], vocab_size)
     for word in bad_words:
         _check_ids("bad_words_token_ids", word, vocab_size)
-    edits = _row_edits(params, unfinished, bad_words, len(prompt), vocab_size)
+    edits = _row_edits(params, unfinished, bad_words, thinking, len(prompt), vocab_size)
     first_mode = settled = params.sampling_mode(free_logprobs)
     if params.min_tokens:
         settled = params.clone(min_tokens=0).sampling_mode(free_logprobs)
@@ -96,6 +99,7 @@ def _row_edits(
     params: SamplingParams,
     unfinished: Sequence[int],
     bad_words: Sequence[tuple[int, ...]],
+    thinking: ThinkingBudget | None,
     prompt_length: int,
     vocab_size: int,
 ) -> RowEdits | None:
@@ -105,15 +109,16 @@ def _row_edits(
         reached = prompt_length + params.min_tokens
         bans += [(token, -np.inf, reached) for token in unfinished]
     phrases = tuple(word for word in bad_words if len(word) > 1)
-    if (count := len(biases) + len(bans) + len(phrases)) > EDIT_WIDTH:
+    count = len(biases) + len(bans) + len(phrases) + (thinking is not None)
+    if count > EDIT_WIDTH:
         raise ValueError(
             f"logit_bias, bad_words and stop_token_ids need {count} logit edits together; "
             f"a request may have {EDIT_WIDTH}"
         )
     allowed = _bitmask(params.allowed_token_ids, vocab_size)
-    if not (count or allowed is not None):
+    if not (count or allowed is not None or params.structured_outputs is not None):
         return None
-    return RowEdits(tuple(biases + bans), phrases, allowed)
+    return RowEdits(tuple(biases + bans), phrases, allowed, thinking)
 
 
 def _scalars(params: SamplingParams, seed: int, prompt_length: int) -> np.ndarray:

@@ -30,6 +30,7 @@ class SlotMirror:
         levels: ``[num_slots + 1]`` index in `MODES` of the mode that the slot's row needs.
         truncates: bool ``[num_slots + 1]``, whether it has `top_k` or `top_p`.
         sampling: of each slot's request; the last entry is for padding rows.
+        new_holders: requests by slot that have come to hold it since `take_new_holders`.
     """
 
     def __init__(
@@ -50,17 +51,17 @@ class SlotMirror:
         self._lengths = [0] * num_slots
         # Requests whose mode gets cheaper once min_tokens are out.
         self._changing = [False] * num_slots
-        self._new_holders: dict[int, Request] = {}
+        self.new_holders: dict[int, Request] = {}
 
     def clear(self) -> None:
         """Forget every slot, after the cache was rebuilt."""
         self.tables[:] = 0
         self._holders = [None] * self.num_slots
-        self._new_holders.clear()
+        self.new_holders.clear()
 
     def take_new_holders(self) -> dict[int, Request]:
-        """Requests by slot that have come to hold it since the last call."""
-        taken, self._new_holders = self._new_holders, {}
+        """`new_holders`, which starts anew."""
+        taken, self.new_holders = self.new_holders, {}
         return taken
 
     def update(self, request: Request, position: int) -> int:
@@ -98,7 +99,7 @@ class SlotMirror:
         self._changing[slot] = request.params.min_tokens > 0
         self._set_level(slot, 0)
         self._holders[slot] = request
-        self._new_holders[slot] = request
+        self.new_holders[slot] = request
 
     def _set_level(self, slot: int, num_output_tokens: int) -> None:
         self.levels[slot] = MODES.index(self.sampling[slot].mode(num_output_tokens))

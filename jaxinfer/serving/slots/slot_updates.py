@@ -9,10 +9,13 @@ import numpy as np
 
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import EDIT_WIDTH, LogitEdits
-from jaxinfer.serving.slots.row_edits import RowEdits
+from jaxinfer.serving.slots.row_edits import LateEdits, RowEdits
 
 SLOTS_AN_UPDATE = 8
 """Slots that one update names at most."""
+
+MASKS_AN_UPDATE = (8, 64)
+"""Slots of the updates that set masks alone; the larger for more rows than the smaller takes."""
 
 TOKENS_AN_UPDATE = 2048
 """Tokens that one update counts at most."""
@@ -23,6 +26,13 @@ class EditsUpdate(NamedTuple):
 
     slots: np.ndarray
     edits: LogitEdits
+
+
+class MasksUpdate(NamedTuple):
+    """Arguments of `slot_state.set_masks`: int32 slots ``[N]`` and ``[N, ceil(V / 32)]`` bits."""
+
+    slots: np.ndarray
+    allowed: np.ndarray
 
 
 class CountsUpdate(NamedTuple):
@@ -44,8 +54,8 @@ class SlotUpdates:
     num_slots: int
     vocab_size: int
 
-    def edits(self, rows: Iterable[tuple[int, RowEdits, frozenset[int]]]) -> Iterator[EditsUpdate]:
-        """Updates that give slots these edits, with the tokens that are banned for now."""
+    def edits(self, rows: Iterable[tuple[int, RowEdits, LateEdits]]) -> Iterator[EditsUpdate]:
+        """Updates that give slots these edits, with those that apply for now."""
         for batch in itertools.batched(rows, SLOTS_AN_UPDATE):
             slots = self._nowhere(SLOTS_AN_UPDATE)
             edits = LogitEdits(
@@ -54,10 +64,21 @@ class SlotUpdates:
                 np.zeros((SLOTS_AN_UPDATE, EDIT_WIDTH), np.int32),
                 np.full((SLOTS_AN_UPDATE, -(-self.vocab_size // 32)), -1, np.int32),
             )
-            for i, (slot, row, banned) in enumerate(batch):
+            for i, (slot, row, late) in enumerate(batch):
                 slots[i] = slot
-                row.write(LogitEdits(*(array[i] for array in edits)), banned)
+                row.write(LogitEdits(*(array[i] for array in edits)), late)
             yield EditsUpdate(slots, edits)
+
+    def masks(self, rows: Sequence[tuple[int, np.ndarray]]) -> Iterator[MasksUpdate]:
+        """Updates that set which tokens slots allow, int32 ``[ceil(V / 32)]`` each."""
+        small, large = MASKS_AN_UPDATE
+        for batch in itertools.batched(rows, large):
+            count = small if len(batch) <= small else large
+            slots = self._nowhere(count)
+            allowed = np.zeros((count, -(-self.vocab_size // 32)), np.int32)
+            for i, (slot, bits) in enumerate(batch):
+                slots[i], allowed[i] = slot, bits
+            yield MasksUpdate(slots, allowed)
 
     def counts(self, holders: Iterable[tuple[int, Request]]) -> Iterator[CountsUpdate]:
         """Updates that count all known tokens of new holders, and no others, in their slots."""

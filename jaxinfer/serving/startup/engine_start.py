@@ -13,6 +13,7 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.engine.engine import Engine
+from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.runner import Runner
@@ -36,6 +37,7 @@ class EngineSetup:
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
         owns_params: whether nothing else holds the parameters.
+        grammars: compiles those of requests; None without a tokenizer.
         fewest: from this process's number of KV blocks to that of all processes.
     """
 
@@ -47,6 +49,7 @@ class EngineSetup:
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
     owns_params: bool = False
+    grammars: GrammarCompiler | None = None
     fewest: Callable[[int], int] = int
 
 
@@ -90,6 +93,7 @@ def start_engine(
         setup.tokenizer,
         seed=config.seed,
         pacing=Pacing(runner.multi_step_steps, tokens if config.online else None),
+        grammars=setup.grammars,
     )
     return StartedEngine(engine, runner, scheduler)
 

@@ -28,6 +28,7 @@ from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.engine.request_engine import RequestEngine
+from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.processes.description import (
     describe_engine,
     describe_environment,
@@ -81,6 +82,7 @@ class LoadedEngine:
         tokenizer: None for token ids only.
         generation: what the model's authors recommend for sampling.
         default_params: for calls that give none.
+        grammars: compiles those of requests; None without a tokenizer.
         start_up: where the time of the start went.
     """
 
@@ -93,6 +95,7 @@ class LoadedEngine:
     tokenizer: Tokenizer | None
     generation: GenerationConfig
     default_params: SamplingParams
+    grammars: GrammarCompiler | None
     start_up: StartUpTimes
 
 
@@ -108,11 +111,11 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
     mesh = source.mesh or mesh_of(source.params)
     group = meet() if mesh is None or spans_processes(mesh) else None
     if group is None:
-        return _load(config, source, None)
+        return _load(config, source.made(config), None)
     try:
         with group.reporting_failures():
-            group.require_same(describe_environment())
-            return _load(config, source, group)
+            group.require_same(describe_environment() | source.describe())
+            return _load(config, source.made(config), group)
     except BaseException:
         group.close()
         raise
@@ -157,6 +160,9 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         config = _on_this_process(config, group, mesh)
     if source.params is not None and config.dtype != "auto":
         _check_dtype(source.params, config.dtype)
+    grammars = None
+    if tokenizer is not None:
+        grammars = GrammarCompiler(tokenizer, model_config.vocab_size, eos_token_ids)
     setup = EngineSetup(
         model_config,
         config,
@@ -166,6 +172,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         source.logits_processor,
         source.sampler,
         owns_params=directory is not None or source.owns_params,
+        grammars=grammars,
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
     )
     # One block for all that compiles: what checks the weights does, too, and some programs go on
@@ -203,6 +210,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         tokenizer,
         generation,
         default_params,
+        grammars,
         runner.start_up_times(load_s),
     )
 

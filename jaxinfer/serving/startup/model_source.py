@@ -2,14 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
+from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
+
+
+class ParamsMaker(Protocol):
+    """Makes the engine's parameters of a trainer's that have other names or shapes."""
+
+    def describe(self) -> dict[str, str]:
+        """What decides the program that makes them, for several processes to compare."""
+        ...
+
+    def make(
+        self, config: ModelConfig, dtype: DTypeLike | None, mesh: Mesh | None, rules: ShardingRules
+    ) -> dict[str, Any]:
+        """New parameters; a dtype of None is the trainer's."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +34,7 @@ class ModelSource:
 
     Attributes:
         params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
+        maker: makes other ones of them, in `made`; None uses them as they are.
         owns_params: whether `params` were made for this engine and are held by nothing else.
         model_config: goes with `params`.
         tokenizer: an object; None takes the one of `EngineConfig`, if there is a directory.
@@ -28,6 +45,7 @@ class ModelSource:
     """
 
     params: Mapping[str, Any] | None = None
+    maker: ParamsMaker | None = None
     owns_params: bool = False
     model_config: ModelConfig | None = None
     tokenizer: Tokenizer | None = None
@@ -35,6 +53,22 @@ class ModelSource:
     rules: ShardingRules = dataclasses.field(default_factory=ShardingRules)
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
+
+    def describe(self) -> dict[str, str]:
+        """As `ParamsMaker.describe`; the same without one in every process."""
+        return {} if self.maker is None else self.maker.describe()
+
+    def made(self, config: EngineConfig) -> "ModelSource":
+        """The same with the parameters that the maker makes, if there is one.
+
+        Raises:
+            TypeError, ValueError: the caller's arrays don't give this model's parameters.
+        """
+        if self.maker is None or self.model_config is None:
+            return self
+        dtype = None if config.dtype == "auto" else config.dtype
+        params = self.maker.make(self.model_config, dtype, self.mesh, self.rules)
+        return dataclasses.replace(self, params=params, maker=None, owns_params=True)
 
 
 def check_given(model: Any, params: Any, config: Any, mesh: Any, rules: Any) -> None:

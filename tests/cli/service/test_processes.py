@@ -195,11 +195,12 @@ def test_an_engine_that_is_killed_is_named_and_everything_ends():
 
 
 def test_nothing_survives_a_parent_that_is_killed():
-    service = RunningService()
+    service = RunningService("--api-server-count", "2")
     try:
         service.stream()
         children = service.children()
-        assert len(children) >= 2
+        assert len(children) >= 3
+        service.children("front_end_process")[0].suspend()
         (engine,) = service.children("engine_process")
         paths = {each.laddr for each in engine.net_connections("unix") if each.laddr}
         service.process.kill()

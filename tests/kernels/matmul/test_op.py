@@ -7,10 +7,9 @@ import pytest
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul import op as projections
-from jaxinfer.kernels.matmul.linear import Linear, linear_of
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
-from jaxinfer.kernels.matmul.op import ResidualStream
+from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of
 from jaxinfer.kernels.matmul.xla import linear
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
 from jaxinfer.kernels.norms.xla import rms_norm

@@ -31,7 +31,8 @@ class Setup:
     """An engine on a toy device, with everything within reach."""
 
     def __init__(self, *, num_blocks=64, block_size=8, tokenizer=None, token_map=None, **options):
-        engine_options = {name: options.pop(name) for name in ["seed"] if name in options}
+        own = [name for name in ("seed", "grammars") if name in options]
+        engine_options = {name: options.pop(name) for name in own}
         steps = options.pop("num_decode_steps", 1)
         arrival_tokens = options.pop("arrival_tokens", None)
         vocab_size = VOCAB if tokenizer is None else tokenizer.vocab_size

@@ -9,7 +9,6 @@ import pytest
 from jaxinfer import AsyncLLM
 from jaxinfer.serving.openai.app import create_app
 from jaxinfer.serving.openai.settings import ServerSettings
-from tests.serving.openai.fake_engine import InstantEngine
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +76,6 @@ def make_client(engine):
     yield make
     for app in apps:
         app.state.front.prompts.close()
-
-
-@pytest.fixture(scope="session")
-def instant_engine(engine):
-    """Answers at once, so that only what comes before and after the engine is tried."""
-    return InstantEngine(engine)
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,6 @@
 
 import time
 
-from jaxinfer.logprobs import Logprob
-from jaxinfer.outputs import CompletionOutput, RequestOutput
-
 
 class FakeEngine:
     """Gives every request the same outputs, and has a real engine's facts.
@@ -28,38 +25,6 @@ class FakeEngine:
             if isinstance(item, Exception):
                 raise item
             yield item
-
-
-class InstantEngine(FakeEngine):
-    """Completes every prompt at once with the token 5; to sleep or pause is to do nothing."""
-
-    async def generate(self, prompt, params, request_id, *, priority=0, prefill_only=False):
-        scores = {5: Logprob(-0.5, 1, "a")}
-        token_ids = prompt["prompt_token_ids"]
-        scored = [None, *({each: Logprob(-1.0, 1, "b")} for each in token_ids[1:])]
-        outputs = [
-            CompletionOutput(i, "a", [5], logprobs=[scores], finish_reason="length")
-            for i in range(params.n)
-        ]
-        yield RequestOutput(request_id, None, token_ids, outputs, scored, finished=True)
-
-    async def sleep(self, level, mode):
-        pass
-
-    async def wake_up(self, tags):
-        pass
-
-    async def pause(self, mode):
-        pass
-
-    async def resume(self):
-        pass
-
-    async def start_profile(self, directory):
-        pass
-
-    async def stop_profile(self):
-        pass
 
 
 class SlowTokenizer:

@@ -34,7 +34,9 @@ def test_an_answer_has_a_message_and_its_usage(client, engine):
     assert prompt_of(answer) == prompt
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     text = engine.tokenizer.decode(choice["token_ids"])
-    assert choice["message"]["content"] == text
+    message = choice["message"]
+    assert f"<think>\n{message['reasoning']}\n</think>" == text.rstrip("\n")
+    assert message["content"] is None
 
 
 def test_content_may_come_in_parts(client, engine):
@@ -83,6 +85,7 @@ def test_log_probabilities_of_the_answer(client, engine):
     "fields", [{}, {"n": 2, "temperature": 1.0, "seed": 1}, {"logprobs": True, "top_logprobs": 1}]
 )
 def test_a_stream_has_a_role_deltas_an_end_usage_and_nothing_else(client, fields):
+    fields |= {"chat_template_kwargs": {"enable_thinking": False}}
     whole = chat(client, **fields)
     count = len(whole["choices"])
     body = {**GREEDY, "messages": [USER], "stream": True, **fields}
@@ -94,7 +97,7 @@ def test_a_stream_has_a_role_deltas_an_end_usage_and_nothing_else(client, fields
         own = [event["choices"][0] for event in events if event["choices"][0]["index"] == i]
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
         assert own[-1]["delta"] == {}
-        assert own[-1]["finish_reason"] == "length"
+        assert own[-1]["finish_reason"] == whole["choices"][i]["finish_reason"]
         assert all(set(part["delta"]) == {"content"} for part in own[1:-1])
         assert all(part["finish_reason"] is None for part in own[:-1])
     assert {event["id"] for event in events} == {usage["id"]}

@@ -142,11 +142,10 @@ def test_usage_can_be_in_every_chunk(client):
     assert counts == sorted(counts)
     assert counts[0] == 1
     assert counts[-1] == 6
-    last = {"include_usage": True}
-    *others, end = stream(client, STORY, stream_options=last)
-    assert end["usage"]
-    assert all(event["usage"] is None for event in others)  # as OpenAI's
     assert not any("usage" in event for event in stream(client, STORY))
+    events = stream(client, STORY, stream_options={"include_usage": True})
+    assert [event["usage"] is None for event in events[:-1]] == [True] * (len(events) - 1)
+    assert events[-1]["usage"]["completion_tokens"] == 6
 
 
 def test_stop_strings_and_tokens_end_an_answer(client, engine):

@@ -114,15 +114,28 @@ def test_what_is_not_json_is_refused(client, value):
         ({**PROMPT, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({**PROMPT, "stream": 1}, "stream"),
         ({**PROMPT, "suffix": "x"}, "suffix"),
-        ({**PROMPT, "guided_json": {}}, "guided_json"),
-        ({**PROMPT, "guided_regex": "a"}, "guided_regex"),
-        ({**PROMPT, "structured_outputs": {"json": {}}}, "structured_outputs"),
-        ({**PROMPT, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**PROMPT, "guided_json": {"type": "something"}}, "guided_json"),
+        ({**PROMPT, "guided_json": "{"}, "guided_json"),
+        ({**PROMPT, "guided_regex": "("}, "guided_regex"),
+        ({**PROMPT, "guided_regex": "(", "stream": True}, "guided_regex"),
+        ({**PROMPT, "guided_choice": []}, "guided_choice"),
+        ({**PROMPT, "guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({**PROMPT, "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({**PROMPT, "structured_outputs": {"json": {"pattern": "("}}}, "structured_outputs"),
+        ({**PROMPT, "structured_outputs": {"jsonn": {}}}, "structured_outputs"),
+        ({**PROMPT, "structured_outputs": {}}, "structured_outputs"),
+        ({**PROMPT, "response_format": {"type": "xml"}}, "response_format"),
+        ({**PROMPT, "guided_regex": "a", "min_tokens": 2, "max_tokens": 9}, "min_tokens"),
         ({**PROMPT, "temprature": 1}, "temprature"),
     ],
 )
 def test_a_completion_that_cannot_be_run_is_refused_by_name(client, body, param):
     refused(client.post("/v1/completions", body), param)
+
+
+F = {"type": "function", "function": {"name": "f"}}
+LARGE = {"type": "function", "function": {"name": "f", "parameters": {"title": "x" * (1 << 18)}}}
+NAMED = {"type": "function", "function": {"name": "g"}}
 
 
 @pytest.mark.parametrize(
@@ -137,14 +150,28 @@ def test_a_completion_that_cannot_be_run_is_refused_by_name(client, body, param)
             "messages",
         ),
         ({"messages": [{"role": "user", "content": "word " * 300}]}, "messages"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object", "triggers": []}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [F] * 2}, "tools"),
+        ({"tools": [F] * 129}, "tools"),
+        ({"tools": [LARGE]}, "tools"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [F], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [F], "tool_choice": NAMED}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
@@ -155,6 +182,7 @@ def test_a_completion_that_cannot_be_run_is_refused_by_name(client, body, param)
         ({"max_completion_tokens": 5}, "max_tokens"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": []}, "functions"),
+        ({"include_reasoning": 1.0}, "include_reasoning"),
     ],
 )
 def test_a_conversation_that_cannot_be_run_is_refused_by_name(client, fields, param):
@@ -183,11 +211,9 @@ def test_an_unknown_model_is_a_404(client, path):
     refused(answer, "model", status=404)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/", "/v1/chat", "/../etc/passwd"])
-def test_an_unknown_route_is_a_json_404_that_names_it(client, path):
-    message = refused(client.get(path), None, status=404)
-    assert message.startswith(f"{path.removeprefix('/..')}: there is no such route")
-    refused(client.get(path + "%0a" + "x" * 5000), None, status=404)
+@pytest.mark.parametrize("path", ["/v1", "/v1/completions/", "/v1/chat", "/../etc/passwd"])
+def test_an_unknown_route_is_a_json_404(client, path):
+    refused(client.get(path), None, status=404)
 
 
 def test_other_methods_and_media_types_are_refused(client):
@@ -243,8 +269,7 @@ def test_an_error_is_small_however_large_the_request(client):
     "path", ["/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/classify"]
 )
 def test_other_kinds_of_models_are_a_clear_501(client, path):
-    message = refused(client.post(path, {"input": "a"}), None, status=501)
-    assert message.startswith(f"{path}: this model has no")
+    assert "this model has no" in refused(client.post(path, {"input": "a"}), None, status=501)
 
 
 def test_messages_have_no_paths_and_a_bounded_length():
@@ -367,5 +392,7 @@ def test_no_conversation_whatever_its_shape_is_a_500(instant_client, messages, f
 
 
 @pytest.fixture(scope="module")
-def instant_client(make_client, instant_engine):
-    return make_client(instant_engine)
+def instant_client(make_client, engine):
+    """Answers at once, so that only what comes before the engine is tried."""
+    done = CompletionOutput(0, "a", [5], finish_reason="length")
+    return make_client(FakeEngine(engine, RequestOutput("r", None, [1], [done], finished=True)))

@@ -4,7 +4,24 @@ import json
 
 import pytest
 
-BODY = {"model": "tiny", "input": "hello", "temperature": 0, "max_output_tokens": 8}
+from tests.serving.openai.scripted import ScriptedEngine
+
+BODY = {
+    "model": "tiny",
+    "input": "hello",
+    "temperature": 0,
+    "max_output_tokens": 4,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Current weather",
+    "parameters": CITY,
+}
+QUESTION = "Tell me the weather in Naples, please."
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
 def respond(client, **fields):
@@ -24,7 +41,7 @@ def test_an_answer_says_why_it_ended(client):
         "incomplete",
         {"reason": "max_output_tokens"},
     )
-    assert answer["usage"]["output_tokens"] == 8
+    assert answer["usage"]["output_tokens"] == 4
     assert answer["metadata"] == {"a": "b"}
     whole = respond(client, max_output_tokens=200).json()
     assert (whole["status"], whole["incomplete_details"]) == ("completed", None)
@@ -38,32 +55,139 @@ def test_input_may_be_a_conversation(client):
     assert text_of(respond(client, input=turns).json()) == text_of(respond(client).json())
 
 
-def test_a_stream_is_the_answer_in_events(client):
-    whole = respond(client).json()
-    blocks = respond(client, stream=True).text.strip().split("\n\n")
+def events_of(answer):
     events = []
-    for block in blocks:
+    for block in answer.text.strip().split("\n\n"):
         name, data = block.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def kinds_of(events):
+    """Names of events, of deltas in a row one."""
     kinds = [event["type"].removeprefix("response.") for event in events]
-    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-    assert kinds == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        *["output_text.delta"] * len(deltas),
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "incomplete",
-    ]
-    assert "".join(event["delta"] for event in deltas) == text_of(whole)
+    return [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]]
+
+
+def without_ids(items):
+    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in items]
+
+
+def texts_of(events):
+    """The text of each item, by its deltas."""
+    texts = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            index = event["output_index"]
+            texts[index] = texts.get(index, "") + event["delta"]
+    return [texts[index] for index in sorted(texts)]
+
+
+TEXT = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]
+THOUGHT = [*TEXT[:2], "reasoning_text.delta", "reasoning_text.done"]
+CLOSED = ["content_part.done", "output_item.done"]
+CALLED = [
+    "output_item.added",
+    "function_call_arguments.delta",
+    "function_call_arguments.done",
+    "output_item.done",
+]
+
+
+def test_a_stream_is_the_answer_in_events(client):
+    whole = respond(client).json()
+    events = events_of(respond(client, stream=True))
+    assert kinds_of(events) == ["created", "in_progress", *TEXT, *CLOSED, "incomplete"]
+    assert texts_of(events) == [text_of(whole)]
     last = events[-1]["response"]
     assert text_of(last) == text_of(whole)
     assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_reasoning_and_calls_are_items_of_their_own(engine, make_client):
+    text = f"<think>\nA tool.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+    client = make_client(ScriptedEngine(engine, text, length=2))
+    fields = {"tools": [WEATHER], "chat_template_kwargs": {}}
+    whole = respond(client, **fields).json()
+    thought, said, *calls = whole["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "A tool."}]
+    assert said["content"][0]["text"] == "I look."
+    assert [(call["name"], call["arguments"]) for call in calls] == [
+        ("get_weather", '{"city": "Oslo"}')
+    ] * 2
+    assert len({call["call_id"] for call in calls}) == 2
+    assert whole["tools"] == [WEATHER]
+    events = events_of(respond(client, **fields, stream=True))
+    assert kinds_of(events) == [
+        "created",
+        "in_progress",
+        *THOUGHT,
+        *CLOSED,
+        *TEXT,
+        *CLOSED,
+        *CALLED,
+        *CALLED,
+        "completed",
+    ]
+    assert texts_of(events) == ["A tool.", "I look.", *[call["arguments"] for call in calls]]
+    assert without_ids(events[-1]["response"]["output"]) == without_ids(whole["output"])
+    for kind in ("added", "done"):
+        items = [e["item"]["id"] for e in events if e["type"].endswith(f"output_item.{kind}")]
+        assert items == [item["id"] for item in events[-1]["response"]["output"]]
+
+
+def test_the_bundled_model_calls_a_tool_and_reads_its_result(client):
+    fields = {"tools": [WEATHER], "max_output_tokens": 100, "chat_template_kwargs": {}}
+    first = respond(client, input=QUESTION, **fields).json()
+    (call,) = [item for item in first["output"] if item["type"] == "function_call"]
+    assert json.loads(call["arguments"]) == {"city": "Naples"}
+    result = {
+        "type": "function_call_output",
+        "call_id": call["call_id"],
+        "output": '{"weather": "sunny", "degrees": 31}',
+    }
+    turns = [{"role": "user", "content": QUESTION}, *first["output"], result]
+    second = respond(client, input=turns, **fields).json()
+    assert "sunny" in second["output"][-1]["content"][0]["text"]
+
+
+def test_items_of_one_answer_are_one_turn(engine, make_client):
+    scripted = ScriptedEngine(engine, "Yes.")
+    client = make_client(scripted)
+    items = [
+        {"role": "user", "content": "A"},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [thought("hm")]},
+        {"role": "assistant", "content": "B"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "f", "arguments": "no JSON"},
+        {"type": "function_call_output", "call_id": "1", "output": "C"},
+    ]
+    respond(client, input=items, include_reasoning=False)
+    assert scripted.prompts[0].startswith(
+        "<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n<think>\nhm\n</think>\n\nB\n"
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "f", "arguments": no JSON}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nC\n</tool_response><|im_end|>\n"
+    )
+
+
+def test_thoughts_may_have_a_budget(client):
+    fields = {"chat_template_kwargs": {}, "max_output_tokens": 40, "thinking_token_budget": 2}
+    thought, message = respond(client, **fields).json()["output"]
+    assert len(thought["content"][0]["text"].split()) <= 2
+    assert message["content"][0]["text"]
+
+
+def thought(text):
+    return {"type": "reasoning_text", "text": text}
+
+
+def test_reasoning_may_be_left_out(engine, make_client):
+    client = make_client(ScriptedEngine(engine, "<think>\nhm\n</think>\n\nYes."))
+    (item,) = respond(client, include_reasoning=False).json()["output"]
+    assert item["content"][0]["text"] == "Yes."
 
 
 @pytest.mark.parametrize(
@@ -74,6 +198,9 @@ def test_a_stream_is_the_answer_in_events(client):
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": True}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [WEATHER] * 2}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"input": [{"type": "function_call", "call_id": "1"}]}, "input"),
         ({"text": {"format": {"type": "json_object"}}}, "text"),
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),

@@ -9,7 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer import LLM, SamplingParams, load_params
+from jaxinfer import (
+    LLM,
+    ModelConfig,
+    ParamsMapping,
+    ParamSource,
+    SamplingParams,
+    abstract_params,
+    load_params,
+)
 from jaxinfer.model.checkpoint import safetensors_file
 from jaxinfer.serving.processes.start import start_processes
 
@@ -60,10 +68,11 @@ def tokens(outputs: list[Any]) -> list[list[list[int]]]:
     return [[list(completion.token_ids) for completion in output.outputs] for output in outputs]
 
 
-def refusal(make: Any) -> str:
-    """The error of an engine that must not be made."""
+def refusal(call: Any) -> str:
+    """The error of a call that must fail; an engine that it makes all the same is closed."""
     try:
-        make().close()
+        if (made := call()) is not None:
+            made.close()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -85,6 +94,7 @@ def refusals(model: str, process_id: int) -> dict[str, str]:
         "other sizes": refusal(
             lambda: LLM(**{**options, "max_num_seqs": 4 + process_id}, tensor_parallel_size=8)
         ),
+        "other mappings": refusal(lambda: mapped(model, scale=1.0 + process_id)),
         "one alone": refusal(
             lambda: LLM(
                 **{**options, "model": model if process_id == 0 else f"{model}/missing"},
@@ -92,6 +102,16 @@ def refusals(model: str, process_id: int) -> dict[str, str]:
             )
         ),
     }
+
+
+def mapped(model: str, scale: float) -> LLM:
+    """An engine of parameters that nothing has filled: what they become is compared before."""
+    config = ModelConfig.from_directory(model)
+    sources = dict(ParamsMapping.hugging_face(config).sources)
+    sources["model.norm"] = ParamSource("model.norm", scale=scale)
+    params = abstract_params(config, "float32")
+    mapping = ParamsMapping(sources)
+    return LLM(params=params, config=config, mapping=mapping, tensor_parallel_size=8, **OPTIONS)
 
 
 def ask(llm: LLM, others: Any) -> dict[str, Any]:
@@ -122,9 +142,16 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
     found["interrupted"] = interrupted(llm)
     found["after all that"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     found["cached"] = cached_tokens(llm, list(range(60, 84)))
-    llm.update_params(others)
+    llm.update_params(others, ParamsMapping.hugging_face(llm.model_config))
     found["other weights"] = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     return found
+
+
+def refused_update(llm: LLM, update: Any) -> dict[str, Any]:
+    """Why processes that differ in their mappings swap no weights, and whether all live on."""
+    error = refusal(update)
+    present = jax.tree.leaves(llm._loaded.replicas[0].runner._params)
+    return {"other mappings": error, "weights live": not any(x.is_deleted() for x in present)}
 
 
 def cached_tokens(llm: LLM, prompt: list[int]) -> list[Any]:
@@ -184,10 +211,12 @@ def converse(model: str, tensor_parallel_size: int) -> dict[str, Any]:
         found: dict[str, Any] = {"bytes read": counter.stop()}
         found["orbax is the same"] = restores_the_same(llm, f"{model}/as_orbax")
         if not llm.follows:
-            return found | ask(llm, changed(llm))
+            found |= ask(llm, changed(llm))
+            # The others map what they give.
+            return found | refused_update(llm, lambda: llm.update_params(changed(llm)))
         found["refused here"] = refusal(lambda: llm.generate("x"))
-        llm.follow(lambda: changed(llm))
-        return found
+        mapping = ParamsMapping.hugging_face(llm.model_config)
+        return found | refused_update(llm, lambda: llm.follow(lambda: changed(llm), mapping))
 
 
 def main(model: str) -> None:

@@ -38,6 +38,10 @@ PARAMS = {
     "logit_bias": st.dictionaries(st.integers(0, 9), st.floats(-100, 100), max_size=3),
     "allowed_token_ids": IDS,
     "bad_words": WORDS,
+    "thinking_token_budget": st.none() | st.integers(0, 9),
+    "structured_outputs": st.sampled_from(
+        [{"json": {"type": "integer"}}, {"choice": ["a", "b"]}, {"json_object": True}]
+    ),
     "skip_special_tokens": st.booleans(),
     "detokenize": st.booleans(),
     "output_kind": st.integers(0, 2),
@@ -48,6 +52,7 @@ PARAMS = {
 def sampling_params(draw):
     given = draw(st.fixed_dictionaries({}, optional=PARAMS))
     assume(not given.get("stop") or given.get("detokenize", True))
+    assume(not (given.get("min_tokens") and "structured_outputs" in given))
     return SamplingParams(**given)
 
 

@@ -109,6 +109,14 @@ def test_a_process_that_follows_takes_no_requests(together):
     assert "process 0 takes the requests" in together[1]["refused here"]
 
 
+def test_processes_that_differ_in_a_mapping_say_so_and_keep_their_weights(alone, together):
+    assert alone["other mappings"] == "nothing"
+    for found in together:
+        error = "processes differ in whether new weights are mapped: process 0 has False"
+        assert f"DistributedError: {error}, process 1 has True; " in found["other mappings"]
+        assert found["weights live"]
+
+
 @pytest.mark.parametrize(
     ("mistake", "error"),
     [
@@ -117,6 +125,7 @@ def test_a_process_that_follows_takes_no_requests(together):
         ("no such axis", "mesh axis 'tensor', but the mesh has 'x'"),
         ("indivisible", "6 does not divide num_attention_heads (8)"),
         ("other sizes", "differ in max_num_seqs: process 0 has 4, process 1 has 5"),
+        ("other mappings", 'differ in the mapping of model.norm: process 0 has "ParamSource('),
         ("one alone", "missing: no such directory"),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_forward_reduces_twice_a_layer_and_once_for_the_embedding(key):
 @pytest.fixture
 def halved_prefill(monkeypatch):
     monkeypatch.setattr(
-        "jaxinfer.serving.programs.steps.part_sizes", lambda tokens, _: (tokens // 2,) * 2
+        "jaxinfer.serving.programs.kinds.prefill.part_sizes", lambda tokens, _: (tokens // 2,) * 2
     )
     return _compile.__wrapped__(2, PrefillShape(16, 4, 8))
 

@@ -69,7 +69,7 @@ def halving(monkeypatch, tmp_path):
     def sizes(num_tokens, _):
         return (num_tokens,) if num_tokens < 16 else (num_tokens // 2 + 3, num_tokens // 2 - 3)
 
-    monkeypatch.setattr("jaxinfer.serving.programs.steps.part_sizes", sizes)
+    monkeypatch.setattr("jaxinfer.serving.programs.kinds.prefill.part_sizes", sizes)
     # A cache of its own: what others compiled has the same name and one part.
     return make_runner(devices=2, num_decode_steps=1, compilation_cache_dir=str(tmp_path))
 

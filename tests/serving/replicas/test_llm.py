@@ -244,7 +244,7 @@ def test_all_is_compiled_ahead_for_every_replica(monkeypatch):
 
     monkeypatch.setattr("jaxinfer.serving.runner.runner.all_programs", few_programs)
     with small_llm(data_parallel_size=2, compile_ahead=True) as llm:
-        compiled = [each.runner._compiled._compiled.keys() for each in llm._loaded.replicas]
+        compiled = [each.runner._compiled.keys() for each in llm._loaded.replicas]
         assert len(compiled[0]) == 3
         assert compiled[0] == compiled[1]
 

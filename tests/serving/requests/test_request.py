@@ -3,9 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, RequestStatus
+from tests.serving.guided.grammars import matcher
 from tests.serving.requests.host_request import host_request
 
 
@@ -56,3 +60,22 @@ def test_host_scheduling_imports_no_jax():
     imports = "jaxinfer.serving.scheduler.scheduler"
     code = f"import sys, {imports}; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "takes"),
+    [
+        ({}, True),
+        ({"temperature": 0.0, "prompt_logprobs": 1, "logit_bias": {1: 2.0}}, True),
+        ({"logprobs": 0}, False),
+        ({"frequency_penalty": 0.5}, False),
+        ({"bad_words": ["a"]}, False),
+        ({"allowed_token_ids": [1]}, False),
+    ],
+)
+def test_forced_tokens_are_taken_where_nothing_else_looks_at_each_token(params, takes):
+    request = host_request("r", [1], SamplingParams(**params, structured_outputs={"regex": "a"}))
+    assert request.samples_late
+    assert not request.takes_forced_tokens  # without a matcher
+    request.matcher = matcher(regex="a")
+    assert request.takes_forced_tokens == takes

@@ -39,9 +39,7 @@ def test_an_output_has_what_is_new_and_its_scores():
     completion.extend([4, 5], scores, 1)
     output = group.output(1.0)
     assert (output.token_ids, output.finished, output.time) == ([4, 5], False, 1.0)
-    ((step, place, num_top),) = output.scores
-    assert step.logprobs[place].tolist() == [-4, -5]
-    assert num_top == 1
+    assert output.scores == [(scores, 1, 2, 1)]
     completion.extend([6], scores, 0)
     assert group.output(2.0).token_ids == [6]
     assert group.output(3.0).token_ids == []

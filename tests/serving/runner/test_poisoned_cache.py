@@ -17,7 +17,7 @@ def _poison_pages(llm, prompt):
     (replica,) = llm._loaded.replicas
     pool, runner = replica.scheduler.pool, replica.runner
     first = np.array(prompt[: pool.block_size], np.int32).tobytes()
-    blocks = [b for b, content in pool._index.content_of_block.items() if content.endswith(first)]
+    blocks = [b for b, content in pool.index.content_of_block.items() if content.endswith(first)]
     (block,) = blocks
     runner._kv = jax.tree.map(lambda pages: pages.at[block].set(jnp.nan), runner._kv)
 

@@ -131,8 +131,8 @@ def pack(rows: Sequence[Row], mode: str, *, batch_size: int, vocab_size: int) ->
     counts = np.zeros((batch_size, vocab_size), np.int32)
     for i, row in enumerate(rows):
         if row.sampling.edits is not None:
-            banned = row.sampling.edits.banned_after(row.output)
-            row.sampling.edits.write(LogitEdits(*(array[i] for array in edits)), banned)
+            late = row.sampling.edits.after(row.output)
+            row.sampling.edits.write(LogitEdits(*(array[i] for array in edits)), late)
         counts[i, list(row.prompt)] = IN_PROMPT
         np.add.at(counts[i], list(row.output), IN_OUTPUT)
     return SamplingArrays(scalars, counts, edits)

@@ -21,19 +21,24 @@ from jaxinfer.serving.sampling.layout import (
     SamplingArrays,
     SlotState,
 )
+from jaxinfer.serving.sampling.sampler import sample
 from jaxinfer.serving.sampling.slot_state import (
     count_sampled,
     count_tokens,
     set_edits,
+    set_masks,
     with_slot_state,
 )
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+from jaxinfer.serving.slots.row_edits import LateEdits
 from jaxinfer.serving.slots.row_sampling import prepare_row
 from jaxinfer.serving.slots.slot_updates import SlotUpdates
 from tests.serving.requests.host_request import host_request
 
 SLOTS, VOCAB = 5, 32
 UPDATES = SlotUpdates(SLOTS, VOCAB)
+draw_full = jax.jit(partial(sample, mode="full", max_logprobs=1))
+set_edits_jitted, set_masks_jitted = jax.jit(set_edits), jax.jit(set_masks)
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 
 
@@ -104,12 +109,12 @@ def test_edits_reach_their_slots_and_no_others() -> None:
         ),
     )
     rows = [
-        (3, SamplingParams(logit_bias={5: 2.0}), frozenset()),
-        (1, SamplingParams(allowed_token_ids=[0, 31], bad_words=["x"]), frozenset({9})),
+        (3, SamplingParams(logit_bias={5: 2.0}), LateEdits()),
+        (1, SamplingParams(allowed_token_ids=[0, 31], bad_words=["x"]), LateEdits(frozenset({9}))),
     ]
     edits = [
-        (slot, prepare_row(params, seed=0, vocab_size=VOCAB, prompt_token_ids=[1]).edits, banned)
-        for slot, params, banned in rows
+        (slot, prepare_row(params, seed=0, vocab_size=VOCAB, prompt_token_ids=[1]).edits, late)
+        for slot, params, late in rows
     ]
     (update,) = jax.tree.map(jnp.asarray, list(UPDATES.edits(edits)))
     state = state._replace(edits=set_edits(state.edits, *update))
@@ -120,3 +125,43 @@ def test_edits_reach_their_slots_and_no_others() -> None:
     assert arrays.edits.values[:2, 0].tolist() == [-np.inf, 2.0]
     assert arrays.edits.allowed[:, 0].tolist() == [1 - 2**31, -1, 0]
     assert not arrays.token_counts.any()
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_a_slot_s_mask_is_all_that_its_row_may_draw_from(data: st.DataObject) -> None:
+    """Whatever the temperature, and whatever edits it has beside the mask."""
+    masks = np.array([data.draw(st.integers(1, 2**VOCAB - 1)) for _ in range(SLOTS)], np.uint32)
+    rows = [(slot, masks[slot : slot + 1].view(np.int32)) for slot in range(SLOTS)]
+    params = SamplingParams(
+        temperature=data.draw(st.sampled_from([0.0, 1.0, 5.0])),
+        logit_bias={3: 50.0},
+        structured_outputs={"regex": "a"},
+    )
+    row = prepare_row(params, seed=1, vocab_size=VOCAB, prompt_token_ids=[1])
+    state = _state_of([(slot, row.edits, LateEdits()) for slot in range(SLOTS)])
+    (update,) = jax.tree.map(jnp.asarray, list(UPDATES.masks(rows)))
+    allowed = set_masks_jitted(state.edits.allowed, *update)
+    state = state._replace(edits=state.edits._replace(allowed=allowed))
+    scalars = np.repeat(row.scalars[None], SLOTS, axis=0)
+    scalars[:, Column.POSITION] = data.draw(st.integers(0, 999))
+    logits = np.random.default_rng(data.draw(st.integers(0, 99))).normal(0, 9, (SLOTS, VOCAB))
+    arrays = with_slot_state(SamplingArrays(jnp.asarray(scalars)), state, jnp.arange(SLOTS))
+    output = draw_full(jnp.asarray(logits, jnp.float32), arrays)
+    assert output.ok.all()
+    assert ((masks >> np.asarray(output.tokens).astype(np.uint32)) & 1).all()
+
+
+def _state_of(edits) -> SlotState:
+    shapes = [(EDIT_WIDTH, jnp.int32), (EDIT_WIDTH, jnp.float32), (EDIT_WIDTH, jnp.int32)]
+    zeros = LogitEdits(*[jnp.zeros((SLOTS, w), d) for w, d in [*shapes, (1, jnp.int32)]])
+    for update in jax.tree.map(jnp.asarray, list(UPDATES.edits(edits))):
+        zeros = set_edits_jitted(zeros, *update)
+    return SlotState(jnp.zeros((SLOTS, VOCAB), jnp.int32), zeros)
+
+
+def test_masks_come_in_updates_of_two_sizes() -> None:
+    bits = np.array([5], np.int32)
+    updates = SlotUpdates(100, VOCAB).masks([(slot, bits) for slot in range(70)])
+    sizes = [(len(u.slots), (u.slots < 100).sum(), (u.allowed == 5).sum()) for u in updates]
+    assert sizes == [(64, 64, 64), (8, 6, 6)]

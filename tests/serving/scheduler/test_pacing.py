@@ -46,4 +46,15 @@ def test_arrivals_mean_nothing_without_a_limit():
     pacing = Pacing(lambda rows: 8)
     pacing.note_arrival()
     assert pacing.num_steps(3) == 8
-    assert pacing.max_tokens(0) is None
+    assert pacing.next_max_tokens(0) is None
+
+
+def test_an_arrival_limits_a_number_of_launches():
+    pacing = Pacing(arrival_tokens=8)
+    pacing.note_arrival()
+    limits = []
+    while pacing.num_launches_left:
+        limits.append(pacing.next_max_tokens(0))
+    assert set(limits) == {8}
+    assert len(limits) == 32
+    assert pacing.next_max_tokens(0) is None

@@ -283,7 +283,7 @@ def test_nothing_can_be_proposed_for_what_cannot_be_verified():
     scoring = make_request(0, 5, prefill_only=True)
     late = host_request("late", [1, 2], SamplingParams(bad_words=["x"]))
     add(scheduler, scoring, late)
-    for request, why in [(scoring, "samples nothing"), (late, "bad words")]:
+    for request, why in [(scoring, "samples nothing"), (late, "samples late")]:
         with pytest.raises(ValueError, match=why):
             scheduler.propose(request, [1])
     assert late.status is RequestStatus.WAITING

@@ -446,6 +446,15 @@ def test_a_bad_call_is_refused_at_once():
     run(main())
 
 
+def test_weights_are_refused_with_what_to_do_instead():
+    async def main():
+        async with ToyService().connected() as llm:
+            with pytest.raises(NotImplementedError, match="use AsyncLLM"):
+                await llm.update_params({})
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_sleeps_takes_no_request_until_it_wakes_up():
     async def main():
         async with ToyService().connected() as llm:

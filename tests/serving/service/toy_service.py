@@ -30,12 +30,15 @@ class ToyService:
         limits: of the service.
         scheduling_policy: as in `EngineConfig`.
         num_replicas: engines behind one queue; with 1, no queue.
+        grammars: of the one engine; `grammars_of_toys` makes them.
         options: of `Setup`.
     """
 
-    def __init__(self, *, limits=None, scheduling_policy="fcfs", num_replicas=1, **options):
+    def __init__(
+        self, *, limits=None, scheduling_policy="fcfs", num_replicas=1, grammars=None, **options
+    ):
         if num_replicas == 1:
-            self.setups = [Setup(tokenizer=TOKENIZER, **options)]
+            self.setups = [Setup(tokenizer=TOKENIZER, grammars=grammars, **options)]
             self.engine = self.setups[0].engine
         else:
             group = Group(num_replicas, tokenizer=TOKENIZER, **options)
@@ -43,7 +46,7 @@ class ToyService:
         self.setup = self.setups[0]
         for setup in self.setups:
             take_time(setup.runner)
-        self.driver = EngineDriver(self.engine)
+        self.driver = EngineDriver(self.engine, grammars=grammars)
         self.limits = limits or ServiceLimits()
         self.description = EngineDescription(
             config=EngineConfig(scheduling_policy=scheduling_policy),

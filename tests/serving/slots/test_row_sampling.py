@@ -23,7 +23,7 @@ def written(sampling: RowSampling, output: list[int] = ()) -> LogitEdits:
         np.zeros(EDIT_WIDTH, np.int32),
         np.full(4, -1, np.int32),
     )
-    sampling.edits.write(edits, sampling.edits.banned_after(list(output)))
+    sampling.edits.write(edits, sampling.edits.after(list(output)))
     return edits
 
 
@@ -146,3 +146,14 @@ def test_more_edits_than_a_row_has_room_for_are_an_error() -> None:
     with pytest.raises(ValueError, match=f"{EDIT_WIDTH + 1} logit edits"):
         row(SamplingParams(bad_words=["x"]), bad_words_token_ids=words)
     assert row(SamplingParams(bad_words=["x"]), bad_words_token_ids=words[1:])
+
+
+def test_a_grammar_s_mask_narrows_the_allowed_tokens():
+    grammar = {"structured_outputs": {"regex": "a"}}
+    bits = np.array([0b1011, 7], np.int32)
+    for allowed, expected in [(None, [0b1011, 7]), ([1, 2, 34], [0b10, 0b100])]:
+        params = SamplingParams(allowed_token_ids=allowed, **grammar)
+        row = prepare_row(params, seed=0, vocab_size=64, prompt_token_ids=[1])
+        assert row.first_mode == "full"
+        assert row.scalars[Column.NEEDS] == Need.EDITS
+        assert row.edits.allowed_of(bits).tolist() == expected

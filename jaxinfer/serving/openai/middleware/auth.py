@@ -1,15 +1,16 @@
-"""Lets in who has a key; everything but the probes is closed by default."""
+"""Lets in who has a key; every path is closed by default, whether it exists or not."""
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxinfer.serving.openai.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+PROBES = frozenset({"/health", "/ready"})
+"""Paths that need no key, whatever is configured."""
 
 
 class Auth:
@@ -20,10 +21,14 @@ class Auth:
     Args:
         app: what is behind it.
         keys: none lets everybody in.
+        open_paths: need no key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], open_paths: Collection[str] = PROBES
+    ) -> None:
         self._app = app
+        self._open_paths = frozenset(open_paths)
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +48,7 @@ class Auth:
         await refusal.response()(scope, receive, send)
 
     def _lets_in(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in self._open_paths:
             return True
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode()).digest()

@@ -1,33 +1,35 @@
 """What all bodies of requests share: strict types, and fields that are refused or ignored."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-_NO_GRAMMARS = "structured outputs are not supported yet; leave it out and check the answer"
 _HINTS = {
-    "response_format": _NO_GRAMMARS,
-    "structured_outputs": _NO_GRAMMARS,
-    "guided_json": _NO_GRAMMARS,
-    "guided_regex": _NO_GRAMMARS,
-    "guided_choice": _NO_GRAMMARS,
-    "guided_grammar": _NO_GRAMMARS,
-    "reasoning_effort": "reasoning budgets are not supported yet; "
-    "use chat_template_kwargs.enable_thinking",
-    "thinking_token_budget": "reasoning budgets are not supported yet; "
-    "use chat_template_kwargs.enable_thinking",
-    "reasoning": "reasoning budgets are not supported yet",
+    "reasoning_effort": "efforts mean nothing to this model; write thinking_token_budget, or "
+    "chat_template_kwargs.enable_thinking",
+    "reasoning": "efforts mean nothing to this model; write thinking_token_budget, or "
+    "chat_template_kwargs.enable_thinking",
     "chat_template": "templates of requests are refused; the model's own is used",
     "suffix": "this model completes at the end only",
     "audio": "this model reads and writes text",
-    "functions": "write tools, with tool_choice 'none': calls are not parsed yet",
-    "function_call": "calls are not parsed yet",
+    "functions": "write tools",
+    "function_call": "write tool_choice",
     "use_beam_search": "beams are not supported; write n",
     "previous_response_id": "answers are not stored; send the whole conversation as input",
     "conversation": "answers are not stored; send the whole conversation as input",
     "prompt": "stored prompts are not supported; write input",
 }
 
+
+def _check_bool(value: Any) -> Any:
+    """A literal of pydantic's would take 0.0 for false."""
+    if value is not None and type(value) is not bool:
+        raise ValueError("must be true or false")
+    return value
+
+
+OnlyTrue = Annotated[Literal[True] | None, BeforeValidator(_check_bool)]
+OnlyFalse = Annotated[Literal[False] | None, BeforeValidator(_check_bool)]
 Refused = Annotated[None, Field(description="Not supported: any value but null is refused.")]
 Ignored = Annotated[Any, Field(description="Accepted, and without effect.")]
 

@@ -6,8 +6,16 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.answers import PromptLogprobs, Usage
-from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, hint
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxinfer.serving.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
+from jaxinfer.serving.openai.protocol.tools import (
+    MAX_CALLS,
+    MadeToolCall,
+    ToolCallAnswer,
+    ToolChoice,
+    Tools,
+    check_tools,
+)
 
 MAX_MESSAGES = 4096
 
@@ -29,20 +37,26 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[MadeToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it."""
-        plain = self.model_dump(exclude_none=True, exclude={"content"})
+        plain = self.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
         if self.role == "developer":
             plain["role"] = "system"
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
-        return plain | {"content": content or ""}
+        if self.tool_calls:
+            plain["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return plain | {"content": self.text}
+
+    @property
+    def text(self) -> str:
+        """The content; parts are lines."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
 
 
 class ChatBody(SamplingFields):
@@ -58,15 +72,12 @@ class ChatBody(SamplingFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = Field(
-        None, description="Written into the prompt; goes with tool_choice 'none'."
-    )
-    tool_choice: Any = Field(None, description="Only 'none': calls are not parsed yet.")
-    response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"}.')
+    tools: Tools | None = Field(None, description="Written into the prompt.")
+    tool_choice: ToolChoice | None = Field(None, description="'auto' where there are tools.")
+    parallel_tool_calls: bool | None = Field(None, description="False keeps the first call only.")
     modalities: list[Literal["text"]] | None = None
-    include_reasoning: Literal[True] | None = None
+    include_reasoning: bool | None = Field(None, description="False leaves reasoning out.")
 
-    parallel_tool_calls: Ignored = None
     prediction: Ignored = None
 
     chat_template: Refused = None
@@ -79,14 +90,7 @@ class ChatBody(SamplingFields):
     def check_together(self) -> None:
         """Refuse fields that contradict each other, as `SamplingFields`."""
         super().check_together()
-        if self.response_format is not None and self.response_format != {"type": "text"}:
-            raise invalid(hint("response_format"), "response_format")
-        if self.tools and self.tool_choice != "none":
-            raise invalid(
-                "tools go with tool_choice: 'none', because calls are not parsed yet", "tools"
-            )
-        if self.tool_choice not in (None, "none"):
-            raise invalid("tool_choice must be 'none': calls are not parsed yet", "tool_choice")
+        check_tools(self.tools or (), self.tool_choice)
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs goes with logprobs: true", "top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -126,7 +130,10 @@ class ChatMessage(TypedDict):
     """The assistant's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallAnswer]]
 
 
 class ChatChoice(TypedDict):

@@ -41,7 +41,6 @@ class CompletionBody(SamplingFields):
     add_special_tokens: bool | None = None
 
     suffix: Refused = None
-    response_format: Refused = None
 
     @field_validator("prompt", mode="after")
     @classmethod

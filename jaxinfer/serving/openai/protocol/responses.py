@@ -1,4 +1,4 @@
-"""`/v1/responses`, text only: the bodies of requests and answers."""
+"""`/v1/responses`: the bodies of requests and answers."""
 
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -6,15 +6,90 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.sampling_params import MAX_TEMPERATURE
 from jaxinfer.serving.openai.errors import invalid
-from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, StreamOptions
-from jaxinfer.serving.openai.protocol.chat import MAX_MESSAGES, Message
+from jaxinfer.serving.openai.protocol.base import Body, Ignored, OnlyFalse, Refused, StreamOptions
+from jaxinfer.serving.openai.protocol.chat import MAX_MESSAGES, Message, TextPart
 from jaxinfer.serving.openai.protocol.sampling import Count
+from jaxinfer.serving.openai.protocol.tools import (
+    MAX_TOOLS,
+    ChosenFunction,
+    FunctionName,
+    FunctionTool,
+    NamedToolChoice,
+    Tool,
+    ToolChoice,
+    check_tools,
+    tool_call,
+)
 
 
 class InputMessage(Message):
     """A turn of a conversation."""
 
     type: Literal["message"] | None = Field(None, exclude=True)
+
+
+class _Item(Body):
+    """An item of an earlier answer; keys that are not named in it are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class InputCall(_Item):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+
+class InputCallOutput(_Item):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextPart]
+
+
+class ReasoningPart(_Item):
+    """A text of a reasoning item."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(_Item):
+    """The reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningPart] | None = None
+    summary: list[ReasoningPart] | None = None
+
+    @property
+    def text(self) -> str:
+        """What was thought; its summary where that is all there is."""
+        return "".join(part.text for part in self.content or self.summary or ())
+
+
+InputItem = InputCall | InputCallOutput | InputReasoning | InputMessage
+
+
+class ResponsesTool(FunctionTool):
+    """A tool; there are no others than functions."""
+
+    type: Literal["function"]
+
+    def as_chat_tool(self) -> Tool:
+        """The tool as a chat request has it."""
+        fields = self.model_dump(exclude={"type"}, exclude_none=True)
+        return Tool(type="function", function=FunctionTool(**fields))
+
+
+class ResponsesToolChoice(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: FunctionName
 
 
 class TextFormat(Body):
@@ -38,7 +113,7 @@ class ResponsesBody(Body):
     model: str | None = None
     input: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+        | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     )
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -48,9 +123,12 @@ class ResponsesBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    background: Literal[False] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Count | None = None
+    background: OnlyFalse = None
     truncation: Literal["disabled"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
@@ -60,7 +138,6 @@ class ResponsesBody(Body):
 
     store: Ignored = None
     user: Ignored = None
-    parallel_tool_calls: Ignored = None
     service_tier: Ignored = None
     prompt_cache_key: Ignored = None
     safety_identifier: Ignored = None
@@ -80,13 +157,53 @@ class ResponsesBody(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options goes with stream: true", "stream_options")
+        check_tools(self.chat_tools, self.chat_tool_choice)
+
+    @property
+    def chat_tools(self) -> list[Tool]:
+        """The tools as a chat request has them."""
+        return [tool.as_chat_tool() for tool in self.tools or ()]
+
+    @property
+    def chat_tool_choice(self) -> ToolChoice | None:
+        """The choice as a chat request has it."""
+        choice = self.tool_choice
+        if isinstance(choice, ResponsesToolChoice):
+            return NamedToolChoice(type="function", function=ChosenFunction(name=choice.name))
+        return choice
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation, as chat templates know it."""
         turns = [] if self.instructions is None else [_turn("system", self.instructions)]
         if isinstance(self.input, str):
             return [*turns, _turn("user", self.input)]
-        return turns + [message.for_template() for message in self.input]
+        for item in self.input:
+            _add_item(turns, item)
+        return turns
+
+
+def _add_item(turns: list[dict[str, Any]], item: InputItem) -> None:
+    """Add an item to the conversation; reasoning, text and calls of one answer are one turn."""
+    if isinstance(item, InputCallOutput):
+        output = item.output
+        text = output if isinstance(output, str) else "\n".join(part.text for part in output)
+        turns.append(_turn("tool", text) | {"tool_call_id": item.call_id})
+        return
+    if isinstance(item, InputMessage):
+        turn = item.for_template()
+        last = turns[-1] if turns else {}
+        if turn["role"] == last.get("role") == "assistant" and not last["content"]:
+            turns[-1] = turn | {"reasoning": last.get("reasoning", "")}
+        else:
+            turns.append(turn)
+        return
+    if not turns or turns[-1]["role"] != "assistant":
+        turns.append(_turn("assistant", ""))
+    if isinstance(item, InputReasoning):
+        turns[-1]["reasoning"] = item.text
+    else:
+        calls = turns[-1].setdefault("tool_calls", [])
+        calls.append(tool_call(item.call_id, item.name, item.arguments))
 
 
 def _turn(role: str, content: str) -> dict[str, Any]:
@@ -112,6 +229,37 @@ class OutputMessage(TypedDict):
     content: list[OutputText]
 
 
+class OutputReasoningText(TypedDict):
+    """A text of reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(TypedDict):
+    """What the model thought."""
+
+    type: Literal["reasoning"]
+    id: str
+    summary: list[Any]
+    content: list[OutputReasoningText]
+    status: str
+
+
+class OutputCall(TypedDict):
+    """A call of a function."""
+
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+
+
+OutputItem = OutputReasoning | OutputMessage | OutputCall
+
+
 class ResponsesUsage(TypedDict):
     """Tokens of a request."""
 
@@ -135,12 +283,12 @@ class ResponsesAnswer(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
     temperature: float
     text: dict[str, Any]
-    tool_choice: str
+    tool_choice: Any
     tools: list[Any]
     top_p: float
     truncation: str

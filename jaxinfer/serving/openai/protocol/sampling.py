@@ -15,7 +15,8 @@ from jaxinfer.sampling_params import (
     SamplingParams,
 )
 from jaxinfer.serving.openai.errors import invalid
-from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused, StreamOptions
+from jaxinfer.serving.openai.protocol.base import Ignored, Refused, StreamOptions
+from jaxinfer.serving.openai.protocol.structured import StructuredFields
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -51,11 +52,12 @@ _SAME = [
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "thinking_token_budget",
     "truncate_prompt_tokens",
 ]
 
 
-class SamplingFields(Body):
+class SamplingFields(StructuredFields):
     """Left out or null, a field has the value of the model's `generation_config.json`."""
 
     model: str | None = Field(None, description="A served name; left out, the one there is.")
@@ -77,6 +79,7 @@ class SamplingFields(Body):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    thinking_token_budget: Count | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool | None = None
@@ -97,12 +100,6 @@ class SamplingFields(Body):
     safety_identifier: Ignored = None
     spaces_between_special_tokens: Ignored = None
 
-    structured_outputs: Refused = None
-    guided_json: Refused = None
-    guided_regex: Refused = None
-    guided_choice: Refused = None
-    guided_grammar: Refused = None
-    thinking_token_budget: Refused = None
     use_beam_search: Refused = None
 
     def check_together(self) -> None:
@@ -125,6 +122,8 @@ class SamplingFields(Body):
 
         Raises:
             TypeError, ValueError: as `SamplingParams`.
+            ApiError: 400; a field about grammars is not what it must be.
         """
+        more["structured_outputs"] = self.grammar()
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         return defaults.clone(**(given | more))

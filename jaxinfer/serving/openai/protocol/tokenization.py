@@ -8,6 +8,7 @@ from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxinfer.serving.openai.protocol.chat import MAX_MESSAGES, Message
 from jaxinfer.serving.openai.protocol.sampling import TokenId
+from jaxinfer.serving.openai.protocol.tools import Tools
 
 
 class TokenizeBody(Body):
@@ -20,7 +21,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     return_token_strs: bool | None = None
     chat_template: Refused = None
     user: Ignored = None

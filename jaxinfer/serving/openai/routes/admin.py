@@ -69,8 +69,11 @@ async def start_profile(request: Request) -> Response:
     front = front_of(request)
     directory = front.settings.profile_directory
     if directory is None:
-        raise ApiError(501, "profiling is off; start the server with a profile directory")
-    return await _conflicts(lambda: front.engine.start_profile(directory))
+        raise ApiError(501, "profiling is off; start the server with --profiler-dir")
+    try:
+        return await _conflicts(lambda: front.engine.start_profile(directory))
+    except ValueError as error:  # the operator's mistake, not the client's
+        raise ApiError(500, str(error)) from None
 
 
 @router.post("/stop_profile", response_model=None, responses=_OR_CONFLICT)

@@ -8,17 +8,14 @@ from starlette.responses import Response
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answer
 from jaxinfer.serving.openai.errors import client_errors
 from jaxinfer.serving.openai.front import Front, Job, Outputs, finals
 from jaxinfer.serving.openai.logprobs import prompt_logprobs
 from jaxinfer.serving.openai.merging import begun
 from jaxinfer.serving.openai.protocol.chat import ChatAnswer, ChatBody
 from jaxinfer.serving.openai.route import ApiRoute
-from jaxinfer.serving.openai.routes.chat_choices import (
-    opening_choice,
-    stream_choices,
-    whole_choice,
-)
+from jaxinfer.serving.openai.routes.chat_choices import ChatChoices
 from jaxinfer.serving.openai.routes.common import (
     BEGIN_SECONDS,
     Chunks,
@@ -29,6 +26,7 @@ from jaxinfer.serving.openai.routes.common import (
     json_answer,
 )
 from jaxinfer.serving.openai.sse import DONE, EventStream
+from jaxinfer.serving.parsers.reasoning import ReasoningState, reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -43,19 +41,22 @@ async def chat(body: ChatBody, request: Request) -> Response:
     front = front_of(request)
     front.check_model(body.model)
     body.check_together()
+    plan = plan_answer(front, body.tools or (), body.tool_choice, parallel=body.parallel_tool_calls)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     begin = head(kind, "chatcmpl", front)
-    outputs = await front.start([await _job(body, begin["id"], front)])
+    job, state = await _job(body, plan, begin["id"], front)
+    choices = ChatChoices(body, front.engine.tokenizer, lambda: plan.parser(state))
+    outputs = await front.start([job])
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, body, front, Chunks(begin, body.stream_options)),
+            _events(outputs, body, choices, Chunks(begin, body.stream_options)),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
         )
     (output,) = await finals(outputs)
-    return json_answer({**begin, **_answer(body, output, front)}, body.request_id)
+    return json_answer({**begin, **_answer(body, output, choices)}, body.request_id)
 
 
 def _params(body: ChatBody, front: Front) -> SamplingParams:
@@ -69,15 +70,21 @@ def _params(body: ChatBody, front: Front) -> SamplingParams:
         )
 
 
-async def _job(body: ChatBody, label: str, front: Front) -> Job:
+async def _job(
+    body: ChatBody, plan: AnswerPlan, label: str, front: Front
+) -> tuple[Job, ReasoningState]:
+    """What the engine is asked for, and where the prompt ends."""
     params = _params(body, front)
     text = await front.prompts.render(
         [message.for_template() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
-        tools=body.tools,
+        tools=plan.tools,
     )
+    final_message = body.messages[-1].text if body.continue_final_message else None
+    state = reasoning_state(text, final_message)
+    params = guided(params, plan, state)
     (prompt,) = await front.prompts.read(
         [text],
         name="messages",
@@ -85,15 +92,21 @@ async def _job(body: ChatBody, label: str, front: Front) -> Job:
         add_special_tokens=False,  # the template has written them already
         cache_salt=body.cache_salt,
     )
-    return Job(prompt=prompt, params=params, label=label, priority=body.priority or 0)
+    job = Job(
+        prompt=prompt,
+        params=params,
+        label=label,
+        priority=body.priority or 0,
+        grammar_field="tools" if plan.forced else body.grammar_field,
+    )
+    return job, state
 
 
-def _answer(body: ChatBody, output: RequestOutput, front: Front) -> dict[str, object]:
+def _answer(body: ChatBody, output: RequestOutput, choices: ChatChoices) -> dict[str, object]:
     count = UsageCount()
     count.add(0, output)
-    tokenizer = front.engine.tokenizer
     answer: dict[str, object] = {
-        "choices": [whole_choice(body, each, tokenizer) for each in output.outputs],
+        "choices": [choices.whole(each) for each in output.outputs],
         "usage": count.usage(),
     }
     if body.prompt_logprobs is not None:
@@ -104,26 +117,18 @@ def _answer(body: ChatBody, output: RequestOutput, front: Front) -> dict[str, ob
 
 
 async def _events(
-    outputs: Outputs, body: ChatBody, front: Front, chunks: Chunks
+    outputs: Outputs, body: ChatBody, choices: ChatChoices, chunks: Chunks
 ) -> AsyncGenerator[bytes]:
     count = UsageCount()
-    ended: set[int] = set()
-    opened: set[int] = set()
     async for index, output in outputs:
         count.add(index, output)
-        usage = count.usage() if chunks.all_with_usage else None
-        parts: list[bytes] = []  # one write for all that came at once
-        for completion in output.outputs:
-            if completion.index in ended:
-                continue
-            if completion.index not in opened:
-                opened.add(completion.index)
-                parts.append(chunks.event(opening_choice(completion.index), usage))
-            for choice in stream_choices(body, completion, front.engine.tokenizer):
-                parts.append(chunks.event(choice, usage))
-            if completion.finish_reason is not None:
-                ended.add(completion.index)
-        yield b"".join(parts)
-    if chunks.end_with_usage:
+        usage = count.usage() if chunks.each_has_usage else None
+        # One write for all that came at once.
+        yield b"".join(
+            chunks.event(part, usage)
+            for completion in output.outputs
+            for part in choices.stream(completion)
+        )
+    if chunks.ends_with_usage:
         yield chunks.event(None, count.usage())
     yield DONE

@@ -1,74 +1,152 @@
 """Choices of `/v1/chat/completions`, whole or in parts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput
 from jaxinfer.serving.openai.logprobs import chat_logprobs
-from jaxinfer.serving.openai.protocol.chat import ChatBody, ChatChoice, ChatLogprobs
+from jaxinfer.serving.openai.protocol.chat import (
+    ChatBody,
+    ChatChoice,
+    ChatLogprobs,
+    ChatMessage,
+)
+from jaxinfer.serving.parsers.answer import AnswerParser, ParsedAnswer, assemble
+from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 
-def whole_choice(
-    body: ChatBody, completion: CompletionOutput, tokenizer: Tokenizer | None
-) -> ChatChoice:
-    """A finished choice."""
-    choice = ChatChoice(
-        index=completion.index,
-        message={"role": "assistant", "content": completion.text},
-        logprobs=_logprobs(body, completion, tokenizer),
-        finish_reason=completion.finish_reason,
-        stop_reason=completion.stop_reason,
-    )
-    if body.return_token_ids:
-        choice["token_ids"] = list(completion.token_ids)
-    return choice
+class ChatChoices:
+    """Writes all choices of one request.
+
+    Args:
+        body: the request.
+        tokenizer: gives the tokens' text.
+        make_parser: makes a parser for each choice.
+    """
+
+    def __init__(
+        self,
+        body: ChatBody,
+        tokenizer: Tokenizer | None,
+        make_parser: Callable[[], AnswerParser],
+    ) -> None:
+        self._body = body
+        self._tokenizer = tokenizer
+        self._make_parser = make_parser
+        self._streams: dict[int, _ChoiceStream] = {}
+
+    def whole(self, completion: CompletionOutput) -> ChatChoice:
+        """A finished choice."""
+        parser = self._make_parser()
+        answer = assemble([*parser.feed(completion.text), *parser.finish()])
+        choice = ChatChoice(
+            index=completion.index,
+            message=self._message(answer),
+            logprobs=self._logprobs(completion),
+            finish_reason=_finish_reason(completion.finish_reason, bool(answer.tool_calls)),
+            stop_reason=completion.stop_reason,
+        )
+        if self._body.return_token_ids:
+            choice["token_ids"] = list(completion.token_ids)
+        return choice
+
+    def stream(self, completion: CompletionOutput) -> Iterator[dict[str, Any]]:
+        """Parts for chunks: the role, what is new, then the end; nothing after it."""
+        index = completion.index
+        stream = self._streams.get(index)
+        if stream is None:
+            stream = self._streams[index] = _ChoiceStream(self._make_parser())
+            yield _part(index, {"role": "assistant", "content": ""})
+        if stream.has_ended:
+            return
+        deltas = [
+            _delta(piece)
+            for piece in stream.take(completion)
+            if self._shows_reasoning or not isinstance(piece, Reasoning)
+        ]
+        body = self._body
+        if not deltas and (body.logprobs or body.return_token_ids) and completion.token_ids:
+            deltas = [{"content": ""}]  # what is known of tokens whose text is held back
+        for i, delta in enumerate(deltas):
+            part = _part(index, delta)
+            if i == 0:
+                part["logprobs"] = self._logprobs(completion)
+                if body.return_token_ids:
+                    part["token_ids"] = list(completion.token_ids)
+            yield part
+        if stream.has_ended:
+            reason = _finish_reason(completion.finish_reason, stream.has_calls)
+            yield _part(index, {}, reason) | {"stop_reason": completion.stop_reason}
+
+    @property
+    def _shows_reasoning(self) -> bool:
+        return self._body.include_reasoning is not False
+
+    def _message(self, answer: ParsedAnswer) -> ChatMessage:
+        says_nothing = not answer.content and bool(answer.tool_calls or answer.reasoning)
+        message = ChatMessage(role="assistant", content=None if says_nothing else answer.content)
+        if answer.reasoning and self._shows_reasoning:
+            message["reasoning"] = message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in answer.tool_calls
+            ]
+        return message
+
+    def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        body = self._body
+        if not body.logprobs:
+            return None
+        return chat_logprobs(
+            completion.token_ids,
+            completion.logprobs or [],
+            body.top_logprobs or 0,
+            self._tokenizer,
+            as_ids=bool(body.return_tokens_as_token_ids),
+        )
 
 
-def opening_choice(index: int) -> dict[str, Any]:
-    """What comes before a choice's first text."""
-    return {
-        "index": index,
-        "delta": {"role": "assistant", "content": ""},
-        "logprobs": None,
-        "finish_reason": None,
-    }
+class _ChoiceStream:
+    """How far the stream of one choice is."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self.has_calls = False
+        self.has_ended = False
+
+    def take(self, completion: CompletionOutput) -> Sequence[Piece]:
+        """The pieces that the next output brings."""
+        pieces = self._parser.feed(completion.text)
+        if completion.finish_reason is not None:
+            pieces += self._parser.finish()
+            self.has_ended = True
+        self.has_calls = self.has_calls or any(isinstance(each, CallStart) for each in pieces)
+        return pieces
 
 
-def stream_choices(
-    body: ChatBody, completion: CompletionOutput, tokenizer: Tokenizer | None
-) -> Iterator[dict[str, Any]]:
-    """Parts for chunks: what is new, then the end by itself; nothing where nothing is new."""
-    wants_tokens = body.logprobs or body.return_token_ids
-    if completion.text or (wants_tokens and completion.token_ids):
-        part: dict[str, Any] = {
-            "index": completion.index,
-            "delta": {"content": completion.text},
-            "logprobs": _logprobs(body, completion, tokenizer),
-            "finish_reason": None,
-        }
-        if body.return_token_ids:
-            part["token_ids"] = list(completion.token_ids)
-        yield part
-    if completion.finish_reason is not None:
-        yield {
-            "index": completion.index,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
+def _part(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def _logprobs(
-    body: ChatBody, completion: CompletionOutput, tokenizer: Tokenizer | None
-) -> ChatLogprobs | None:
-    if not body.logprobs:
-        return None
-    return chat_logprobs(
-        completion.token_ids,
-        completion.logprobs or [],
-        body.top_logprobs or 0,
-        tokenizer,
-        as_ids=bool(body.return_tokens_as_token_ids),
-    )
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece:
+        case Reasoning(text):
+            return {"reasoning": text, "reasoning_content": text}
+        case Content(text):
+            return {"content": text}
+        case CallStart(index, name, call_id):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": call_id, "type": "function", "function": function}
+        case CallArguments(index, text):
+            call = {"index": index, "function": {"arguments": text}}
+    return {"tool_calls": [call]}
+
+
+def _finish_reason(reason: str | None, has_calls: bool) -> str | None:
+    return "tool_calls" if has_calls and reason == "stop" else reason

@@ -75,21 +75,20 @@ class Chunks:
 
     Args:
         begin: the fields that all have.
-        options: of the request. With `include_usage` every chunk has a usage, which is null in all
-            but the last; otherwise no chunk has one, save with `continuous_usage_stats`.
+        options: what the stream reports; without usage its chunks have no such field.
     """
 
     def __init__(self, begin: Mapping[str, Any], options: StreamOptions | None) -> None:
+        self.each_has_usage = bool(options and options.continuous_usage_stats)
+        self.ends_with_usage = bool(options and options.include_usage)
         self._begin = b"data: " + encode(begin)[:-1] + b',"choices":['
-        self.end_with_usage = bool(options and options.include_usage)
-        self.all_with_usage = bool(options and options.continuous_usage_stats)
 
-    def event(self, choice: Any, usage: Usage | None = None) -> bytes:
+    def event(self, choice: Any, usage: Any = None) -> bytes:
         """A chunk with one choice, or with none."""
         written = b"" if choice is None else encode(choice)
-        if usage is None and not self.end_with_usage:
-            return self._begin + written + b"]}\n\n"
-        return self._begin + written + b'],"usage":' + encode(usage) + b"}\n\n"
+        if self.each_has_usage or self.ends_with_usage:  # the field is null in other chunks
+            return self._begin + written + b'],"usage":' + encode(usage) + b"}\n\n"
+        return self._begin + written + b"]}\n\n"
 
 
 class UsageCount:

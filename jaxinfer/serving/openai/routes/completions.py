@@ -54,7 +54,7 @@ async def complete(body: CompletionBody, request: Request) -> Response:
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, body, writers, Chunks(begin, body.stream_options)),
+            _events(outputs, writers, Chunks(begin, body.stream_options)),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
@@ -102,6 +102,7 @@ async def _jobs(
             label=f"{label}-{i}",
             priority=body.priority or 0,
             prefill_only=prefill_only,
+            grammar_field=body.grammar_field,
         )
         for i, prompt in enumerate(prompts)
     ]
@@ -126,12 +127,12 @@ def _choices(
 
 
 async def _events(
-    outputs: Outputs, body: CompletionBody, writers: list[list[ChoiceWriter]], chunks: Chunks
+    outputs: Outputs, writers: list[list[ChoiceWriter]], chunks: Chunks
 ) -> AsyncGenerator[bytes]:
     count = UsageCount()
     async for index, output in outputs:
         count.add(index, output)
-        usage = count.usage() if chunks.all_with_usage else None
+        usage = count.usage() if chunks.each_has_usage else None
         pairs = zip(writers[index], output.outputs, strict=True)
         # One write for all that came at once.
         yield b"".join(
@@ -139,6 +140,6 @@ async def _events(
             for writer, completion in pairs
             for choice in writer.stream(completion, output)
         )
-    if chunks.end_with_usage:
+    if chunks.ends_with_usage:
         yield chunks.event(None, count.usage())
     yield DONE

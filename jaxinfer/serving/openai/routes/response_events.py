@@ -1,50 +1,104 @@
-"""Events of a streamed `/v1/responses`, and what its answer is made of."""
+"""Events of a streamed `/v1/responses`, and the items that its answer is made of."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from jaxinfer.serving.openai.protocol.answers import Usage
-from jaxinfer.serving.openai.protocol.responses import OutputMessage, OutputText, ResponsesAnswer
+from jaxinfer.serving.openai.protocol.responses import OutputItem, ResponsesAnswer
+from jaxinfer.serving.openai.routes.common import new_id
 from jaxinfer.serving.openai.sse import encode
+from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 
 class ResponseEvents:
-    """Writes the events of one answer, numbered in order.
+    """Writes the events of one answer, numbered in order: one item after the other.
 
     Args:
-        answer: before its first token.
-        message_id: of the only message in it.
+        answer: before its first token; from `end` on, with its items.
     """
 
-    def __init__(self, answer: ResponsesAnswer, message_id: str) -> None:
-        self._answer = answer
-        self._message_id = message_id
-        self._pieces: list[str] = []
+    def __init__(self, answer: ResponsesAnswer) -> None:
+        self.answer = answer
+        self._items: list[dict[str, Any]] = []
+        self._texts: list[str] = []
         self._number = 0
-        self._place = {"item_id": message_id, "output_index": 0, "content_index": 0}
+        self._is_open = False
 
     def begin(self) -> Iterator[bytes]:
         """What comes before the first text."""
-        yield self._event("response.created", response=self._answer)
-        yield self._event("response.in_progress", response=self._answer)
-        item = output_message(self._message_id, None, None)
-        yield self._event("response.output_item.added", output_index=0, item=item)
-        yield self._event("response.content_part.added", **self._place, part=_part(""))
+        yield self._event("response.created", response=self.answer)
+        yield self._event("response.in_progress", response=self.answer)
 
-    def delta(self, text: str) -> bytes:
-        """More text."""
-        self._pieces.append(text)
-        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+    def add(self, piece: Piece) -> Iterator[bytes]:
+        """More of the answer; a piece of another kind begins an item."""
+        match piece:
+            case Reasoning(text) | Content(text):
+                make = _reasoning_item if isinstance(piece, Reasoning) else _message_item
+                kind = "reasoning" if isinstance(piece, Reasoning) else "message"
+                if not self._is_open or self._items[-1]["type"] != kind:
+                    yield from self._begin(make("", "in_progress"))
+                yield self._delta(text)
+            case CallStart(_, name, call_id):
+                yield from self._begin(_call_item(name, "", call_id, "in_progress"))
+            case CallArguments(_, text):
+                yield self._delta(text)
 
     def end(self, reason: str | None, usage: Usage) -> Iterator[bytes]:
         """What comes after the last text."""
-        text = "".join(self._pieces)
-        yield self._event("response.output_text.done", **self._place, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **self._place, part=_part(text))
-        item = output_message(self._message_id, text, reason)
-        yield self._event("response.output_item.done", output_index=0, item=item)
-        answer = finish(self._answer, item, reason, usage)
-        yield self._event(f"response.{answer['status']}", response=answer)
+        if not self._items:
+            yield from self._begin(_message_item("", "in_progress"))
+        yield from self._close(_status(reason))
+        items = cast(Sequence[OutputItem], self._items)
+        self.answer = _finish(self.answer, items, reason, usage)
+        yield self._event(f"response.{self.answer['status']}", response=self.answer)
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[bytes]:
+        yield from self._close("completed")
+        self._is_open = True
+        self._items.append(item)
+        shown = item if item["type"] == "function_call" else {**item, "content": []}
+        yield self._event("response.output_item.added", output_index=self._index, item=shown)
+        if item["type"] != "function_call":
+            part = item["content"][0]
+            yield self._event("response.content_part.added", **self._place, part=part)
+
+    def _close(self, status: str) -> Iterator[bytes]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item, text = self._items[-1], "".join(self._texts)
+        self._texts = []
+        item["status"] = status
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            yield self._event(f"{_PREFIXES['function_call']}.done", **self._place, arguments=text)
+        else:
+            part = item["content"][0] = {**item["content"][0], "text": text}
+            yield self._event(f"{self._prefix}.done", **self._place, text=text, **self._more)
+            yield self._event("response.content_part.done", **self._place, part=part)
+        yield self._event("response.output_item.done", output_index=self._index, item=item)
+
+    def _delta(self, text: str) -> bytes:
+        self._texts.append(text)
+        return self._event(f"{self._prefix}.delta", **self._place, delta=text, **self._more)
+
+    @property
+    def _index(self) -> int:
+        return len(self._items) - 1
+
+    @property
+    def _prefix(self) -> str:
+        return _PREFIXES[self._items[-1]["type"]]
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        place = {"item_id": self._items[-1]["id"], "output_index": self._index}
+        return place if self._items[-1]["type"] == "function_call" else place | {"content_index": 0}
+
+    @property
+    def _more(self) -> Mapping[str, Any]:
+        return {"logprobs": []} if self._items[-1]["type"] == "message" else {}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         value = {"type": kind, "sequence_number": self._number, **fields}
@@ -52,21 +106,45 @@ class ResponseEvents:
         return b"event: " + kind.encode() + b"\ndata: " + encode(value) + b"\n\n"
 
 
-def output_message(message_id: str, text: str | None, reason: str | None) -> OutputMessage:
-    """The assistant's turn; without a text yet where it is None."""
-    return {
-        "type": "message",
-        "id": message_id,
-        "role": "assistant",
-        "status": "in_progress" if text is None else _status(reason),
-        "content": [] if text is None else [_part(text)],
-    }
+_PREFIXES = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+}
 
 
-def finish(
-    answer: ResponsesAnswer, message: OutputMessage, reason: str | None, usage: Usage
+def whole_answer(
+    answer: ResponsesAnswer, pieces: Sequence[Piece], reason: str | None, usage: Usage
 ) -> ResponsesAnswer:
-    """The answer with its only message."""
+    """The answer with all its items, which are those of its stream."""
+    events = ResponseEvents(answer)
+    for piece in pieces:
+        deque(events.add(piece), maxlen=0)
+    deque(events.end(reason, usage), maxlen=0)
+    return events.answer
+
+
+def _reasoning_item(text: str, status: str) -> dict[str, Any]:
+    """What the model thought."""
+    part = {"type": "reasoning_text", "text": text}
+    return _item("reasoning", "rs", status, summary=[], content=[part])
+
+
+def _message_item(text: str, status: str) -> dict[str, Any]:
+    """The assistant's text."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return _item("message", "msg", status, role="assistant", content=[part])
+
+
+def _call_item(name: str, arguments: str, call_id: str, status: str) -> dict[str, Any]:
+    """A call of a function."""
+    return _item("function_call", "fc", status, call_id=call_id, name=name, arguments=arguments)
+
+
+def _finish(
+    answer: ResponsesAnswer, items: Sequence[OutputItem], reason: str | None, usage: Usage
+) -> ResponsesAnswer:
+    """The answer with its items."""
     status = _status(reason)
     why = {"length": "max_output_tokens"}.get(reason or "", reason or "")
     cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -74,7 +152,7 @@ def finish(
         **answer,
         "status": status,
         "incomplete_details": None if status == "completed" else {"reason": why},
-        "output": [message],
+        "output": list(items),
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached},
@@ -85,9 +163,9 @@ def finish(
     }
 
 
+def _item(kind: str, prefix: str, status: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "id": new_id(prefix), "status": status, **fields}
+
+
 def _status(reason: str | None) -> Any:
     return "completed" if reason == "stop" else "incomplete"
-
-
-def _part(text: str) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

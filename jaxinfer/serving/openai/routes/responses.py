@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, text only."""
+"""`POST /v1/responses`."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -7,8 +7,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.outputs import RequestOutput
+from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answer
 from jaxinfer.serving.openai.errors import ApiError, client_errors
 from jaxinfer.serving.openai.front import Front, Job, Outputs, finals
 from jaxinfer.serving.openai.merging import begun
@@ -21,8 +22,11 @@ from jaxinfer.serving.openai.routes.common import (
     json_answer,
     new_id,
 )
-from jaxinfer.serving.openai.routes.response_events import ResponseEvents, finish, output_message
+from jaxinfer.serving.openai.routes.response_events import ResponseEvents, whole_answer
 from jaxinfer.serving.openai.sse import EventStream, encode
+from jaxinfer.serving.parsers.answer import AnswerParser
+from jaxinfer.serving.parsers.pieces import Piece, Reasoning
+from jaxinfer.serving.parsers.reasoning import ReasoningState, reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -39,24 +43,30 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
     front = front_of(request)
     front.check_model(body.model)
     body.check_together()
+    plan = plan_answer(
+        front, body.chat_tools, body.chat_tool_choice, parallel=body.parallel_tool_calls
+    )
     with client_errors(ResponsesBody.model_fields, lambda word: _NAMES.get(word, word)):
         params = _params(body, front)
     answer = _in_progress(body, params, front)
-    outputs = await front.start([await _job(body, params, answer["id"], front)])
+    job, state = await _job(body, params, plan, answer["id"], front)
+    pieces = _Pieces(plan.parser(state), shows_reasoning=body.include_reasoning is not False)
+    outputs = await front.start([job])
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, answer),
+            _events(outputs, answer, pieces),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             error_event=_error_event,
         )
     (output,) = await finals(outputs)
-    return json_answer(_finished(answer, output))
+    return json_answer(_finished(answer, output, pieces))
 
 
 def _params(body: ResponsesBody, front: Front) -> SamplingParams:
-    own = {"temperature": body.temperature, "top_p": body.top_p, "seed": body.seed}
+    names = ("temperature", "top_p", "seed", "thinking_token_budget")
+    own = {name: getattr(body, name) for name in names}
     return front.engine.get_default_sampling_params().clone(
         max_tokens=body.max_output_tokens,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
@@ -64,17 +74,24 @@ def _params(body: ResponsesBody, front: Front) -> SamplingParams:
     )
 
 
-async def _job(body: ResponsesBody, params: SamplingParams, label: str, front: Front) -> Job:
+async def _job(
+    body: ResponsesBody, params: SamplingParams, plan: AnswerPlan, label: str, front: Front
+) -> tuple[Job, ReasoningState]:
+    """What the engine is asked for, and where the prompt ends."""
     text = await front.prompts.render(
-        body.messages(), chat_template_kwargs=body.chat_template_kwargs
+        body.messages(), chat_template_kwargs=body.chat_template_kwargs, tools=plan.tools
     )
+    state = reasoning_state(text)
     (prompt,) = await front.prompts.read(
         [text], name="input", add_special_tokens=False, cache_salt=body.cache_salt
     )
-    return Job(prompt=prompt, params=params, label=label)
+    params = guided(params, plan, state)
+    grammar_field = "tools" if plan.forced else None
+    return Job(prompt=prompt, params=params, label=label, grammar_field=grammar_field), state
 
 
 def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> ResponsesAnswer:
+    given = body.model_dump(exclude_none=True, include={"tools", "tool_choice"})
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -87,28 +104,50 @@ def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> R
         "metadata": body.metadata or {},
         "model": front.settings.model_name,
         "output": [],
-        "parallel_tool_calls": False,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "temperature": params.temperature,
         "text": {"format": {"type": "text"}},
-        "tool_choice": "none",
-        "tools": [],
+        "tool_choice": given.get("tool_choice", "auto" if body.tools else "none"),
+        "tools": given.get("tools", []),
         "top_p": params.top_p,
         "truncation": "disabled",
         "usage": None,
     }
 
 
-def _finished(answer: ResponsesAnswer, output: RequestOutput) -> ResponsesAnswer:
+class _Pieces:
+    """The pieces of an answer that the client wants to see.
+
+    Args:
+        parser: of the answer.
+        shows_reasoning: whether reasoning is among them.
+    """
+
+    def __init__(self, parser: AnswerParser, *, shows_reasoning: bool) -> None:
+        self._parser = parser
+        self._shows_reasoning = shows_reasoning
+
+    def of(self, completion: CompletionOutput) -> list[Piece]:
+        """What the next output brings."""
+        pieces = self._parser.feed(completion.text)
+        if completion.finish_reason is not None:
+            pieces += self._parser.finish()
+        return [p for p in pieces if self._shows_reasoning or not isinstance(p, Reasoning)]
+
+
+def _finished(answer: ResponsesAnswer, output: RequestOutput, pieces: _Pieces) -> ResponsesAnswer:
     count = UsageCount()
     count.add(0, output)
     (completion,) = output.outputs
-    message = output_message(new_id("msg"), completion.text, completion.finish_reason)
-    return finish(answer, message, completion.finish_reason, count.usage())
+    reason = completion.finish_reason
+    return whole_answer(answer, pieces.of(completion), reason, count.usage())
 
 
-async def _events(outputs: Outputs, answer: ResponsesAnswer) -> AsyncGenerator[bytes]:
-    events, count = ResponseEvents(answer, new_id("msg")), UsageCount()
+async def _events(
+    outputs: Outputs, answer: ResponsesAnswer, pieces: _Pieces
+) -> AsyncGenerator[bytes]:
+    events, count = ResponseEvents(answer), UsageCount()
     for event in events.begin():
         yield event
     reason = None
@@ -116,8 +155,8 @@ async def _events(outputs: Outputs, answer: ResponsesAnswer) -> AsyncGenerator[b
         count.add(index, output)
         (completion,) = output.outputs
         reason = completion.finish_reason
-        if completion.text:
-            yield events.delta(completion.text)
+        for piece in pieces.of(completion):
+            yield b"".join(events.add(piece))
     for event in events.end(reason, count.usage()):
         yield event
 

@@ -1,5 +1,6 @@
 """Programs of one prefill step: prompts, or parts of them, through the layers."""
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from jaxinfer.serving.programs.kinds.padding import uploaded
 from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
 from jaxinfer.serving.programs.layout import PrefillShape
 from jaxinfer.serving.programs.steps import prefill_step
-from jaxinfer.serving.programs.token_parts import part_sizes
+from jaxinfer.serving.programs.token_parts import part_sizes, run_parts
 
 if TYPE_CHECKING:
     from jaxinfer.serving.programs.programs import Program, Programs
@@ -35,8 +36,12 @@ class PrefillKind(ProgramKind[PrefillShape]):
         return buckets.prefill_shapes()[-1:]
 
     def program(self, programs: "Programs", key: PrefillShape) -> "Program":
-        """`steps.prefill_step`."""
-        return step_program(programs, "prefill_step", prefill_step, key, num_outputs=3)
+        """`steps.prefill_step`, with the tokens of a long one in halves on several devices."""
+        step, sizes = prefill_step, part_sizes(key.tokens, programs.context.num_devices)
+        if len(sizes) > 1:
+            in_parts = functools.partial(run_parts, sizes=sizes)
+            step = functools.partial(prefill_step, run_layers=in_parts)
+        return step_program(programs, "prefill_step", step, key, num_outputs=3)
 
     def options(self, key: PrefillShape, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
         """A step's, whose tokens may go through the layers in parts."""

@@ -9,7 +9,7 @@ from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKin
 from jaxinfer.serving.programs.kinds.prefill import PrefillKind
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
-from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind
+from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
 from jaxinfer.serving.programs.kinds.swap import SwapKind
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKind
 
@@ -21,6 +21,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         MultiStepDecodeKind(),
         SamplerKind(),
         SetEditsKind(),
+        SetMasksKind(),
         CountTokensKind(),
         PromptLogprobsKind(),
         VerifyKind(),

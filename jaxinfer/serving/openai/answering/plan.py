@@ -1,0 +1,131 @@
+"""How a request's answer is read: which parsers, which calls, and whether a grammar is needed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.openai.errors import client_errors, invalid
+from jaxinfer.serving.openai.front import Front
+from jaxinfer.serving.openai.protocol.tools import NamedToolChoice, Tool, ToolChoice
+from jaxinfer.serving.parsers.answer import AnswerParser
+from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
+from jaxinfer.serving.parsers.reasoning import ReasoningState
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerPlan:
+    """Made before a request runs, so that what can't be read is refused at once.
+
+    Attributes:
+        tools: the tools, as chat templates know them.
+        tool_parser: name of the parser that reads calls; None leaves them in the content.
+        reasoning_parser: likewise, of the reasoning.
+        parallel: more than one call is wanted.
+        forced: "required", "auto" for calls as strict tools want them, or a function's name: calls
+            need a grammar. None if they need none.
+        strict: names of strict tools.
+        tag_tokens: tags that the model has as tokens of their own.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    parallel: bool = True
+    forced: str | None = None
+    strict: Sequence[str] = ()
+    tag_tokens: Sequence[str] = ()
+
+    def parser(self, state: ReasoningState) -> AnswerParser:
+        """A parser for one answer to a prompt that ends in this state."""
+        return AnswerParser(
+            reasoning=self.reasoning_parser,
+            tools=self.tool_parser,
+            is_open=state == "open",
+            schemas=self.tools,
+            parallel=self.parallel,
+        )
+
+
+def plan_answer(
+    front: Front,
+    tools: Sequence[Tool],
+    choice: ToolChoice | None,
+    *,
+    parallel: bool | None = None,
+) -> AnswerPlan:
+    """Decide how an answer is read.
+
+    Args:
+        front: has the parsers.
+        tools: checked by `check_tools`.
+        choice: likewise.
+        parallel: of the request; None is True.
+
+    Raises:
+        ApiError: 400: the server has no parser, or leaves the choice to no model.
+    """
+    written = [tool.for_template() for tool in tools]
+    if not tools or choice == "none":
+        return AnswerPlan(tools=written, reasoning_parser=front.reasoning_parser)
+    if front.tool_parser is None:
+        raise invalid(
+            "tools: no parser for this model's calls; write tool_choice 'none', or start the "
+            "server with --tool-call-parser",
+            "tools",
+        )
+    is_auto = choice in (None, "auto")
+    if is_auto and not front.settings.enable_auto_tool_choice:
+        raise invalid(
+            "tool_choice 'auto' is off here; write 'none', or start the server with "
+            "--enable-auto-tool-choice",
+            "tool_choice",
+        )
+    tokenizer = front.engine.tokenizer
+    strict = [tool.function.name for tool in tools if tool.function.strict]
+    forced = None
+    if isinstance(choice, NamedToolChoice):
+        forced = choice.function.name
+    elif choice == "required" or strict:
+        forced = choice or "auto"
+    return AnswerPlan(
+        tools=written,
+        tool_parser=front.tool_parser,
+        reasoning_parser=front.reasoning_parser,
+        parallel=parallel is not False,
+        forced=forced,
+        strict=strict,
+        tag_tokens=[tag for tag in TAGS if tokenizer and tokenizer.token_to_id(tag) is not None],
+    )
+
+
+def guided(params: SamplingParams, plan: AnswerPlan, state: ReasoningState) -> SamplingParams:
+    """The parameters of a request whose calls must follow a grammar, if its plan says so.
+
+    Args:
+        params: of the request.
+        plan: how its answer is read.
+        state: of the prompt.
+
+    Raises:
+        ApiError: 400: it has a grammar of its own, or one of its parameters goes with none.
+    """
+    if plan.forced is None or plan.tool_parser is None:
+        return params
+    if params.structured_outputs is not None:
+        raise invalid(
+            "tool_choice 'required', a named function and strict tools are a grammar of their own; "
+            "leave out response_format and structured outputs",
+            "tool_choice",
+        )
+    grammar = tool_grammar(
+        plan.tools,
+        plan.forced,
+        parser=plan.tool_parser,
+        reasoning=state if plan.reasoning_parser else "over",
+        parallel=plan.parallel,
+        strict=plan.strict,
+        tokens=plan.tag_tokens,
+    )
+    with client_errors(("min_tokens",)):
+        return params.clone(structured_outputs=grammar)

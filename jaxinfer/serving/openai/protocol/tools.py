@@ -1,0 +1,129 @@
+"""Tools that a model may call, and calls that it made: fields of requests and answers."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+from pydantic import ConfigDict, Field
+
+from jaxinfer.serving.openai.errors import invalid
+from jaxinfer.serving.openai.protocol.base import Body
+
+MAX_TOOLS = 128
+MAX_TOOL_BYTES = 1 << 18
+MAX_CALLS = 128
+_MAX_DESCRIPTION_CHARS = 1 << 14
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: Annotated[str, Field(max_length=_MAX_DESCRIPTION_CHARS)] | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool of a chat request; there are no others than functions."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+class ChosenFunction(Body):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class NamedToolChoice(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+class MadeFunctionCall(Body):
+    """What an earlier call called; keys that are not named here are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str | dict[str, Any] | None = None
+
+
+class MadeToolCall(Body):
+    """A call of an earlier answer; keys that are not named here are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: MadeFunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates know it, whose arguments are an object."""
+        return tool_call(self.id, self.function.name, self.function.arguments)
+
+
+def tool_call(
+    call_id: str | None, name: str, arguments: str | dict[str, Any] | None
+) -> dict[str, Any]:
+    """A call as chat templates know it; arguments that are no JSON object stay a text."""
+    if isinstance(arguments, str):
+        try:
+            read = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            read = None
+        arguments = read if isinstance(read, dict) else arguments
+    function = {"name": name, "arguments": {} if arguments is None else arguments}
+    call = {"type": "function", "function": function}
+    return call if call_id is None else {"id": call_id, **call}
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Refuse tools that are too large together, share a name, or lack the one that is chosen.
+
+    Raises:
+        ApiError: 400.
+    """
+    names = {tool.function.name for tool in tools}
+    if len(names) < len(tools):
+        raise invalid("tools: two have the same name; names must differ", "tools")
+    size = len(msgspec.json.encode([tool.for_template() for tool in tools])) if tools else 0
+    if size > MAX_TOOL_BYTES:
+        raise invalid(f"tools have {size} bytes; send at most {MAX_TOOL_BYTES}", "tools")
+    if choice in (None, "none", "auto"):
+        return
+    if not tools:
+        raise invalid("tool_choice goes with tools; send them too", "tool_choice")
+    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+        raise invalid(
+            f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice"
+        )
+
+
+class FunctionCall(TypedDict):
+    """What a call calls; in a stream, a part of it."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallAnswer(TypedDict):
+    """A call of an answer."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall

@@ -1,0 +1,142 @@
+"""The grammar of an answer that must call tools, in llguidance's Lark dialect.
+
+It is text alone; nothing here compiles it. Calls have the form that the model was trained on, so
+that the parser of that form reads what the grammar admits.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxinfer.serving.parsers.argument_types import ArgumentTypes
+from jaxinfer.serving.parsers.reasoning import ReasoningState
+
+# As json.dumps writes; free white space would let a weak model write nothing else.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_THINK, _END_OF_THINKING = "<think>", "</think>"
+_CALL, _END_OF_CALL = "<tool_call>", "</tool_call>"
+TAGS = (_THINK, _END_OF_THINKING, _CALL, _END_OF_CALL)
+"""Tags that a model may have as tokens of their own."""
+
+_Tag = Callable[[str], str]
+"""A tag as the grammar writes it: by its name if it is a token, or else as text."""
+
+
+def tool_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    choice: str,
+    *,
+    parser: str,
+    reasoning: ReasoningState = "over",
+    parallel: bool = True,
+    strict: Sequence[str] = (),
+    tokens: Collection[str] = (),
+) -> dict[str, str]:
+    """A grammar, as the field `grammar` of structured outputs.
+
+    Args:
+        tools: as in a chat request; at least one.
+        choice: "auto" for text in which calls may be, "required" for at least one call, or
+            the name of the function that must be called.
+        parser: name of the tool parser, which decides the form.
+        reasoning: what of the answer's reasoning is still to come.
+        parallel: several calls may follow each other; never where a function is named.
+        strict: names of the functions whose arguments follow their schema where `choice` is "auto";
+            otherwise all do.
+        tokens: those of `TAGS` that are tokens of their own; llguidance takes them for special
+            ones, which no text matches.
+
+    Raises:
+        ValueError: `choice` names none of the tools.
+    """
+    functions = [dict(tool["function"]) for tool in tools]
+    is_named = choice not in ("auto", "required")
+    if is_named:
+        functions = [each for each in functions if each["name"] == choice]
+    if not functions:
+        raise ValueError(f"tool_choice names {choice!r}, which is none of the tools")
+    if choice == "auto":
+        functions = [f if f["name"] in strict else {**f, "parameters": None} for f in functions]
+    writer = _coder_call if parser == "qwen3_coder" else _hermes_call
+
+    def tag(text: str) -> str:
+        return text if text in tokens else json.dumps(text)
+
+    bodies = [writer(i, function, tag) for i, function in enumerate(functions)]
+    rules = list(dict.fromkeys(rule for _, more in bodies for rule in more))
+    body = " | ".join(f"body_{i}" for i in range(len(bodies)))
+    rules += [f"body_{i}: {text}" for i, (text, _) in enumerate(bodies)]
+    rules.append(f"body: {body}")
+    rules.append(r"TEXT: /(.|\n)*/")
+    start = ""
+    if reasoning != "over":
+        rules.append(_up_to("reasoning", _END_OF_THINKING, tokens))
+        rules.append(r"BREAKS: /\n{0,2}/")
+        start = "reasoning " if reasoning == "open" else f"({tag(_THINK)} reasoning)? "
+    if choice == "auto":
+        rules += [_up_to("call", _CALL, tokens), "tail: TEXT"]
+        start += "(call body)* tail" if parallel else "(call body | tail)"
+    else:
+        rules.append(f"call: {tag(_CALL)} body")
+        breaks = "BREAKS " if start else ""
+        start += f"{breaks}call" + (' ("\\n" call)*' if parallel and not is_named else "")
+    return {"grammar": "\n".join(["%llguidance {}", f"start: {start}", *rules, ""])}
+
+
+def _up_to(name: str, end: str, tokens: Collection[str]) -> str:
+    """A rule of any text up to a tag, and the tag."""
+    if end in tokens:
+        return f"{name}: TEXT {end}"
+    # One lexeme, so that the first tag is always the end.
+    return f"{name}[lazy]: TEXT {json.dumps(end)}"
+
+
+def _hermes_call(_: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
+    """A rule's text after `<tool_call>`, and the rules that it needs."""
+    name = json.dumps(function["name"], ensure_ascii=False)
+    begin = json.dumps(f'\n{{"name": {name}, "arguments": ', ensure_ascii=False)
+    schema = {"type": "object", **(function.get("parameters") or {})}
+    return f'{begin} {_json(schema)} "}}\\n" {tag(_END_OF_CALL)}', []
+
+
+def _coder_call(index: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
+    """The same with a tag for each argument, in the schema's order."""
+    schema = function.get("parameters") or {}
+    begin = json.dumps(f"\n<function={function['name']}>\n", ensure_ascii=False)
+    end = f'"</function>\\n" {tag(_END_OF_CALL)}'
+    if not schema.get("properties"):
+        anything = "" if "properties" in schema else f"any_{index}* "
+        rule = f'any_{index}: "<parameter=" /[^<>\\n]{{1,64}}/ ">\\n" text'
+        return f"{begin} {anything}{end}", [rule, _TEXT_VALUE] if anything else []
+    rules = list(_parameters(index, function, schema))
+    return f"{begin} {' '.join(name for name, _ in rules)} {end}", [
+        *(rule for _, rule in rules),
+        _TEXT_VALUE,
+    ]
+
+
+_TEXT_VALUE = r"text[lazy]: /(.|\n)*\n<\/parameter>\n/"
+
+
+def _parameters(
+    index: int, function: Mapping[str, Any], schema: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """For each argument, how it is named in the call's rule, and its own rule."""
+    types = ArgumentTypes([{"function": function}])
+    required = schema.get("required", ())
+    for i, (name, declared) in enumerate(schema["properties"].items()):
+        begin = json.dumps(f"<parameter={name}>\n", ensure_ascii=False)
+        choices = declared.get("enum") if isinstance(declared, Mapping) else None
+        if not types.is_text(function["name"], name):
+            value = f'{_json(declared)} "\\n</parameter>\\n"'
+        elif choices:
+            texts = " | ".join(json.dumps(str(each), ensure_ascii=False) for each in choices)
+            value = f'({texts}) "\\n</parameter>\\n"'
+        else:
+            value = "text"
+        rule = f"argument_{index}_{i}"
+        yield rule + ("" if name in required else "?"), f"{rule}: {begin} {value}"
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _SPACING}, ensure_ascii=False)

@@ -1,0 +1,51 @@
+"""What a parser must hold back of a stream: white space at the end, and the beginning of a tag."""
+
+
+class HeldBack:
+    """Passes text on, but holds white space at its end until something else follows.
+
+    Args:
+        chars: what counts as white space, as for `str.strip`; None for all of it.
+        drops_start: leave out the white space that the text begins with.
+    """
+
+    def __init__(self, chars: str | None = None, *, drops_start: bool = False) -> None:
+        self._chars = chars
+        self._at_start = drops_start
+        self._held: list[str] = []
+
+    def add(self, text: str) -> str:
+        """All that is certain to be followed by something else than white space, or is none."""
+        if self._at_start:
+            text = text.lstrip(self._chars)
+        core = text.rstrip(self._chars)
+        if not core:
+            if text:
+                self._held.append(text)
+            return ""
+        self._at_start = False
+        ready = self.take() + core
+        if len(core) < len(text):
+            self._held.append(text[len(core) :])
+        return ready
+
+    def take(self) -> str:
+        """What is held, which is forgotten."""
+        held = "".join(self._held)
+        self._held.clear()
+        return held
+
+
+def partial_tag(text: str, start: int, tags: tuple[str, ...]) -> int:
+    """Where a tag may begin that is not complete yet; the text's length if none does.
+
+    Args:
+        text: has no complete tag from `start` on.
+        start: the first position that counts.
+        tags: each begins with "<", which is nowhere else in it.
+    """
+    longest = max(map(len, tags))
+    at = text.rfind("<", max(start, len(text) - longest + 1))
+    if at >= 0 and any(tag.startswith(text[at:]) for tag in tags):
+        return at
+    return len(text)

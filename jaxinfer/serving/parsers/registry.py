@@ -1,0 +1,20 @@
+"""The parsers by their names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxinfer.serving.parsers.hermes import HermesToolParser
+from jaxinfer.serving.parsers.pieces import StreamParser
+from jaxinfer.serving.parsers.qwen3_coder import Qwen3CoderToolParser
+from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser
+
+ToolParserFactory = Callable[[Sequence[Mapping[str, Any]]], StreamParser]
+
+TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
+    "hermes": HermesToolParser,
+    "qwen3_coder": Qwen3CoderToolParser,
+}
+"""By the names in `TOOL_PARSER_NAMES`; each is called with a request's tools."""
+
+REASONING_PARSERS: Mapping[str, Callable[..., StreamParser]] = {"qwen3": Qwen3ReasoningParser}
+"""By the names in `REASONING_PARSER_NAMES`; each is called with `is_open`."""

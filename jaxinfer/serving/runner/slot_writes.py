@@ -1,0 +1,57 @@
+"""Runs the programs that tell the device what its slots hold: edits, masks, counted tokens."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from jaxinfer.serving.compile.compilation import CompiledPrograms
+from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
+from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey, SetMasksKey
+from jaxinfer.serving.sampling.layout import SlotState
+from jaxinfer.serving.slots.slot_updates import CountsUpdate, EditsUpdate, MasksUpdate
+
+
+class SlotWriter:
+    """Writes updates into the state of slots, which it takes over and gives back.
+
+    Args:
+        compiled: the engine's programs.
+        upload: copies a pytree of NumPy arrays to all devices.
+        settle: waits for an array where devices run one program at a time.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledPrograms,
+        upload: Callable[[Any], Any],
+        settle: Callable[[jax.Array], None],
+    ) -> None:
+        self._compiled, self._upload, self._settle = compiled, upload, settle
+
+    def edits(self, state: SlotState, updates: Iterable[EditsUpdate]) -> SlotState:
+        """Replace all logit edits of some slots, masks included."""
+        for update in updates:
+            set_edits = self._compiled[SetEditsKey(len(update.slots))]
+            edits = set_edits(state.edits, *self._upload(update))
+            self._settle(edits.ids)
+            state = state._replace(edits=edits)
+        return state
+
+    def masks(self, state: SlotState, updates: Iterable[MasksUpdate]) -> SlotState:
+        """Replace which tokens some slots allow."""
+        for update in updates:
+            set_masks = self._compiled[SetMasksKey(len(update.slots))]
+            allowed = set_masks(state.edits.allowed, *self._upload(update))
+            self._settle(allowed)
+            state = state._replace(edits=state.edits._replace(allowed=allowed))
+        return state
+
+    def counts(self, state: SlotState, updates: Iterable[CountsUpdate]) -> SlotState:
+        """Count known tokens in some slots."""
+        for update in updates:
+            key = CountTokensKey(len(update.cleared), update.tokens.shape[1])
+            counted = self._compiled[key](state.token_counts, *self._upload(update))
+            self._settle(counted)
+            state = state._replace(token_counts=counted)
+        return state

@@ -1,0 +1,210 @@
+"""The live view, and how the whole page looks: on a phone, in both themes, to assistive tools."""
+
+import json
+import re
+
+import pytest
+
+from tests.serving.openai.page.conversation import answered, events, part
+
+pytestmark = pytest.mark.browser
+
+# The contrast of each text with what is behind it, as WCAG 2 defines it.
+_CONTRASTS = """() => {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const pixel = (colors) => {
+    pen.fillStyle = "#fff";
+    pen.fillRect(0, 0, 1, 1);
+    for (const color of colors) { pen.fillStyle = color; pen.fillRect(0, 0, 1, 1); }
+    return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((v) => v / 255).map(
+      (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    const isField = element.matches("input, textarea, select");
+    if (!(own || isField) || !element.checkVisibility() || element.closest(".unseen")) continue;
+    const behind = [];
+    for (let each = element; each; each = each.parentElement) {
+      behind.unshift(getComputedStyle(each).backgroundColor);
+    }
+    const kinds = element.matches("textarea") ? [null, "::placeholder"] : [null];
+    for (const kind of kinds) {
+      const a = light(pixel(behind));
+      const b = light(pixel([...behind, getComputedStyle(element, kind).color]));
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      found.push([ratio, element.outerHTML.slice(0, 80)]);
+    }
+  }
+  return found;
+}"""
+_UNNAMED = """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex]")]
+  .filter((e) => !(e.labels?.length || e.ariaLabel || e.textContent.trim() ||
+                   e.getAttribute("aria-labelledby")))
+  .map((e) => e.outerHTML)"""
+_OVERFLOW = """() => [...document.querySelectorAll("body *")]
+  .filter((e) => e.checkVisibility() && !e.closest(".unseen, .brand"))
+  .filter((e) => e.getBoundingClientRect().right > innerWidth + 0.5 ||
+                 e.getBoundingClientRect().left < -0.5)
+  .map((e) => e.outerHTML.slice(0, 80))"""
+
+
+def everything(page):
+    """Have the page show all that it has, one view after the other."""
+    call = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+    texts = [
+        events({"reasoning_content": "Why?"}, {"content": "An answer. " * 40}, call),
+        json.dumps({"error": {"message": "no"}}),
+    ]
+
+    def fulfil(route):
+        text = texts.pop(0)
+        status, kind = (200, "text/event-stream") if texts else (400, "application/json")
+        route.fulfill(status=status, content_type=kind, body=text)
+
+    yield "welcome"
+    answered(page, "late")
+    part(page.locator(".answer"), "content").locator(".token").first.click()
+    yield "alternatives"
+    page.route("**/v1/chat/completions", fulfil)
+    answered(page, "x" * 300)
+    answered(page, "and an error")
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    yield "answers"
+    page.click("#open-settings")
+    yield "settings"
+    page.keyboard.press("Escape")
+    page.click("#tab-live")
+    page.locator("[data-figure=finished] .value", has_text=re.compile(r"\d")).wait_for()
+    yield "live"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_is_readable_and_every_control_named(open_page, theme):
+    page = open_page(color_scheme=theme, reduced_motion="reduce")
+    for view in everything(page):
+        contrasts = page.evaluate(_CONTRASTS)
+        assert len(contrasts) > 8
+        assert [what for ratio, what in contrasts if ratio < 4.5] == [], view
+        assert page.evaluate(_UNNAMED) == [], view
+        assert page.evaluate("document.getAnimations().length") == 0, view
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(250, 250, 248)", "dark": "rgb(19, 21, 23)"}[theme]
+
+
+def test_a_phone_needs_no_scrolling_to_the_side(open_page):
+    phone = {"viewport": {"width": 360, "height": 640}, "is_mobile": True, "has_touch": True}
+    page = open_page(**phone, reduced_motion="reduce")
+    for view in everything(page):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+        assert page.evaluate(_OVERFLOW) == [], view
+        if view == "answers":
+            composer = page.locator("#composer").bounding_box()
+            assert composer["y"] + composer["height"] <= 640
+
+
+def test_the_chosen_theme_stays(open_page):
+    page = open_page(color_scheme="light")
+    toggle = page.get_by_role("button", name="Dark theme")
+    assert toggle.get_attribute("aria-pressed") == "false"
+    toggle.click()
+    for _ in range(2):
+        assert toggle.get_attribute("aria-pressed") == "true"
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == "rgb(19, 21, 23)"
+        page.reload()
+
+
+def test_what_has_the_focus_is_outlined(page):
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        style = page.evaluate(
+            "() => { const s = getComputedStyle(document.activeElement);"
+            " return [s.outlineStyle, s.outlineWidth]; }"
+        )
+        assert style == ["solid", "2px"]
+
+
+def test_a_growing_answer_is_read_out_in_sentences(page):
+    heard = "() => { const r = document.getElementById('announcer'); window.heard = [];"
+    heard += " new MutationObserver(() => window.heard.push(r.textContent))"
+    heard += ".observe(r, { childList: true, characterData: true, subtree: true }); }"
+    page.evaluate(heard)
+    stream = events({"content": "One. T"}, {"content": "wo. Thr"}, {"content": "ee"})
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=stream),
+    )
+    answered(page, "hello")
+    page.get_by_role("status").get_by_text("complete").wait_for(state="attached")
+    said = " ".join(page.evaluate("window.heard"))
+    assert said.endswith("Three The answer is complete.")
+    assert "One." in said
+
+
+def test_figures_are_those_of_the_server(page, site):
+    answered(page, "What is 2 + 3?")
+    page.click("#tab-live")
+    lines = page.request.get(site + "metrics").text().splitlines()
+    finished = sum(float(line.split()[-1]) for line in lines if "request_success_total{" in line)
+    page.locator("[data-figure=finished] .value", has_text=f"{finished:,.0f}").wait_for()
+    for figure in ("running", "waiting"):
+        assert page.locator(f"[data-figure={figure}] .value").text_content() == "0"
+    assert page.locator("[data-figure=cache] .value").text_content() == "0.0"
+
+
+@pytest.mark.parametrize("prefix", ["jaxinfer:", "vllm:"])
+def test_rates_are_what_counters_gain_and_a_pause_ends_reading(page, prefix):
+    scrapes = []
+
+    def metrics(route):
+        count = len(scrapes)
+        scrapes.append(count)
+        lines = [
+            f"# TYPE {prefix}num_requests_running gauge",
+            f'{prefix}num_requests_running{{model_name="a {{b}} c"}} 3.0',
+            f"{prefix}num_requests_waiting 2",
+            f"{prefix}kv_cache_usage_perc 0.256",
+            f"{prefix}generation_tokens_total {2000 * count}",
+            f"{prefix}prefix_cache_queries_total 200",
+            f"{prefix}prefix_cache_hits_total 50",
+            f'{prefix}request_success_total{{finished_reason="stop"}} 1200',
+            f'{prefix}request_success_total{{finished_reason="length"}} 34',
+            f"{prefix}time_to_first_token_seconds_sum {0.5 * count}",
+            f"{prefix}time_to_first_token_seconds_count {10 * count}",
+        ]
+        route.fulfill(content_type="text/plain", body="\n".join(lines) + "\n")
+
+    page.route("**/metrics", metrics)
+    page.click("#tab-live")
+    value = "[data-figure={}] .value"
+    page.locator(value.format("first"), has_text="50").wait_for()
+    shown = {
+        name: page.locator(value.format(name)).text_content()
+        for name in ("running", "waiting", "cache", "hits", "finished", "prompts", "generated")
+    }
+    rate = int(shown.pop("generated").replace(",", ""))
+    assert 1000 < rate < 3000
+    assert shown == {
+        "running": "3",
+        "waiting": "2",
+        "cache": "25.6",
+        "hits": "25",
+        "finished": "1,234",
+        "prompts": "–",
+    }
+    assert page.locator("[data-figure=running] .line").get_attribute("d").startswith("M")
+    page.get_by_role("button", name="Pause").click()
+    count = len(scrapes)
+    page.wait_for_timeout(1300)
+    assert len(scrapes) <= count + 1
+    page.unroute("**/metrics")
+    page.route("**/metrics", lambda route: route.abort())
+    page.get_by_role("button", name="Go on").click()
+    page.get_by_text("can't be reached").wait_for()

@@ -1,0 +1,273 @@
+"""Tools and thinking of `/v1/chat/completions`, with OpenAI's client, live and from a script."""
+
+import json
+
+import openai
+import pytest
+
+from tests.serving.openai.http_server import serving
+from tests.serving.openai.scripted import ScriptedEngine
+
+USER = {"role": "user", "content": "Tell me the weather in Naples, please."}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "Current weather", "parameters": CITY}
+TOOLS = [{"type": "function", "function": WEATHER}]
+CITIES = ["Oslo", "Lima"]
+ENUM_CITY = CITY | {"properties": {"city": {"enum": CITIES}}, "additionalProperties": False}
+ENUM = {"type": "function", "function": WEATHER | {"parameters": ENUM_CITY}}
+UNKNOWN_KEYWORD = {
+    "type": "function",
+    "function": WEATHER | {"parameters": CITY | {"properties": {"city": {"not": {}}}}},
+}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+GREEDY = {"model": "tiny", "messages": [USER], "temperature": 0}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "東京 👨‍👩‍👧"}}\n</tool_call>'
+ANSWERS = {
+    "thoughts and content": "<think>\nHm 🤔.\n\nSo.\n</think>\n\nIt is sunny. ☀️\n",
+    "a call": f"<think>\nA tool.\n</think>\n\n{CALL}",
+    "two calls and content": f"I look.\n{CALL}\n{CALL}\n",
+    "malformed": "<tool_call>{'name': 1}</tool_call>",
+    "cut in arguments": CALL[:60] + "\ufffd",
+    "cut in thoughts": "<think>\nHm, \n</thin",
+    "nothing": "",
+}
+
+
+@pytest.fixture(scope="module")
+def live(make_client):
+    with (
+        serving(make_client().app) as port,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0) as api,
+    ):
+        yield api.chat.completions
+
+
+def streamed(create, **fields):
+    """A choice as the chunks of a stream make it, in the form of a plain one's message."""
+    message = {"content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []}
+    reason = None
+    for chunk in create(**fields, stream=True):
+        (choice,) = chunk.choices
+        assert reason is None, "nothing comes after the end"
+        reason = choice.finish_reason
+        delta = choice.delta.model_dump(exclude_unset=True)
+        for name in ("content", "reasoning", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        for part in delta.get("tool_calls", ()):
+            add_call_part(message["tool_calls"], part)
+    return message, reason
+
+
+def add_call_part(calls, part):
+    """The first part of a call has its id and its name, the others have arguments alone."""
+    if part["index"] == len(calls):
+        assert part["type"] == "function"
+        assert part["id"].startswith("call_")
+        calls.append({"name": part["function"]["name"], "arguments": ""})
+    else:
+        assert part["index"] == len(calls) - 1
+        assert set(part) == {"index", "function"}
+        assert part["function"]["arguments"]
+    calls[part["index"]]["arguments"] += part["function"]["arguments"]
+
+
+def plain(create, **fields):
+    """The same of an answer that is not streamed."""
+    (choice,) = create(**fields).choices
+    message = choice.message
+    calls = [
+        {"name": call.function.name, "arguments": call.function.arguments}
+        for call in message.tool_calls or ()
+    ]
+    reasoning = getattr(message, "reasoning", None) or ""
+    assert (getattr(message, "reasoning_content", None) or "") == reasoning
+    return {
+        "content": message.content or "",
+        "reasoning": reasoning,
+        "reasoning_content": reasoning,
+        "tool_calls": calls,
+    }, choice.finish_reason
+
+
+def test_the_bundled_model_thinks_and_calls_a_tool(live):
+    fields = {**GREEDY, "tools": TOOLS}
+    message, reason = plain(live.create, **fields)
+    assert reason == "tool_calls"
+    (call,) = message["tool_calls"]
+    assert call["name"] == "get_weather"
+    assert json.loads(call["arguments"]) == {"city": "Naples"}
+    assert message["reasoning"]
+    assert not message["content"]
+    assert streamed(live.create, **fields) == (message, reason)
+
+
+def test_the_result_of_a_call_goes_back_to_the_model(live):
+    asked = live.create(**GREEDY, tools=TOOLS).choices[0].message
+    result = {
+        "role": "tool",
+        "tool_call_id": asked.tool_calls[0].id,
+        "content": '{"weather": "sunny", "degrees": 31}',
+    }
+    messages = [USER, asked.model_dump(exclude_none=True), result]
+    message, reason = plain(live.create, **{**GREEDY, "messages": messages}, tools=TOOLS)
+    assert reason == "stop"
+    assert "sunny" in message["content"]
+    assert "31" in message["content"]
+
+
+def test_thinking_can_be_left_out_or_switched_off(live):
+    thoughtful, _ = plain(live.create, **GREEDY)
+    hidden = {**GREEDY, "extra_body": {"include_reasoning": False}}
+    message, _ = plain(live.create, **hidden)
+    assert message == thoughtful | {"reasoning": "", "reasoning_content": ""}
+    assert streamed(live.create, **hidden)[0] == message
+    switch = {"chat_template_kwargs": {"enable_thinking": False}}
+    message, _ = plain(live.create, **GREEDY, extra_body=switch)
+    assert not message["reasoning"]
+    assert message["content"]
+
+
+def test_a_thinking_budget_ends_the_thoughts(live, engine):
+    fields = {**GREEDY, "extra_body": {"thinking_token_budget": 2}}
+    message, _ = plain(live.create, **fields)
+    thought = engine.tokenizer.encode("<think>\n" + message["reasoning"])
+    assert len(thought) == 1 + 2
+    assert message["content"]
+    assert streamed(live.create, **fields)[0] == message
+
+
+class InProcess:
+    """`create` of an app in this process, for many small answers."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def create(self, *, stream=False, **fields):
+        body = {**GREEDY, **fields, "stream": stream}
+        answer = self._client.post("/v1/chat/completions", body)
+        assert answer.status_code == 200, answer.text
+        if not stream:
+            return openai.types.chat.ChatCompletion.model_validate(answer.json())
+        lines = [x for x in answer.text.split("\n\n") if x.startswith("data: {")]
+        kind = openai.types.chat.ChatCompletionChunk
+        return [kind.model_validate_json(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.fixture
+def script(engine, make_client):
+    def make(*texts, settings=None, **options):
+        scripted = ScriptedEngine(engine, *texts, **options)
+        return scripted, InProcess(make_client(scripted, **(settings or {}))).create
+
+    return make
+
+
+@pytest.mark.parametrize("text", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize("length", [1, 7])
+def test_a_stream_put_together_is_the_plain_answer(script, text, length):
+    _, create = script(text, length=length)
+    whole = plain(create, tools=TOOLS)
+    assert streamed(create, tools=TOOLS) == whole
+
+
+def test_pieces_of_an_answer(script):
+    _, create = script(ANSWERS["a call"])
+    message, reason = plain(create, tools=TOOLS)
+    assert (message["reasoning"], message["content"], reason) == ("A tool.", "", "tool_calls")
+    assert message["tool_calls"] == [
+        {"name": "get_weather", "arguments": '{"city": "東京 👨‍👩‍👧"}'}
+    ]
+
+
+def test_an_answer_that_is_cut_says_so(script):
+    _, create = script(ANSWERS["cut in arguments"], finish_reason="length")
+    message, reason = plain(create, tools=TOOLS)
+    assert reason == "length"
+    assert len(message["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_without_a_choice_of_tools_a_call_is_content(script, fields):
+    _, create = script(CALL)
+    assert plain(create, **fields)[0]["content"] == CALL
+
+
+def test_only_the_first_call_is_kept_where_parallel_ones_are_not_wanted(script):
+    _, create = script(ANSWERS["two calls and content"])
+    fields = {"tools": TOOLS, "parallel_tool_calls": False}
+    message, _ = plain(create, **fields)
+    assert len(message["tool_calls"]) == 1
+    assert streamed(create, **fields)[0] == message
+    assert len(plain(create, tools=TOOLS)[0]["tool_calls"]) == 2
+
+
+def test_choices_are_read_apart(engine, make_client):
+    scripted = ScriptedEngine(engine, CALL, "Hello.", ANSWERS["a call"])
+    body = {**GREEDY, "tools": TOOLS, "n": 3}
+    choices = make_client(scripted).post("/v1/chat/completions", body).json()["choices"]
+    assert [each["finish_reason"] for each in choices] == ["tool_calls", "stop", "tool_calls"]
+    assert [each["message"]["content"] for each in choices] == [None, "Hello.", None]
+
+
+def test_a_prompt_may_end_in_thoughts(script):
+    scripted, create = script("and so.\n</think>\n\nYes.")
+    turns = [USER, {"role": "assistant", "content": "<think>\nHm, "}]
+    message, _ = plain(create, messages=turns, continue_final_message=True)
+    assert (message["reasoning"], message["content"]) == ("and so.", "Yes.")
+    assert scripted.prompts[0].endswith("<think>\nHm, ")
+
+
+def test_earlier_turns_may_have_reasoning_and_calls_with_arguments_as_text(script):
+    scripted, create = script("Yes.")
+    function = {"name": "get_weather", "arguments": '{"city":"Oslo"}'}
+    call = {"id": "1", "type": "function", "function": function}
+    for name in ("reasoning", "reasoning_content"):
+        turn = {"role": "assistant", "content": None, "tool_calls": [call], name: "A tool."}
+        plain(create, messages=[USER, turn, {"role": "tool", "content": "sunny"}], tools=TOOLS)
+    assert scripted.prompts[0] == scripted.prompts[1]
+    assert "<think>\nA tool.\n</think>" in scripted.prompts[0]
+    assert '{"name": "get_weather", "arguments": {"city": "Oslo"}}' in scripted.prompts[0]
+
+
+def test_parsers_are_the_operators_to_choose(script):
+    off = {"tool_call_parser": "none", "reasoning_parser": "none"}
+    _, create = script(ANSWERS["a call"], settings=off)
+    assert plain(create)[0]["content"] == ANSWERS["a call"]
+    written = "<function=get_weather><parameter=city>Oslo</parameter></function>"
+    _, create = script(written, settings={"tool_call_parser": "qwen3_coder"})
+    (call,) = plain(create, tools=TOOLS)[0]["tool_calls"]
+    assert call["arguments"] == '{"city": "Oslo"}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "said"),
+    [
+        ({"tool_call_parser": "none"}, {}, "--tool-call-parser"),
+        ({"enable_auto_tool_choice": False}, {}, "--enable-auto-tool-choice"),
+        ({}, {"tool_choice": NAMED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({}, {"tools": [UNKNOWN_KEYWORD], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_what_can_not_be_done_is_said_at_once(make_client, settings, fields, said):
+    body = {**GREEDY, "tools": TOOLS, **fields}
+    answer = make_client(**settings).post("/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_must_come_comes_and_fits_its_schema(live, choice):
+    story = {"role": "user", "content": "Once upon a time"}
+    fields = GREEDY | {"messages": [story], "tools": [ENUM], "tool_choice": choice}
+    whole, reason = plain(live.create, **fields)
+    assert reason == "tool_calls"
+    (call,) = whole["tool_calls"]
+    assert call["name"] == "get_weather"
+    assert json.loads(call["arguments"])["city"] in CITIES
+    assert streamed(live.create, **fields) == (whole, reason)
+
+
+def test_auto_may_be_off_and_none_still_goes(make_client):
+    body = {**GREEDY, "tools": TOOLS, "tool_choice": "none", "max_tokens": 1}
+    off = make_client(enable_auto_tool_choice=False)
+    assert off.post("/v1/chat/completions", body).status_code == 200
