@@ -87,8 +87,8 @@ def create_app(
 
 async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
-        path = request.scope["path"][:200]
-        error = ApiError(404, f"there is no route {path!r}; /openapi.json lists all")
+        hint = "there is no such route; /openapi.json lists all"
+        error = ApiError(404, hint, route=request.scope["path"])
     return as_api_error(error).response()
 
 

@@ -43,7 +43,8 @@ class ApiError(Exception):
 
     Args:
         status: of HTTP.
-        message: one line; long ones are cut.
+        message: one line; long ones are cut, and paths are left out.
+        route: the path that was asked for, which begins the message.
         param: the field of the request that is wrong.
         code: a word for programs.
         headers: of the answer.
@@ -54,11 +55,14 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
+        route: str | None = None,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.message = presentable(message)
+        if route is not None:
+            self.message = f"{_one_line(route)[:_MAX_ECHOED_CHARS]}: {self.message}"
         super().__init__(self.message)
         self.status = status
         self.param = param
@@ -102,10 +106,14 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 
 def presentable(message: str) -> str:
     """A message as one line of bounded length without paths of this machine."""
-    message = _PATH.sub("(path)", " ".join(message.split()))
+    message = _PATH.sub("(path)", _one_line(message))
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[: MAX_MESSAGE_CHARS - 1] + "…"
-    return message.encode("utf-8", errors="replace").decode()
+    return message
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).encode("utf-8", errors="replace").decode()
 
 
 def as_api_error(error: BaseException) -> ApiError:

@@ -18,7 +18,7 @@ def _add(path: str, missing: str) -> None:
     name = path.strip("/").replace("/", "_")
 
     async def refuse() -> None:
-        raise ApiError(501, f"{path}: this model has no {missing}; it completes text")
+        raise ApiError(501, f"this model has no {missing}; it completes text", route=path)
 
     refuse.__doc__ = f"Always 501: the model has no {missing}."
     router.add_api_route(path, refuse, methods=["POST"], name=name, status_code=501)
