@@ -147,6 +147,7 @@ def test_greedy_tokens_equal_a_plain_loop_over_forward(
         assert (scheduler.num_preemptions > 0) == (tight and block_size < 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["numba", "xla"])
 def test_greedy_tokens_do_not_depend_on_the_attention_backend(params, expected, backend):
     with _engine(params, attention_backend=backend, num_kv_blocks=113) as llm:

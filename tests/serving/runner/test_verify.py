@@ -39,6 +39,7 @@ def _propose(loop, answers, rng):
             loop.scheduler.propose(request, [*good, rng.randrange(CONFIG.vocab_size)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", SAMPLERS)
 def test_verified_tokens_are_those_of_plain_decoding(runner, mode):
     plain = _loop(runner, **SAMPLERS[mode]).run()

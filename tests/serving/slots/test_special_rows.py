@@ -51,6 +51,7 @@ COVERING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_special", "truncating", "mode", "options"),
     [
