@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         DistributedError,
         EngineDeadError,
         JaxinferError,
+        MissingPackageError,
         ModelLoadError,
         QueueFullError,
         ShuttingDownError,
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
+    from jaxinfer.profiling.memory.recording import MemoryRecording
+    from jaxinfer.profiling.memory.report import MemoryReport
+    from jaxinfer.profiling.report import ProfileReport
+    from jaxinfer.profiling.schedule import ProfileSchedule
     from jaxinfer.rollouts.arrays import FinishCode, PackedRollouts, Rollouts
     from jaxinfer.rollouts.mapping import ParamsMapping
     from jaxinfer.rollouts.sources import ParamSource
@@ -58,11 +63,16 @@ __all__ = [
     "JaxinferError",
     "LogitsProcessor",
     "Logprob",
+    "MemoryRecording",
+    "MemoryReport",
+    "MissingPackageError",
     "ModelConfig",
     "ModelLoadError",
     "PackedRollouts",
     "ParamSource",
     "ParamsMapping",
+    "ProfileReport",
+    "ProfileSchedule",
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
@@ -106,11 +116,16 @@ _HOMES = {
     "LLM": "serving.llm",
     "LogitsProcessor": "serving.sampling.sampler",
     "Logprob": "logprobs",
+    "MemoryRecording": "profiling.memory.recording",
+    "MemoryReport": "profiling.memory.report",
+    "MissingPackageError": "errors",
     "ModelConfig": "model.config",
     "ModelLoadError": "errors",
     "PackedRollouts": "rollouts.arrays",
     "ParamSource": "rollouts.sources",
     "ParamsMapping": "rollouts.mapping",
+    "ProfileReport": "profiling.report",
+    "ProfileSchedule": "profiling.schedule",
     "QueueFullError": "errors",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",

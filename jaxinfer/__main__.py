@@ -10,11 +10,12 @@ COMMANDS = {
     "generate": "write text after a prompt, or after many",
     "chat": "talk with a model in the terminal",
     "bench": "measure prefill and decode speed on this machine",
+    "profile": "say which part of a model takes the time of its steps",
     "convert": "convert a checkpoint between safetensors and Orbax",
     "evaluate": "score a model on the bundled model's held-out tasks",
     "serve": "serve a model over HTTP, as OpenAI's API",
-    "plan": "say what of a model fits a GPU and how fast it runs, without either",
-    "env": "show versions, devices and what would be used",
+    "plan": "estimate a model's memory and speed on a GPU, and need neither",
+    "env": "show versions, devices and the backend that an engine would use",
 }
 ALIASES = {"eval": "evaluate"}
 

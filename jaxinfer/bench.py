@@ -1,16 +1,17 @@
-"""`jaxinfer bench`: speed on this machine beside the hardware's limits, or that of a server."""
+"""`jaxinfer bench`: measures speed on this machine beside the hardware's limits, or a server's."""
 
 import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
-from jaxinfer.cli.load_flags import add_load_flags, load_arguments, load_report
-from jaxinfer.cli.parser import CommandParser, comma_separated_integers, positive_integer
+from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
+from jaxinfer.cli.flags.load import add_load_flags, load_arguments, load_report
+from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, positive_integer
+from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.cli.process_flags import process_arguments
-from jaxinfer.measure.model_shapes import SHAPE_NAMES
+from jaxinfer.cli.report import print_report
+from jaxinfer.measure.models.shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
 
 if TYPE_CHECKING:
@@ -118,29 +119,25 @@ def _run(arguments: "argparse.Namespace") -> int:
         return time_kernels(arguments.kernels, repeats=arguments.repeats, as_json=arguments.json)
     with speaking_of_flags():
         report = workload_report(arguments) if arguments.workload else speed_report(arguments)
-    if report is None:
-        return OK
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
+    if report is not None:
         from jaxinfer.measure.report import report_lines
 
-        print("\n".join(report_lines(report)))
+        print_report(report, report_lines, as_json=arguments.json)
     return OK
 
 
 def measure_load(arguments: "argparse.Namespace") -> int:
     """Send a load to a server and print its figures; the exit status."""
-    from jaxinfer.measure.serving_client_report import report_lines
+    from jaxinfer.measure.serving.report import report_lines
 
     report = load_report(arguments)
-    print(json.dumps(report, indent=2) if arguments.json else "\n".join(report_lines(report)))
+    print_report(report, report_lines, as_json=arguments.json)
     return FAILED if report["errors"] else OK
 
 
 def time_kernels(only: str, *, repeats: int, as_json: bool) -> int:
     """Print a line for each kernel's case, or one JSON object; the exit status."""
-    from jaxinfer.measure.kernel_runs import kernel_line, measure_kernels
+    from jaxinfer.measure.kernels.runs import kernel_line, measure_kernels
     from jaxinfer.measure.machine import describe_machine
 
     results = []

@@ -2,28 +2,28 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from jaxinfer.cli.engine_flags import add_engine_flags
-from jaxinfer.cli.parser import CommandParser
-from jaxinfer.cli.process import OK, end_process, print_error, run_command
-from jaxinfer.cli.process_flags import process_arguments
-from jaxinfer.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_arguments
-from jaxinfer.cli.server_flags import (
+from jaxinfer.cli.flags.engine import add_engine_flags
+from jaxinfer.cli.flags.parser import CommandParser
+from jaxinfer.cli.flags.process import process_arguments
+from jaxinfer.cli.flags.sampling import add_sampling_flags, check_sampling, sampling_arguments
+from jaxinfer.cli.flags.server import (
     add_url_flags,
     check_url_flags,
     chosen_server,
     seed_argument,
 )
+from jaxinfer.cli.process import OK, end_process, print_error, run_command
 from jaxinfer.cli.texts import text_argument
 
 if TYPE_CHECKING:
     import argparse
 
     from jaxinfer import LLM, SamplingParams
-    from jaxinfer.cli.answers import Answer
+    from jaxinfer.cli.answers.answer import Answer
     from jaxinfer.cli.conversation import Conversation
 
 _MAX_TOKENS = 2048
@@ -31,9 +31,9 @@ _MAX_TOKENS = 2048
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer chat`."""
-    parser = CommandParser("chat", "Talk with a model; /help inside lists what can be typed.")
+    parser = CommandParser("chat", "Chat with a model; /help in the chat lists its commands.")
     parser.add_argument("--system", type=text_argument, help="system message (default: none)")
-    parser.add_argument("--no-thinking", action="store_true", help="ask for no thinking")
+    parser.add_argument("--no-thinking", action="store_true", help="turn thinking off")
     parser.add_argument("-q", "--quiet", action="store_true", help="no statistics, no progress")
     add_sampling_flags(parser, max_tokens=f"{_MAX_TOKENS}, at most half of the context")
     add_url_flags(parser)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: "argparse.Namespace") -> int:
-    from jaxinfer.cli.answers import tokenizer_of
+    from jaxinfer.cli.answers.answer import tokenizer_of
     from jaxinfer.cli.conversation import Conversation
     from jaxinfer.cli.engine import open_engine, speaking_of_flags
     from jaxinfer.cli.platform import start_platform
@@ -80,9 +80,9 @@ def _run(arguments: "argparse.Namespace") -> int:
 
 
 def _run_with_server(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.client.chat import answer_from_server
     from jaxinfer.cli.conversation import Conversation
     from jaxinfer.cli.engine import speaking_of_flags
-    from jaxinfer.cli.server_chat import answer_from_server
     from jaxinfer.cli.texts import prepare_lines
 
     with speaking_of_flags():
@@ -145,25 +145,19 @@ def _answer(llm: "LLM", conversation: "Conversation", line: str, quiet: bool) ->
         ValueError: the conversation does not fit the model, or a setting is out of its range.
         KeyboardInterrupt: a second Ctrl-C.
     """
-    from jaxinfer.cli.answers import Answer, cut_reason, tokenizer_of
-    from jaxinfer.cli.terminal import end_line, note
-    from jaxinfer.cli.thinking import OPEN, is_thinking, spoken
+    from jaxinfer.cli.answers.answer import Answer, cut_reason, tokenizer_of
+    from jaxinfer.cli.answers.thinking import OPEN, is_thinking
+    from jaxinfer.cli.answers.turn import take_turn
+    from jaxinfer.cli.terminal import note
 
     params = llm.get_default_sampling_params().clone(**conversation.sampling)
     prompt = tokenizer_of(llm).apply_chat_template(
         conversation.messages(line), enable_thinking=conversation.thinking
     )
     inside = prompt.rstrip().endswith(OPEN)
-    answer, is_whole = Answer(), False
-    try:
-        _speak(llm, prompt, params, answer, inside=inside)
-        is_whole = True
-    except KeyboardInterrupt:  # at any point: only the contents of `answer` are certain
-        pass
-    end_line(was_cut=not is_whole)
-    said = spoken(answer.text, inside=inside, is_whole=is_whole)
-    if said or is_whole:
-        conversation.keep(line, said)
+    answer = Answer()
+    pieces = _pieces(llm, prompt, params, answer)
+    said, is_whole = take_turn(conversation, line, answer, pieces, inside=inside)
     if not is_whole:
         note(_stopped(said))
     if quiet:
@@ -189,27 +183,16 @@ def _stopped(said: str) -> str:
     )
 
 
-def _speak(
-    llm: "LLM", prompt: str, params: "SamplingParams", answer: "Answer", *, inside: bool
-) -> None:
-    """Stream an answer to the terminal and into `answer`, thinking dimmed.
+def _pieces(
+    llm: "LLM", prompt: str, params: "SamplingParams", answer: "Answer"
+) -> Generator[tuple[bool, str]]:
+    """Stream an answer, filling in `answer`; tags in the text tell what is thinking."""
+    from jaxinfer.cli.answers.answer import stream_answer, tokenizer_of
 
-    Raises:
-        KeyboardInterrupt: Ctrl-C; the request is aborted.
-    """
-    from jaxinfer.cli.answers import stream_answer, tokenizer_of
-    from jaxinfer.cli.terminal import show
-    from jaxinfer.cli.thinking import ThinkingSplitter
-
-    splitter = ThinkingSplitter(inside=inside)
     token_ids = tokenizer_of(llm).encode(prompt, add_special_tokens=False)
-    pieces = stream_answer(llm, {"prompt_token_ids": token_ids}, params, answer)
-    with closing(pieces):
+    with closing(stream_answer(llm, {"prompt_token_ids": token_ids}, params, answer)) as pieces:
         for piece in pieces:
-            for thinking, text in splitter.feed(piece):
-                show(text, dim=thinking)
-    for thinking, text in splitter.finish():
-        show(text, dim=thinking)
+            yield False, piece
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checks of single values that callers give: one clear error that names the field."""
+"""Checks of single values from callers; an error names the field and its range."""
 
 import math
 import numbers
@@ -24,7 +24,10 @@ def check_flag(name: str, value: object) -> None:
 
 def check_integer(name: str, value: object, low: int, high: int) -> int:
     """Return an integer from `low` to `high`; booleans are not integers."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    # What is nearly always there is asked first; abstract classes are slow to ask.
+    if type(value) is not int and (
+        isinstance(value, bool) or not isinstance(value, numbers.Integral)
+    ):
         raise TypeError(f"{name} must be an integer, got {show(value)}")
     if not low <= int(value) <= high:
         raise ValueError(f"{name} must be from {low} to {high}, got {show(value)}")
@@ -33,7 +36,9 @@ def check_integer(name: str, value: object, low: int, high: int) -> int:
 
 def check_real(name: str, value: object, low: float, high: float) -> float:
     """Return a finite number from `low` to `high`; booleans are not numbers."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if type(value) is not float and (
+        isinstance(value, bool) or not isinstance(value, numbers.Real)
+    ):
         raise TypeError(f"{name} must be a number, got {show(value)}")
     try:
         number = float(value)

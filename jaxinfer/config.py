@@ -54,7 +54,7 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
     """The error for a keyword that `owner` does not have.
 
     Args:
-        owner: what was called, as the user wrote it, for example "LLM".
+        owner: the class or function, as the user wrote it, for example "LLM".
         name: the keyword that is not known.
         known: every keyword that is.
 
@@ -85,7 +85,7 @@ class EngineConfig:
         tokenizer: a directory or hub id to take the tokenizer from; None takes it from `model`.
         skip_tokenizer_init: load no tokenizer: only token ids go in and out.
         generation_config: sampling defaults: "auto" takes the model's `generation_config.json`,
-            "vllm" those of `SamplingParams` (the file's end-of-sequence ids count all the same).
+            "vllm" the defaults of `SamplingParams` (the file's end-of-sequence ids always count).
         hf_overrides: a dictionary of fields of the model's config.json to replace, such as
             `rope_scaling`, `rope_theta` and `max_position_embeddings`; dictionaries in it are
             merged with the file's.
@@ -132,14 +132,14 @@ class EngineConfig:
             is the user's cache directory and "" keeps none.
         compile_ahead: compile every shape at start-up, so that nothing compiles while requests run;
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
-            compiling takes longer than most of what is run.
+            compiling takes longer than most runs.
         show_progress: progress bars and the start-up summary on stderr.
-        num_decode_steps: tokens decoded per launch when nothing waits, so that a launch costs the
-            host less than its steps cost the device; on a GPU half as many (at least 2) while more
+        num_decode_steps: tokens decoded per launch when no request waits, so that a launch costs
+            the host less than its steps the device; on a GPU half as many (at least 2) while more
             than 64 sequences run. None is 8 on a GPU, on a CPU for a model of up to 64 MiB, whose
             steps take milliseconds, and else 1.
         device_timeout: seconds that a device may take for one step; after that the process ends and
-            names the device, for such a wait can't be interrupted. 0 waits forever; None is 300
+            names the device, because such a wait can't be interrupted. 0 waits forever; None is 300
             on a GPU, and 0 on a CPU, whose steps may be that long.
 
     Raises:
@@ -289,7 +289,7 @@ class EngineConfig:
         return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
 
     def multi_step_length(self, platform: str, weight_bytes: int) -> int:
-        """Tokens decoded per launch when nothing waits, on `platform` with so much a device."""
+        """Tokens decoded per launch when no request waits, for weights of this size."""
         if self.num_decode_steps is not None:
             return self.num_decode_steps
         # Eight steps of a large model on a CPU would let a stream stutter.

@@ -1,4 +1,4 @@
-"""The number of processor cores that this process may use; containers often limit it."""
+"""Counts the processor cores that this process may use; containers often limit it."""
 
 import os
 

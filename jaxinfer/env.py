@@ -1,14 +1,14 @@
 """`jaxinfer env`: versions, devices, and the backend an engine would use here, and why."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.cli.parser import CommandParser
+from jaxinfer.cli.answers.statistics import count
+from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.cli.statistics import count
+from jaxinfer.cli.report import print_report
 
 # The shape for which a backend is chosen; every published dense Qwen3 has head_dim 128.
 _HEAD_DIM, _GROUP_SIZE, _BLOCK_SIZE = 128, 2, 16
@@ -16,7 +16,7 @@ _HEAD_DIM, _GROUP_SIZE, _BLOCK_SIZE = 128, 2, 16
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer env`."""
-    parser = CommandParser("env", "Show versions, devices and what would be used on this machine.")
+    parser = CommandParser("env", "Show versions, devices and the backend for an engine here.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="no report: the exit status says if JAX starts"
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(*, as_json: bool, quiet: bool) -> int:
     report = environment()
     if not quiet:
-        print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
+        print_report(report, _lines, as_json=as_json)
     return OK
 
 

@@ -1,4 +1,4 @@
-"""The exceptions that users of jaxinfer see, to tell its errors from bugs."""
+"""Exceptions that jaxinfer raises for a user's mistakes and for limits; any other is a bug."""
 
 
 class JaxinferError(Exception):
@@ -10,7 +10,7 @@ class ModelLoadError(JaxinferError, ValueError):
 
 
 class CapacityError(JaxinferError, ValueError):
-    """Something does not fit, for example one full-length request into the KV cache."""
+    """Memory is too small, for example for one full-length request in the KV cache."""
 
 
 class StepError(JaxinferError, RuntimeError):
@@ -22,7 +22,7 @@ class DistributedError(JaxinferError, RuntimeError):
 
 
 class QueueFullError(JaxinferError, RuntimeError):
-    """As many requests wait as the engine lets wait; a server answers 503.
+    """The waiting queue is full; a server answers 503.
 
     Args:
         message: one line for the client.
@@ -36,6 +36,10 @@ class QueueFullError(JaxinferError, RuntimeError):
 
 class ShuttingDownError(QueueFullError):
     """The service ends and takes no more requests; another one of the same model may."""
+
+
+class MissingPackageError(JaxinferError, ImportError):
+    """An optional package is not installed; the message names the extra of jaxinfer that has it."""
 
 
 class EngineDeadError(StepError):

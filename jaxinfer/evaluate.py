@@ -1,14 +1,14 @@
 """`jaxinfer evaluate`: a model's accuracy on held-out questions, through the engine."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.engine_flags import add_engine_flags
-from jaxinfer.cli.parser import CommandParser, positive_integer
+from jaxinfer.cli.flags.engine import add_engine_flags
+from jaxinfer.cli.flags.parser import CommandParser, positive_integer
+from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.cli.process_flags import process_arguments
+from jaxinfer.cli.report import print_report
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +25,7 @@ def build_parser() -> CommandParser:
     """The flags of `jaxinfer evaluate`."""
     description = (
         "Ask held-out questions (sums, chats, JSON, tool calls) by greedy decoding and report the "
-        "rates of right answers. The bars are those that the bundled model must reach."
+        "rates of right answers. The bars are the bundled model's targets."
     )
     parser = CommandParser("evaluate", description, _EXAMPLES)
     parser.add_argument(
@@ -58,12 +58,9 @@ def _run(arguments: "argparse.Namespace") -> int:
     report = evaluation_report(arguments)
     if report is None:
         return OK
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    else:
-        from jaxinfer.evaluation.report import report_lines
+    from jaxinfer.evaluation.report import report_lines
 
-        print("\n".join(report_lines(report)))
+    print_report(report, report_lines, as_json=arguments.json)
     return FAILED if arguments.check and report["below_bar"] else OK
 
 

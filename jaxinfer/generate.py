@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jaxinfer.cli.engine_flags import add_engine_flags
-from jaxinfer.cli.parser import CommandParser
+from jaxinfer.cli.flags.engine import add_engine_flags
+from jaxinfer.cli.flags.parser import CommandParser
+from jaxinfer.cli.flags.process import is_first_process, is_one_of_several, process_arguments
+from jaxinfer.cli.flags.sampling import add_sampling_flags, check_sampling, sampling_arguments
+from jaxinfer.cli.flags.server import add_url_flags, check_url_flags
 from jaxinfer.cli.process import FAILED, OK, end_process, print_error, run_command
-from jaxinfer.cli.process_flags import is_first_process, is_one_of_several, process_arguments
-from jaxinfer.cli.sampling_flags import add_sampling_flags, check_sampling, sampling_arguments
-from jaxinfer.cli.server_flags import add_url_flags, check_url_flags
 from jaxinfer.cli.texts import text_argument
 
 if TYPE_CHECKING:
     import argparse
 
     from jaxinfer import LLM, SamplingParams
-    from jaxinfer.cli.answers import Answer
+    from jaxinfer.cli.answers.answer import Answer
+    from jaxinfer.cli.answers.statistics import BatchStatistics, RunStatistics
     from jaxinfer.cli.prompts import PromptLine
-    from jaxinfer.cli.statistics import BatchStatistics, RunStatistics
 
 _MAX_TOKENS = 256
 
@@ -35,10 +35,10 @@ _EXAMPLES = """examples:
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer generate`."""
-    parser = CommandParser("generate", "Write text after a prompt, or after many.", _EXAMPLES)
+    parser = CommandParser("generate", "Generate text from a prompt, or from many.", _EXAMPLES)
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "positional_prompt", nargs="?", metavar="PROMPT", type=text_argument, help="as -p"
+        "positional_prompt", nargs="?", metavar="PROMPT", type=text_argument, help="same as -p"
     )
     source.add_argument(
         "-p", "--prompt", type=text_argument, help='the prompt ("-" reads standard input)'
@@ -53,7 +53,7 @@ def build_parser() -> CommandParser:
         "--system", type=text_argument, help="system message, with --chat (default: none)"
     )
     parser.add_argument(
-        "--no-thinking", action="store_true", help="ask for no thinking (with --chat)"
+        "--no-thinking", action="store_true", help="turn thinking off (with --chat)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")
     parser.add_argument(
@@ -62,9 +62,9 @@ def build_parser() -> CommandParser:
         help="write the JSON objects to a new file (default: standard output)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on after the answers in --output's file"
+        "--resume", action="store_true", help="continue after the answers in --output's file"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="nothing but text and errors")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only text and errors")
     add_sampling_flags(parser, max_tokens=_MAX_TOKENS)
     add_url_flags(parser)
     own = {"max_num_seqs": "the number of prompts, at most 256", "compile_ahead": "at first use"}
@@ -98,7 +98,7 @@ def _run(arguments: "argparse.Namespace") -> int:
         lines: list[PromptLine] = []
         out = sys.stdout
         if arguments.url is not None:
-            from jaxinfer.cli.server_generate import generate_from_server
+            from jaxinfer.cli.client.generate import generate_from_server
 
             lines, out = _read(arguments, stack)
             return generate_from_server(lines, out, arguments, _MAX_TOKENS) if lines else OK
@@ -131,7 +131,7 @@ def _read(
     lines = read_prompts(arguments.prompt, arguments.prompts_file)
     if arguments.output is None:
         return lines, sys.stdout
-    from jaxinfer.cli.answer_file import open_answers
+    from jaxinfer.cli.answers.answer_file import open_answers
 
     file, num_done = open_answers(Path(arguments.output), lines, resume=arguments.resume)
     stack.enter_context(file)
@@ -159,7 +159,7 @@ def _prompt(llm: "LLM", line: "PromptLine", arguments: "argparse.Namespace") -> 
     """The engine's prompt: the text, or the ids of a chat, whose template has its own BOS."""
     if not arguments.chat:
         return {"prompt": line.text}
-    from jaxinfer.cli.answers import tokenizer_of
+    from jaxinfer.cli.answers.answer import tokenizer_of
 
     messages = [{"role": "user", "content": line.text}]
     if arguments.system is not None:
@@ -172,7 +172,7 @@ def _prompt(llm: "LLM", line: "PromptLine", arguments: "argparse.Namespace") -> 
 
 def _one(llm: "LLM", line: "PromptLine", out: TextIO, arguments: "argparse.Namespace") -> int:
     """Stream the only answer."""
-    from jaxinfer.cli.answers import Answer, cut_reason, stream_answer
+    from jaxinfer.cli.answers.answer import Answer, cut_reason, stream_answer
     from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.terminal import note, show
 
@@ -198,8 +198,8 @@ def _many(
     llm: "LLM", lines: "list[PromptLine]", out: TextIO, arguments: "argparse.Namespace"
 ) -> int:
     """Run all prompts as one batch; each answer is written when it and all before it are done."""
-    from jaxinfer.cli.prompt_batch import answer_all
-    from jaxinfer.cli.statistics import Stopwatch, batch_statistics
+    from jaxinfer.cli.answers.batch import answer_all
+    from jaxinfer.cli.answers.statistics import Stopwatch, batch_statistics
     from jaxinfer.cli.terminal import show
 
     as_json = arguments.json or arguments.output is not None
@@ -235,7 +235,7 @@ def _counted(
 
 
 def _write_json(answer: "Answer", line: "PromptLine", out: TextIO) -> None:
-    from jaxinfer.cli.json_lines import json_line
+    from jaxinfer.cli.answers.json_lines import json_line
 
     print(json_line(answer.record(line), out.encoding or "utf-8"), file=out, flush=True)
 

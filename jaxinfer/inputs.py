@@ -1,4 +1,4 @@
-"""Prompts as dictionaries, typed: vLLM's names for inputs of `LLM.generate` beside text."""
+"""Typed dictionaries for prompts, under vLLM's names: `TextPrompt` and `TokensPrompt`."""
 
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict

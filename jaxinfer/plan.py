@@ -1,11 +1,12 @@
-"""`jaxinfer plan`: memory, context and speed of a model on a GPU, without either."""
+"""`jaxinfer plan`: estimates a model's memory, context and speed on a GPU; needs neither."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxinfer.cli.parser import CommandParser, comma_separated_integers, positive_integer
+from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, positive_integer
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """examples:
   jaxinfer plan Qwen3-8B
   jaxinfer plan Qwen3-32B --device h100 --tp 2 --context 8192 --batch 1,16,64
-  jaxinfer plan Qwen3-14B --compare h100,a100,l40s --plot plan.svg
+  jaxinfer plan Qwen3-14B --compare h100,2xa100,4xl40s --plot plan.svg
   jaxinfer plan ./my-model --device 24:600:125 --json
 
 exit status: 0, or 1 if a plan does not fit or can't be made"""
@@ -27,9 +28,9 @@ _SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_ut
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer plan`."""
     description = (
-        "Say what a model takes of a GPU's memory, how many sequences of which length fit, and how "
-        "long first and later tokens take: at least (bytes and operations over the device's "
-        "speeds), and as expected from recorded runs. Needs no GPU and no weights."
+        "Estimate a model's memory on a GPU, how many sequences of which length fit beside it, and "
+        "how long first and later tokens take: the least time (bytes and operations over the GPU's "
+        "speeds) and the time expected from recorded runs. Needs no GPU and no weights."
     )
     parser = CommandParser("plan", description, _EXAMPLES)
     parser.add_argument(
@@ -72,7 +73,8 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--compare",
         metavar="NAMES",
-        help="other devices, or models, with commas between, in one table (default: none)",
+        help="other devices, several of one like 2xh100, or models, with commas between, in one "
+        "table (default: none)",
     )
     parser.add_argument(
         "--plot", metavar="FILE", help="write TPOT and tokens a second as an SVG (default: none)"
@@ -115,8 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: "argparse.Namespace") -> int:
     from pathlib import Path
 
+    if arguments.plot is not None and not arguments.plot.lower().endswith(".svg"):
+        raise ValueError(
+            f"--plot writes SVG: name a file that ends in .svg, got {arguments.plot!r}"
+        )
     plans = _plans(arguments)
-    if arguments.plot:
+    if arguments.plot is not None:
         from jaxinfer.cli.planning.plot import plot
 
         Path(arguments.plot).write_text(plot(plans), encoding="utf-8")
@@ -133,28 +139,37 @@ def _run(arguments: "argparse.Namespace") -> int:
 def _plans(arguments: "argparse.Namespace") -> "list[Plan]":
     from jaxinfer.planning import plan
 
-    chosen = {name: getattr(arguments, name) for name in _SIZES}
-    options = {name: value for name, value in chosen.items() if value is not None}
-    for name in ("tensor_parallel_size", "dtype", "context", "batches"):
+    sizes = {name: getattr(arguments, name) for name in _SIZES}
+    options = {name: value for name, value in sizes.items() if value is not None}
+    for name in ("dtype", "context", "batches"):
         options[name] = getattr(arguments, name)
-    pairs = [(arguments.model, arguments.device), *_compared(arguments)]
-    return [plan(model, device, **options) for model, device in pairs]
+    chosen = [(arguments.model, arguments.device, arguments.tensor_parallel_size)]
+    if arguments.compare is not None:
+        chosen += [_compared(name.strip(), arguments) for name in arguments.compare.split(",")]
+    return [
+        plan(model, device, tensor_parallel_size=count, **options)
+        for model, device, count in chosen
+    ]
 
 
-def _compared(arguments: "argparse.Namespace") -> list[tuple[str, str]]:
-    """Each name that is compared with, as a model and a device."""
+def _compared(name: str, arguments: "argparse.Namespace") -> tuple[str, str, int]:
+    """The model, the device and the number of devices that a name of `--compare` means."""
     from jaxinfer.planning.devices import find_device
 
-    pairs = []
-    for name in filter(None, (arguments.compare or "").split(",")):
-        try:
-            find_device(name)
-            pairs.append((arguments.model, name))
-        except ValueError:
-            if ":" in name:  # a device's numbers, with a mistake
-                raise
-            pairs.append((name, arguments.device))
-    return pairs
+    if not name:
+        raise ValueError(
+            f"--compare has an empty name in {arguments.compare!r}; write names with commas between"
+        )
+    if several := re.fullmatch(r"([1-9][0-9]?)x(.+)", name):
+        find_device(several[2])
+        return arguments.model, several[2], int(several[1])
+    try:
+        find_device(name)
+    except ValueError:
+        if ":" in name:  # a device's numbers, with a mistake
+            raise
+        return name, arguments.device, arguments.tensor_parallel_size
+    return arguments.model, name, arguments.tensor_parallel_size
 
 
 if __name__ == "__main__":

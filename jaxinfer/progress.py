@@ -1,4 +1,4 @@
-"""A progress bar on stderr whose failures end the bar and never the work that it shows."""
+"""A progress bar on stderr whose failures end the bar, never the work that it counts."""
 
 import contextlib
 import time
@@ -10,16 +10,16 @@ from tqdm import tqdm
 
 
 class ProgressBar:
-    """Counts what is done, in a ``with`` block.
+    """Shows the progress of the work in a ``with`` block.
 
-    Whatever the terminal raises (a closed pipe, a closed file, a replacement of `sys.stderr` that
-    fails), the bar is shown no more and nothing else happens.
+    If the terminal raises (a closed pipe, a closed file, a replacement of `sys.stderr` that fails),
+    the bar disappears and nothing else happens.
 
     Args:
-        total: what there is to do; None if `advance_to` will say.
+        total: number of units of work; None if `advance_to` will give it.
         description: stands before the bar.
         enabled: False shows nothing.
-        unit: what is counted.
+        unit: the noun for what is counted, such as "request".
         unit_scale: whether numbers are shortened with k, M, G.
         make: makes the bar in tqdm's place, from ``total`` and ``desc`` by name; it needs `update`,
             `set_postfix_str` and `close`.
@@ -98,6 +98,6 @@ class ProgressBar:
 
 class _Bar(tqdm):
     def refresh(self, nolock: bool = False, lock_args: Any = None) -> None:
-        """As tqdm's, which would keep the lock of all bars forever when its stream raises."""
+        """As tqdm's own, which would hold the lock of all bars forever if its stream raised."""
         with self.get_lock():
             super().refresh(nolock=True, lock_args=lock_args)

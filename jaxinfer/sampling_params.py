@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen: the fields of vLLM's SamplingParams, checked at once."""
+"""Sampling parameters of a request: the fields of vLLM's SamplingParams, checked at once."""
 
 import dataclasses
 import difflib
@@ -20,8 +20,8 @@ from jaxinfer.structured_outputs import StructuredOutputsParams, check_structure
 
 SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
 FreeLogprobs = Literal["all", "unscaled", "untruncated", "none"]
-"""Requests whose draw itself gives the chosen token's log-probability: all that draw, only those
-that draw from the model's own distribution, from that at some temperature, or none."""
+"""Requests for which the draw itself gives the chosen token's log-probability: all that sample,
+only samples of the model's own distribution, or of it at a temperature, or none."""
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding, as in vLLM."""
@@ -62,7 +62,7 @@ class RequestOutputKind(enum.IntEnum):
     CUMULATIVE = 0
     """After each step, all so far."""
     DELTA = 1
-    """After each step, what is new."""
+    """After each step, the new part."""
     FINAL_ONLY = 2
     """One output, at the end."""
 
@@ -70,7 +70,7 @@ class RequestOutputKind(enum.IntEnum):
 @no_type_check  # its fields check themselves, by name; run-time checkers would come first
 @dataclass(unsafe_hash=True)
 class SamplingParams:
-    """What to sample, when to stop, and what to report, for one request.
+    """Sampling parameters of one request: how to choose tokens, when to stop, and what to report.
 
     Every field is checked, together with the others, at construction and at assignment; the error
     names the field, and a refused assignment changes nothing. Sequences are stored as tuples.
@@ -92,7 +92,7 @@ class SamplingParams:
         presence_penalty: Subtracted from the logits of tokens in the output, -2 to 2; 0 is off.
         frequency_penalty: Subtracted once for each time a token is in the output, -2 to 2.
         seed: Makes the request's random draws repeatable: in float32 its tokens are the same
-            whatever its batch mates (in bfloat16 and float16 a near tie may fall otherwise). Any
+            in every batch (in bfloat16 and float16 a near tie may fall otherwise). Any
             signed 64-bit integer; None or -1 leaves the choice to the engine.
         stop: A string or strings that end the output, at most 64.
         stop_token_ids: Token ids that end the output, at most 64.
@@ -116,14 +116,14 @@ class SamplingParams:
         structured_outputs: A grammar that the answer follows, as `StructuredOutputsParams` or a
             dictionary of its fields. The grammar says where the answer may end: `ignore_eos` has
             no effect, and `min_tokens` is refused.
-        thinking_token_budget: Most tokens that the model thinks with; after them `</think>` comes
-            next, whatever the model would say. None sets no limit. Only for models that have
+        thinking_token_budget: Most tokens that the model thinks with; after them the engine inserts
+            `</think>`. None sets no limit. Only for models that have
             `<think>` and `</think>` as tokens; has no effect on an answer that begins without.
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Make text at all; stop strings need it.
         output_kind: What `AsyncLLM.generate` and `LLM.step` give: a `RequestOutputKind`, or its
-            number. `generate` and `chat` of an `LLM` always return what is final, `stream` and
-            `astream` always give what is new.
+            number. `generate` and `chat` of an `LLM` always return final outputs, `stream` and
+            `astream` always give new parts.
 
     Raises:
         TypeError: A field has the wrong type.
@@ -266,7 +266,7 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether `top_k` or `top_p` narrows what is drawn from."""
+        """Whether `top_k` or `top_p` narrows the distribution."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0)
 
     def sampling_mode(self, free_logprobs: FreeLogprobs = "all") -> SamplingMode:
@@ -353,6 +353,10 @@ class SamplingParams:
 
     def clone(self, **changes: Any) -> "SamplingParams":
         """Return a copy with some fields replaced, checked like a new one."""
+        if not changes and self.logit_bias is None:  # every other field is immutable
+            copy = object.__new__(type(self))
+            vars(copy).update(vars(self))
+            return copy
         return dataclasses.replace(self, **changes)
 
     def difference(self) -> str:
@@ -365,7 +369,7 @@ class SamplingParams:
     def from_generation_config(cls, config: Mapping[str, Any], **given: Any) -> "SamplingParams":
         """Make parameters from a model's `generation_config.json`; `given` fields win.
 
-        `do_sample: false` means greedy decoding, whatever temperature stands beside it.
+        `do_sample: false` means greedy decoding, also if the file has a temperature.
 
         Raises:
             TypeError, ValueError: A value is not a legal field; named as the field it becomes.

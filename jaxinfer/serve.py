@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.cli.engine import speaking_of_flags
-from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
-from jaxinfer.cli.parser import CommandParser
-from jaxinfer.cli.process import end_process, run_command
-from jaxinfer.cli.process_flags import is_one_of_several
-from jaxinfer.cli.serve_flags import (
+from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
+from jaxinfer.cli.flags.parser import CommandParser
+from jaxinfer.cli.flags.process import is_one_of_several
+from jaxinfer.cli.flags.serve import (
     SERVE_DEFAULTS,
     add_serve_flags,
     default_front_ends,
@@ -21,6 +20,7 @@ from jaxinfer.cli.serve_flags import (
     refuse_vllm_flags,
     with_config_file,
 )
+from jaxinfer.cli.process import end_process, run_command
 
 _EXAMPLES = """examples:
   jaxinfer serve

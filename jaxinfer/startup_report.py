@@ -1,11 +1,11 @@
-"""What an engine says of its start: what it holds, and where the time went."""
+"""The report of an engine's start: cache and memory sizes, backend, and where the time went."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class StartupReport:
-    """What an engine says of itself before its first request.
+    """Sizes, limits and choices of an engine, known before its first request.
 
     Attributes:
         num_kv_blocks: blocks, including block 0, which is reserved for padding.
@@ -74,7 +74,7 @@ class StartupReport:
 
 @dataclass(frozen=True)
 class StartUpTimes:
-    """Seconds of one engine's start, and what was found on disk.
+    """Seconds of one engine's start, and the number of programs found on disk.
 
     Attributes:
         load_s: tokenizer and weights, until they are on the devices.

@@ -1,10 +1,9 @@
-"""What an answer must look like, by one of six kinds of grammar: a field of `SamplingParams`."""
+"""Structured outputs: the grammar that an answer must follow, a field of `SamplingParams`."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, no_type_check
+from typing import Any, Literal, get_args, no_type_check
 
 from jaxinfer.checks import check_flag, check_strings, show
 
@@ -21,9 +20,9 @@ MAX_CHOICES = 4096
 class StructuredOutputsParams:
     """One grammar that every token of an answer follows; vLLM's name and fields.
 
-    Exactly one field is given. The answer ends where the grammar ends, or when its length is used
-    up: `finish_reason` is then "length", and what there is of it is the beginning of a valid
-    answer.
+    Exactly one kind of grammar is given. The answer ends where the grammar ends, or when its length
+    is used up: `finish_reason` is then "length", and what there is of it is the beginning of a
+    valid answer.
 
     Attributes:
         json: a JSON schema, as a dictionary or its text; stored as text. Keys and values are
@@ -37,10 +36,14 @@ class StructuredOutputsParams:
         structural_tag: vLLM's format, as a dictionary or its text; stored as text. The answer is
             free until one of "triggers"; then it is one of "structures", each with "begin", a
             JSON "schema" and "end".
+        after_thinking: the grammar begins after the `</think>` of a model that thinks first, and
+            its thinking is free. Where the prompt has closed the thinking, it begins at once; where
+            the prompt says nothing of it, the answer's first token is `<think>` or one of the
+            grammar's. An end-of-sequence token within the thinking ends the answer.
 
     Raises:
         TypeError: a field has the wrong type.
-        ValueError: none or several are given, or one is empty, too long or not what it must be.
+        ValueError: none or several are given, or one is empty, too long or malformed.
     """
 
     json: Any = None
@@ -49,8 +52,10 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     structural_tag: Any = None
+    after_thinking: bool = False
 
     def __post_init__(self) -> None:
+        check_flag("structured_outputs.after_thinking", self.after_thinking)
         given: list[GrammarKind] = [n for n in _KINDS if getattr(self, n) is not None]
         if self.json_object is not None:
             check_flag("structured_outputs.json_object", self.json_object)
@@ -70,19 +75,17 @@ class StructuredOutputsParams:
 
     @property
     def value(self) -> Any:
-        """What it is: True, text, or a tuple of strings."""
+        """The value of the given field: True, text, or a tuple of strings."""
         return getattr(self, self.kind)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values from which the same can be made."""
         value = self.value
-        return {self.kind: list(value) if isinstance(value, tuple) else value}
+        more = {"after_thinking": True} if self.after_thinking else {}
+        return {self.kind: list(value) if isinstance(value, tuple) else value, **more}
 
 
-_KINDS: tuple[GrammarKind, ...] = tuple(
-    field.name  # pyright: ignore[reportAssignmentType]
-    for field in dataclasses.fields(StructuredOutputsParams)
-)
+_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 
 
 def check_structured_outputs(value: Any) -> StructuredOutputsParams:
@@ -97,9 +100,10 @@ def check_structured_outputs(value: Any) -> StructuredOutputsParams:
     if not isinstance(value, Mapping):
         raise TypeError(f"structured_outputs must be a StructuredOutputsParams, got {show(value)}")
     for name in value:
-        if name not in _KINDS:
+        if name not in StructuredOutputsParams.__dataclass_fields__:
             raise TypeError(
-                f"structured_outputs has no field {show(name)}; it takes one of {', '.join(_KINDS)}"
+                f"structured_outputs has no field {show(name)}; it takes one of "
+                f"{', '.join(_KINDS)}, and after_thinking"
             )
     return StructuredOutputsParams(**value)
 

@@ -28,8 +28,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
-from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
-from jaxinfer.measure.random_model import random_params
+from jaxinfer.measure.models.random_params import random_params
+from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
@@ -40,7 +40,7 @@ from jaxinfer.serving.programs.program_set import options_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner import kv_cache
-from scripts.figures.results import RESULTS, save_result
+from scripts.measurements.results import RESULTS, save_result
 
 _LAUNCHES, _WIDTH = 56, 4096
 _BLOCK_SIZE, _CONTEXT = 16, 1024

@@ -3,6 +3,7 @@
 On a CPU: python scripts/benchmark.py --compare-transformers --host-cost --start-up
 On a GPU: python scripts/benchmark.py --workload W1 --batch-sizes --model-shape 0.6b
           python scripts/benchmark.py --start-up --model-shape 0.6b
+          python scripts/benchmark.py --memory --model-shape 8b
 """
 
 import argparse
@@ -11,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
-from jaxinfer.cli.parser import comma_separated_integers, positive_integer
+from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
+from jaxinfer.cli.flags.parser import comma_separated_integers, positive_integer
+from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.cli.process_flags import process_arguments
-from jaxinfer.measure.model_shapes import SHAPE_NAMES
+from jaxinfer.measure.models.shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
 
 _BATCH_SIZES = "1,2,4,8,16,32,64,128,256"
@@ -44,6 +45,11 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="LLM(...) to ready; of the bundled model also the command to its first token",
     )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="what holds the memory: after each phase of the start, and at every step",
+    )
     parser.add_argument("--repeats", type=positive_integer, default=3)
     parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
@@ -53,10 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what was asked for; status 1 when a figure does not stand."""
+    """Run the requested measurements; status 1 when a figure does not stand."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    asked = (arguments.compare_transformers, arguments.host_cost, arguments.start_up)
+    names = ("compare_transformers", "host_cost", "start_up", "memory")
+    asked = [getattr(arguments, name) for name in names]
     if not arguments.workload and not arguments.batch_sizes and not any(asked):
         parser.error("nothing to measure; see --help")
     return run_command("benchmark", lambda: _run(arguments))
@@ -69,15 +76,22 @@ def _run(arguments: argparse.Namespace) -> int:
         _starts(arguments)
     start_platform(process_arguments(arguments))
     if arguments.host_cost:
-        from scripts.figures.host_cost import host_cost_lines, host_cost_report
+        from scripts.measurements.host_cost import host_cost_lines, host_cost_report
 
         report = host_cost_report()
         _keep("host-cost", report, host_cost_lines(report), arguments)
     if arguments.compare_transformers:
-        from scripts.figures.transformers_ratio import transformers_lines, transformers_report
+        from scripts.measurements.transformers_ratio import transformers_lines, transformers_report
 
         report = transformers_report(arguments.repeats)
         _keep("compare-transformers", report, transformers_lines(report), arguments)
+        status = max(status, _status(report))
+    if arguments.memory:
+        from scripts.measurements.memory import memory_report
+
+        shape = arguments.model_shape
+        report = memory_report(shape, engine_arguments(arguments))
+        _keep(f"memory-{shape or 'bundled'}", report, report["text"], arguments)
         status = max(status, _status(report))
     if arguments.workload:
         status = max(status, _workloads(arguments))
@@ -88,10 +102,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _starts(arguments: argparse.Namespace) -> None:
     """Starts of an engine and, of the bundled model, of the command."""
-    from scripts.figures.engine_start import engine_start_lines, engine_start_report
-    from scripts.figures.startup import start_up_lines, start_up_report
+    from scripts.measurements.engine_start import engine_start_lines, engine_start_report
+    from scripts.measurements.startup import start_up_lines, start_up_report
 
-    # Before JAX starts here: on a GPU it would hold the memory that those processes need.
+    # Before JAX starts here: on a GPU it would hold the memory that these processes need.
     shape, repeats = arguments.model_shape, arguments.repeats
     engine = engine_start_report(shape, engine_arguments(arguments), repeats)
     command = None if shape else start_up_report(repeats)
@@ -140,7 +154,7 @@ def _workloads(arguments: argparse.Namespace) -> int:
 def _keep(
     kind: str, report: dict[str, Any], lines: list[str], arguments: argparse.Namespace
 ) -> None:
-    from scripts.figures.results import RESULTS, save_result
+    from scripts.measurements.results import RESULTS, save_result
 
     print("\n".join(lines))
     path = save_result(kind, report, arguments.output_directory or RESULTS)

@@ -1,4 +1,4 @@
-"""Checks a GPU and records what was seen in benchmarks/results/.
+"""Checks the engine on a GPU and records the results in benchmarks/results/.
 
 python scripts/gpu_check.py --quick      # starts, the command, what an engine must do: 180 s
 python scripts/gpu_check.py              # every GPU-marked test and a short benchmark: 300 s
@@ -95,7 +95,7 @@ def _whole(arguments: argparse.Namespace) -> list[Row]:
 
 
 def device_rows(report: dict[str, Any]) -> list[Row]:
-    """What is checked: the device and the attention that an engine would take on it."""
+    """The device under test, and the attention that an engine would take on it."""
     machine = report["machine"]
     versions = machine["versions"]
     device = f"{machine['device']}, driver {machine['driver']}, jax {versions['jax']}"

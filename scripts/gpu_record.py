@@ -1,4 +1,4 @@
-"""Says whether the recorded GPU check is of this source tree; needs no GPU and fails nothing.
+"""Tells whether the recorded GPU check is of this source tree; informs only, and needs no GPU.
 
 python scripts/gpu_record.py
 """

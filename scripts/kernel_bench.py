@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxinfer.cli.parser import positive_integer
+from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig
 from jaxinfer.kernels.choice import RANKINGS
-from jaxinfer.measure.kernel_cases import COMPARED_CASES, Case
-from jaxinfer.measure.kernel_runs import Variant, kernel_line, measure_kernels, own_choice
-from scripts.figures.results import RESULTS, save_result
+from jaxinfer.measure.kernels.cases import COMPARED_CASES, Case
+from jaxinfer.measure.kernels.runs import Variant, kernel_line, measure_kernels, own_choice
+from scripts.measurements.results import RESULTS, save_result
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.figures.plots import PLOTS, is_current, plot_lines, update_plot
-from scripts.figures.results import ROOT, load_results
-from scripts.figures.tables import TABLES
+from scripts.docs.plots import PLOTS, is_current, plot_lines, update_plot
+from scripts.docs.profiles import profile_lines, profile_pictures
+from scripts.docs.tables import TABLES
+from scripts.measurements.results import ROOT, load_results
 
 DOCS = ROOT / "docs"
 FIGURES = ROOT / "docs" / "figures"
@@ -22,8 +23,9 @@ Record = dict[str, Any]
 PARTS: dict[str, Callable[[list[Record]], list[str]]] = {
     **{f"table {name}": make for name, make in TABLES.items()},
     **{f"plot {name}": functools.partial(plot_lines, name) for name in PLOTS},
+    **{f"profile {where}": functools.partial(profile_lines, where) for where in ("cpu", "gpu")},
 }
-"""What stands on the pages, by its mark."""
+"""Makers of the pages' tables and plots, by their marks."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,18 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     pages = {path: path.read_text() for path in _pages()}
     check_marks(pages.values())
     fresh = {path: fill_page(page, records) for path, page in pages.items()}
+    pictures = {FIGURES / name: text for name, text in profile_pictures(records).items()}
     if arguments.check:
         current = [is_current(name, records, FIGURES) for name in PLOTS]
+        current += [path.is_file() and path.read_text() == text for path, text in pictures.items()]
         return int(fresh != pages or not all(current))
     for name in PLOTS:
         update_plot(name, records, FIGURES)
-    for path, page in fresh.items():
+    for path, page in {**fresh, **pictures}.items():
         path.write_text(page)
     return 0
 
 
 def fill_page(page: str, records: list[Record]) -> str:
-    """Replace what stands between ``<!-- MARK -->`` and ``<!-- end -->`` for each mark of a page.
+    """Replace the text between ``<!-- MARK -->`` and ``<!-- end -->`` for each mark of a page.
 
     Raises:
         ValueError: a mark has no end.
@@ -79,7 +83,9 @@ def check_marks(pages: Iterable[str]) -> None:
 
 def _pages() -> list[Path]:
     """The pages that hold marks."""
-    return [DOCS / "performance.md", *sorted(DOCS.glob("measurements/*.md"))]
+    names = ("performance.md", "profiling.md", "memory.md")
+    pages = [*(DOCS / name for name in names), *DOCS.glob("measurements/*.md")]
+    return sorted(page for page in pages if page.is_file())
 
 
 if __name__ == "__main__":

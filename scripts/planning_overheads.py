@@ -1,4 +1,4 @@
-"""Fits what steps take beyond their floors, for `jaxinfer plan`, to the recorded runs of an H200.
+"""Fits steps' overheads beyond their floors, for `jaxinfer plan`, to recorded runs of an H200.
 
 Writes `jaxinfer/planning/overheads.json` from `benchmarks/results/`; `--check` only says whether it
 is up to date.
@@ -21,7 +21,7 @@ from jaxinfer.planning.devices import H200
 from jaxinfer.planning.named_shapes import NAMED_SHAPES
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.planning.times import Overheads, expected_decode_s, expected_prefill_s
-from scripts.figures.results import ROOT, load_results
+from scripts.measurements.results import ROOT, load_results
 
 FILE = ROOT / "jaxinfer" / "planning" / "overheads.json"
 _DIGITS = 4

@@ -1,4 +1,4 @@
-"""Measures what a trainer waits for, with random weights; kept in benchmarks/results/.
+"""Measures rollouts and weight updates with random weights; records go to benchmarks/results/.
 
 python scripts/rollout_benchmark.py --workload W5 W5-long --model-shape 0.6b
 python scripts/rollout_benchmark.py --weight-sync --model-shape 8b
@@ -8,12 +8,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxinfer.cli.engine_flags import add_engine_flags, engine_arguments
-from jaxinfer.cli.parser import positive_integer
+from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
+from jaxinfer.cli.flags.parser import positive_integer
+from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.cli.process_flags import process_arguments
-from jaxinfer.measure.model_shapes import SHAPE_NAMES
+from jaxinfer.measure.models.shapes import SHAPE_NAMES
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what was asked for."""
+    """Run the requested measurements."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if not arguments.workload and not arguments.weight_sync:
@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     start_platform(process_arguments(arguments))
-    from scripts.figures import rollouts
-    from scripts.figures.results import RESULTS, save_result
+    from scripts.measurements import rollouts
+    from scripts.measurements.results import RESULTS, save_result
 
     directory = arguments.output_directory or RESULTS
     shared = {

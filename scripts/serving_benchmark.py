@@ -1,15 +1,16 @@
 """Measures `jaxinfer serve` with random weights, and keeps the figures in benchmarks/results/.
 
 python scripts/serving_benchmark.py --model-shape 0.6b --arrivals inf:1000 20:300 40:600
+python scripts/serving_benchmark.py --model-shape 8b --arrivals inf:256 10:80 20:160
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxinfer.cli.parser import positive_integer
+from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.measure.model_shapes import SHAPE_NAMES
+from jaxinfer.measure.models.shapes import SHAPE_NAMES
 
 _ARRIVALS = ("inf:1000", "20:300", "40:600")
 
@@ -31,6 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--input-len", type=positive_integer, default=512)
     parser.add_argument("--output-len", type=positive_integer, default=128)
     parser.add_argument(
+        "--repeats",
+        type=positive_integer,
+        default=3,
+        help="measurements of a load that comes all at once; its median counts (default: 3)",
+    )
+    parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"
     )
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of `serve`")
@@ -38,20 +45,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what was asked for."""
+    """Run the requested measurements."""
     arguments = build_parser().parse_args(argv)
     return run_command("serving_benchmark", lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from scripts.figures.results import RESULTS, save_result
-    from scripts.figures.serving import serving_lines, serving_report
+    from scripts.measurements.results import RESULTS, save_result
+    from scripts.measurements.serving import serving_lines, serving_report
 
     report = serving_report(
         arguments.model_shape,
         arguments.arrivals,
         input_len=arguments.input_len,
         output_len=arguments.output_len,
+        repeats=arguments.repeats,
         flags=arguments.flags,
     )
     print("\n".join(serving_lines(report)))

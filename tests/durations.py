@@ -13,7 +13,7 @@ _SHORTEST_S = 0.5  # less is not worth a line
 
 @cache
 def recorded() -> dict[str, float]:
-    """Seconds by node id: of tests marked `slow`, and of those that took half a second or more.
+    """Seconds by node id: of tests marked `slow`, and of all that took half a second or more.
 
     The set-up of what tests share counts for the first of them.
     """

@@ -103,7 +103,7 @@ def is_product(instruction: Instruction) -> bool:
 
 
 def copies(text: str, num_elements: int) -> list[str]:
-    """Copies of arrays of at least so many elements, also those inside fusions."""
+    """Copies of arrays of at least this many elements, also inside fusions."""
     instructions = [i for body in _computations(text)[1].values() for i in body]
     return [
         f"{i.opcode} {i.shape}"
@@ -124,7 +124,7 @@ def _is_free(opcode: str) -> bool:
 
 
 def scheduled(text: str) -> Iterator[Instruction]:
-    """The instructions of the program itself and of what it calls, but not those in fusions."""
+    """The instructions of the program and of its callees, without the insides of fusions."""
     entry, computations = _computations(text)
     waiting, seen = [entry], set()
     while waiting:

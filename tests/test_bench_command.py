@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxinfer.bench import main
-from jaxinfer.measure import kernel_runs
+from jaxinfer.measure.kernels import runs as kernel_runs
 
 SMALL = ["--batch-sizes", "1,3", "--prompt-lengths", "9", "--decode-steps", "4", "--repeats", "1"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from jaxinfer.evaluation.mixture import GENERATORS, held_out_items
+from jaxinfer.evaluation.items.mixture import GENERATORS, held_out_items
 from jaxinfer.model.checkpoint.weights import resolve_model
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer

@@ -103,3 +103,24 @@ def test_the_figure_names_what_is_there():
     listed = {int(number) for number in re.findall(r"^(\d+)\. \*\*`", page, re.MULTILINE)}
     assert stops <= listed
     assert listed == set(range(1, len(listed) + 1))
+
+
+@functools.cache
+def _files() -> frozenset[str]:
+    folders = ("jaxinfer", "scripts", "examples", "tests", "docs")
+    return frozenset(
+        f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.*")
+    )
+
+
+@pytest.mark.parametrize("folder", ["jaxinfer", "scripts", "examples"])
+def test_every_file_that_a_docstring_names_exists(folder):
+    wrong = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in re.findall(r"(?<![\w/.])[\w/-]+\.(?:py|sh|md)\b", ast.get_docstring(node) or "")
+        if not any(known.endswith(f"/{name}") for known in _files())
+    }
+    assert wrong == set()

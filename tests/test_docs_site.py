@@ -8,7 +8,7 @@ import pytest
 
 import jaxinfer
 from jaxinfer import planning
-from scripts.docs_hooks import DOCS, without_outside_links
+from scripts.docs.hooks import DOCS, without_outside_links
 
 NAVIGATION = (DOCS.parent / "mkdocs.yml").read_text()
 

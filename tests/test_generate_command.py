@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxinfer
-from jaxinfer.cli.json_lines import json_line
+from jaxinfer.cli.answers.json_lines import json_line
 from jaxinfer.cli.prompts import LINE_SAMPLING_FIELDS, read_prompts
 from jaxinfer.generate import main
 from jaxinfer.sampling_params import SamplingParams

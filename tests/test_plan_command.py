@@ -2,14 +2,17 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from jaxinfer.plan import main
 
+_HEAVY = ("jax", "flax", "numpy", "orbax", "tokenizers", "transformers", "huggingface_hub", "tqdm")
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -95,6 +98,14 @@ def test_a_plot_has_the_batches_that_fit(capsys, tmp_path):
         (["Qwen3-8B", "--compare", "1:2"], "a device's numbers are"),
         (["Qwen3-8B", "--tp", "3"], "sizes that work"),
         (["Qwen3-8B", "--context", "999999"], "at most the model's"),
+        (["Qwen3-8B", "--compare", ""], "--compare has an empty name"),
+        (["Qwen3-8B", "--compare", "h100,,a100"], "--compare has an empty name"),
+        (["Qwen3-8B", "--compare", "2xh300"], "unknown device 'h300'"),
+        (["Qwen3-8B", "--compare", "3xh100"], "sizes that work"),
+        (["Qwen3-8B", "--device", "80:-1:1"], "bandwidth in GB/s must be from 1 "),
+        (["Qwen3-8B", "--max-num-seqs", "4", "--batch", "8"], "a batch of 8 is more than max_num"),
+        (["Qwen3-8B", "--plot", "plan.png"], "name a file that ends in .svg, got 'plan.png'"),
+        (["Qwen3-8B", "--plot", ""], "name a file that ends in .svg"),
         (["Qwen3-8B", "--plot", "/nowhere/plan.svg"], "No such file"),
         (["Qwen3-8B", "--plot", "x.svg", "--device", "t4"], "no batch fits"),
         (["Qwen3-8B", "--plot", "x.svg", "--compare", ",".join(["t4"] * 6)], "at most 6 plans"),
@@ -110,10 +121,34 @@ def test_mistakes_are_one_line(capsys, arguments, message, tmp_path, monkeypatch
     assert output.err.count("\n") == 1
 
 
-def test_the_command_loads_no_jax():
+def test_the_command_loads_nothing_heavy_and_takes_under_half_a_second():
+    """Of a processor: a wall clock would depend on what else runs."""
     code = (
-        "import sys\nfrom jaxinfer.plan import main\n"
-        "status = main(['Qwen3-8B', '-q'])\nprint(status, 'jax' in sys.modules)"
+        "import resource, sys\nfrom jaxinfer.plan import main\n"
+        "status = main(['Qwen3-8B', '-q'])\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        f"print(status, [m for m in {_HEAVY!r} if m in sys.modules])\n"
+        "print(used.ru_utime + used.ru_stime)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "False"]
+    found, seconds = done.stdout.splitlines()
+    assert found == "0 []"
+    assert float(seconds) < 0.5
+
+
+def test_the_line_in_the_readme_is_what_the_command_prints(capsys):
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+    (command,) = re.findall(r"^jaxinfer plan (.*)$", readme, re.M)
+    printed = _output(capsys, *shlex.split(command)).split("\n\n")[0]
+    assert f"```text\n{printed}\n```" in readme
+
+
+def test_numbers_of_devices_are_compared(capsys):
+    text = _output(capsys, "Qwen3-32B", "--batch", "8", "--compare", "2xh100, 4xa100")
+    assert re.search(r"^Qwen3-32B +2 x H100 SXM ", text, re.M)
+    assert re.search(r"^Qwen3-32B +4 x A100 80GB ", text, re.M)
+
+
+def test_a_tokens_keys_and_values_are_a_formula(capsys):
+    text = _output(capsys, "Qwen3-8B", "--tp", "2")
+    assert "2·L·K·D = 2·36·4·128 values of 2 bytes = 73,728 bytes of each device" in text

@@ -43,23 +43,28 @@ def test_ci_runs_exactly_the_second_command():
         "python -m pytest",
         "ruff check .",
         "mkdocs build --strict",
+        "basedpyright",
+        "python scripts/h200_compile.py",
     ],
 )
-def test_ci_ends_where_a_command_fails(tmp_path, failing):
+def test_ci_ends_where_a_command_fails_and_names_the_step(tmp_path, failing):
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "run").write_text(CI)
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     for name in ("pip", "python", "ruff", "basedpyright", "mkdocs"):
         program = programs / name
-        called = f'echo "{name} $*" >> "{tmp_path}/called"; [ "{name} $*" != "{failing}" ]'
-        program.write_text(f"#!/bin/sh\n{called}\n")
+        line = f'line=$(echo {name} $*); echo "$line" >> "{tmp_path}/called"; echo "said: $line"'
+        program.write_text(f'#!/bin/sh\n{line}\n[ "$line" != "{failing}" ]\n')
         program.chmod(0o755)
-    done = subprocess.run(["bash", tmp_path / ".ci" / "run"], check=False, capture_output=True)
+    done = subprocess.run(
+        ["bash", tmp_path / ".ci" / "run"], check=False, capture_output=True, text=True
+    )
     assert done.returncode != 0
-    called = (tmp_path / "called").read_text().splitlines()
-    # What is installed meanwhile may be called at any time.
-    assert [line for line in called if "--environments" not in line][-1] == failing
+    # What it said, under its name, and nothing behind it but which step failed.
+    said = done.stdout.split("\n== ")
+    assert f"said: {failing}\n" in said[-2]
+    assert said[-1].startswith(f"failed: {said[-2].split(' (')[0]} (status 1, ")
 
 
 def test_ci_lints_checks_the_format_and_the_types():

@@ -271,3 +271,14 @@ def test_generation_config_gives_defaults_and_the_caller_wins() -> None:
     assert SamplingParams.from_generation_config(config | {"do_sample": False}).is_greedy
     with pytest.raises(ValueError, match="max_tokens"):
         SamplingParams.from_generation_config({"max_new_tokens": 0})
+
+
+def test_a_clone_is_independent() -> None:
+    for params in (SamplingParams(n=2), SamplingParams(logit_bias={1: 2.0})):
+        clone = params.clone()
+        assert clone == params
+        clone.temperature = 0.25
+        if clone.logit_bias is not None:
+            clone.logit_bias[1] = 3.0  # type: ignore[index]
+        assert params.temperature == 1.0
+        assert params.logit_bias in (None, {1: 2.0})

@@ -1,1 +1,1 @@
-"""What the commands share: flags, errors and exit statuses, statistics, named model shapes."""
+"""Code that several commands share: how they start and end, prompts, the terminal."""

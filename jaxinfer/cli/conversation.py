@@ -1,9 +1,9 @@
-"""A chat as data: its messages, its settings, and the slash commands that change them."""
+"""The state of a chat: its messages, its settings, and the slash commands that change them."""
 
 import dataclasses
 from typing import Any
 
-from jaxinfer.cli.sampling_flags import check_sampling
+from jaxinfer.cli.flags.sampling import check_sampling
 
 SAMPLING_SETTINGS: dict[str, type] = {
     "temperature": float,

@@ -1,4 +1,4 @@
-"""Opens a command's engine: errors name flags, and Ctrl-C says what it waits for."""
+"""Opens a command's engine; its errors name flags instead of Python arguments."""
 
 import argparse
 import contextlib
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.engine_flags import ENGINE_FIELDS, engine_arguments
+from jaxinfer.cli.flags.engine import ENGINE_FIELDS, engine_arguments
+from jaxinfer.cli.flags.sampling import SAMPLING_FIELDS
 from jaxinfer.cli.process import end_at_the_next_interrupt
-from jaxinfer.cli.sampling_flags import SAMPLING_FIELDS
 
 if TYPE_CHECKING:
     from jaxinfer import LLM

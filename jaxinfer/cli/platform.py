@@ -1,4 +1,4 @@
-"""Starts JAX for a command, so that a platform that can't start is an error of one line."""
+"""Starts JAX for a command; a platform that can't start is a one-line error."""
 
 import os
 import sys
@@ -19,8 +19,8 @@ def start_platform(processes: Mapping[str, Any] | None = None) -> str:
     can ask for, unless the user has set its share.
 
     Args:
-        processes: the flags of `process_flags.py`, perhaps none; None is a command that always
-            runs alone, whatever the environment says.
+        processes: the flags of `flags/process.py`, perhaps none; None is a command that always
+            runs alone and ignores the environment.
 
     Raises:
         ValueError: JAX_PLATFORMS allows only platforms that can't start on this machine, or the

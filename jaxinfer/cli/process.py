@@ -1,4 +1,4 @@
-"""How every command ends: one line for an error, no traceback for Ctrl-C or a closed pipe."""
+"""Runs a command and ends its process: one line for an error, no traceback for Ctrl-C."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "OUT_O
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:
-    """Run a command's body and turn what it raises into one line and an exit status.
+    """Run a command's body and turn its exceptions into one line and an exit status.
 
     Args:
         name: the command, for the error line ("generate").

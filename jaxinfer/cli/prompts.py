@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.cli.sampling_flags import check_sampling
+from jaxinfer.cli.flags.sampling import check_sampling
 from jaxinfer.cli.texts import checked_text, decode_file, read_standard_input
 from jaxinfer.sampling_params import SamplingParams
 

@@ -1,4 +1,4 @@
-"""The terminal: prompts, messages of several lines, dimmed text."""
+"""Reads from and writes to a terminal: prompts, messages of several lines, dimmed text."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Text from outside: flags and standard input as Unicode, or an error that names the place."""
+"""Reads text from flags, files and standard input as Unicode; errors name the wrong place."""
 
 import argparse
 import io

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.evaluation.mixture import held_out_items
+from jaxinfer.evaluation.items.mixture import held_out_items
 from jaxinfer.evaluation.rates import Question, Trial
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def run_trials(
     max_tokens: int = MAX_REPLY_TOKENS,
     use_tqdm: bool = False,
 ) -> list[Trial]:
-    """Asks every question and returns the replies in the order asked.
+    """Ask every question; the replies in the order asked.
 
     Args:
       llm: the engine, with a tokenizer that has a chat template.

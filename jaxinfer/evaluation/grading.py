@@ -1,4 +1,4 @@
-"""Judges replies: the same few functions for a training run and for the engine."""
+"""Grades replies to held-out questions, for training runs and for the engine alike."""
 
 import json
 import re

@@ -1,11 +1,11 @@
-"""The questions asked and the rates reported, the same for a training run and for the engine."""
+"""The questions of an evaluation and its rates of right answers, with the bundled model's bars."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxinfer.evaluation import grading
-from jaxinfer.evaluation.item import Item
-from jaxinfer.evaluation.mixture import held_out_items
+from jaxinfer.evaluation.items.item import Item
+from jaxinfer.evaluation.items.mixture import held_out_items
 
 ASKED: tuple[tuple[str, bool], ...] = (
     ("sum", False),
@@ -42,7 +42,7 @@ class Trial:
     """A question with the reply that came.
 
     Attributes:
-      question: what was asked.
+      question: the question.
       reply: the text that came, think block included, end marker left out.
       ended: whether the model ended its turn by itself.
     """
@@ -92,7 +92,7 @@ _MEASURES: Mapping[str, tuple[str | None, Callable[[Trial], bool]]] = {
 def rates(trials: Iterable[Trial]) -> dict[str, Rate]:
     """Every measure over the trials it applies to; "sums_right" counts both modes together.
 
-    "thinking_closed" counts the trials that may think, of whatever kind.
+    "thinking_closed" counts the trials of all kinds that may think.
     """
     trials = list(trials)
     found = {

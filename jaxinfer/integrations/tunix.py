@@ -151,8 +151,8 @@ class JaxinferRollout(base_rollout.BaseRollout):
     def get_per_token_logps(self, prompt_tokens: Any, completion_tokens: Any) -> jax.Array:
         """Log-probabilities of completions under the engine's weights.
 
-        Completions that `generate` made since the last sync have those of their draw, at its
-        temperature, which the trainer's ratios need; others are scored, at temperature 1.
+        Completions that `generate` made since the last sync keep the log-probabilities of their
+        draw, at its temperature, as the trainer's ratios need; others are scored at temperature 1.
 
         Args:
             prompt_tokens: int ``[B, P]``, padded on the left with `pad_id`.
@@ -194,7 +194,7 @@ class JaxinferRollout(base_rollout.BaseRollout):
         self._known.clear()
 
     def pad_id(self) -> int:
-        """An id that no completion holds, whatever the tokenizer's own padding is."""
+        """An id that no completion holds; not necessarily the tokenizer's own padding."""
         return self._pad
 
     def eos_id(self) -> int:

@@ -1,4 +1,4 @@
-"""What tunix says of a rollout, in jaxinfer's words: pure functions, which need no tunix."""
+"""Translates tunix's rollout settings into jaxinfer's: pure functions, which need no tunix."""
 
 import itertools
 import warnings
@@ -36,8 +36,8 @@ def model_config(theirs: Any, max_length: int) -> ModelConfig:
     if theirs.rope_theta != _TUNIX_ROPE_THETA:
         warnings.warn(
             f"this model's rope_theta is {theirs.rope_theta}, which the engine uses; tunix 0.1.7 "
-            f"rotates by {_TUNIX_ROPE_THETA} whatever the config says, so its log-probabilities "
-            "will differ from those of rollouts",
+            f"ignores the config and uses {_TUNIX_ROPE_THETA}, so its log-probabilities "
+            "will differ from the rollouts'",
             stacklevel=3,
         )
     return ModelConfig(

@@ -1,4 +1,4 @@
-"""The one place that chooses an implementation of attention, and says why."""
+"""Chooses the implementation of attention, once for an engine, and says why."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -152,7 +152,7 @@ def _numba_obstacle(platform: str, dtype: str) -> str | None:
 
 
 def compute_capability_of(device: Any) -> tuple[int, int] | None:
-    """Of a `jax.Device`, for example (9, 0); None where it is no NVIDIA GPU."""
+    """The compute capability of a `jax.Device`, such as (9, 0); None if it is no NVIDIA GPU."""
     capability = getattr(device, "compute_capability", None)
     if capability is None:
         return None

@@ -1,8 +1,8 @@
-"""Numbers that several kernels share."""
+"""Constants that several kernels share."""
 
 import math
 
 LOG2_E = math.log2(math.e)
 """``exp(x) = exp2(x * LOG2_E)``: hardware computes powers of 2."""
 MULTIPROCESSORS = 132
-"""Of an H100 or H200: what kernels choose their number of blocks by, wherever they run."""
+"""Of an H100 or H200; kernels choose their number of blocks by this on every GPU."""

@@ -1,4 +1,4 @@
-"""Which module implements each op, by backend; imported at first use.
+"""The table of modules that implement each op, by backend; imported at first use.
 
 Kernels import packages that only their devices need, so nothing here is imported before it is
 chosen. The names stand in full, so that a search for a module finds this table.
@@ -39,7 +39,7 @@ MODULES: Mapping[Backend, Mapping[Op, str]] = {
     "numba": {**_XLA, "decode": "jaxinfer.kernels.attention.numba.decode"},
     "xla": _XLA,
 }
-"""Every backend does attention and the page write; what else it lacks, `matmul/xla.py` does."""
+"""Every backend does attention and the page write; for ops that it lacks, `matmul/xla.py` does."""
 
 
 def module_of(backend: Backend, op: Op) -> ModuleType:
@@ -53,7 +53,7 @@ def module_of(backend: Backend, op: Op) -> ModuleType:
 
 
 def import_all(backend: Backend) -> None:
-    """Import whatever a backend's programs may hold, which tells XLA how its kernels are called.
+    """Import all kernels that a backend's programs may hold, which registers their calls with XLA.
 
     A program that was traced elsewhere needs it before it is compiled.
     """

@@ -31,5 +31,5 @@ def narrow(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def rounded_add(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``x + y`` in their dtype, rounded before whatever reads the sum."""
+    """``x + y`` in their dtype, rounded before any operation that reads the sum."""
     return narrow(x.astype(jnp.float32) + y.astype(jnp.float32), x.dtype)

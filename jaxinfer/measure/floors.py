@@ -1,4 +1,4 @@
-"""The least time of a workload on a chip, from its bytes and operations.
+"""The floor of a workload: its least possible time on a chip, from its bytes and operations.
 
 A measured figure means little alone; beside its floor it says how much is left to gain. Decoding is
 taken with every sequence running from the start, which is what reads the weights the fewest times.

@@ -1,4 +1,4 @@
-"""The GPUs' clock rates during a measurement: a GPU at its power limit slows down.
+"""Records the GPUs' clock rates during a measurement: a GPU at its power limit slows down.
 
 The same kernels took up to 9% longer on one H200 than on another. Without the clock beside it, a
 figure does not tell a slow program from a slow machine.

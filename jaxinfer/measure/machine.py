@@ -1,4 +1,4 @@
-"""The machine behind a figure: device, versions, commit. No figure is kept without it."""
+"""Describes the machine of a measurement: device, versions, commit; part of every record."""
 
 import importlib.metadata
 import platform

@@ -1,4 +1,4 @@
-"""A GPU's time in a run, by kind of kernel, from JAX's own profiler."""
+"""Profiles a run with JAX's profiler: the GPU's time by kind of kernel."""
 
 import collections
 import re
@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from jaxinfer.profiling.trace.xplane import find_trace, read_gpu_kernels
 
 # The first pattern that a kernel's name matches decides its kind.
 _KINDS = (
@@ -36,9 +38,8 @@ def device_time(run: Callable[[], Any]) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="jaxinfer-profile-") as directory:
         with jax.profiler.trace(directory):
             run()
-        files = sorted(Path(directory).rglob("*.xplane.pb"))
-        events = list(_kernel_events(files[-1])) if files else []
-    return summarize(events)
+        kernels = read_gpu_kernels(find_trace(Path(directory)))
+    return summarize((kernel.name, kernel.duration_ns * 1e-9) for kernel in kernels)
 
 
 def summarize(events: Iterable[tuple[str, float]]) -> dict[str, Any] | None:
@@ -89,17 +90,3 @@ def _kind(name: str) -> str:
         if re.search(pattern, name, re.IGNORECASE):
             return kind
     return _OTHER
-
-
-def _kernel_events(path: Path) -> Iterable[tuple[str, float]]:
-    """Name and seconds of every kernel on the streams of the first GPU."""
-    from jax.profiler import ProfileData
-
-    data = ProfileData.from_file(str(path))
-    plane = next((plane for plane in data.planes if plane.name.startswith("/device:GPU:")), None)
-    if plane is None:
-        return
-    for line in plane.lines:
-        if line.name.startswith("Stream"):
-            for event in line.events:
-                yield event.name, event.duration_ns * 1e-9

@@ -1,4 +1,4 @@
-"""Figures as records for JSON and as lines for people."""
+"""Reports of measurements: records for JSON, and the lines that `jaxinfer bench` prints."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any

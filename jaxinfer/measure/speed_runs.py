@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxinfer.measure.engines import build_engine
+from jaxinfer.measure.models.engines import build_engine
 from jaxinfer.measure.report import describe_engine, speed_record
 from jaxinfer.measure.timing import measure_speed
 

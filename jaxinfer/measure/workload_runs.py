@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.measure.cache_hits import CacheHits
-from jaxinfer.measure.engines import build_engine
 from jaxinfer.measure.floors import Floor, workload_floor
 from jaxinfer.measure.gpu_clock import ClockWatch, smi_command
+from jaxinfer.measure.models.engines import build_engine
 from jaxinfer.measure.profile import device_time
 from jaxinfer.measure.report import describe_engine, num_devices
 from jaxinfer.measure.timing import Timing, run_workload

@@ -1,4 +1,4 @@
-"""The named workloads, so that every engine and every run is measured on the same lengths.
+"""The named workloads W1 to W5: fixed prompt and output lengths for every engine and run.
 
 Token ids are drawn anew for each workload and repeat, lengths never change. The number of
 prompt tokens in the prefix cache is part of a workload: another number is an error.

@@ -1,4 +1,4 @@
-"""What a model family is to the engine: a value of functions, chosen by the model's config.
+"""The architecture of a model family: a value of functions, chosen by the model's config.
 
 Steps, samplers and loaders ask it for every part of a model, and import no family's own modules.
 """

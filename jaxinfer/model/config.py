@@ -1,4 +1,4 @@
-"""What a Qwen3 model is: one frozen dataclass, checked field by field."""
+"""The configuration of a Qwen3 model: one frozen dataclass, checked field by field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a model's authors recommend for sampling, read from generation_config.json."""
+"""A model's recommended sampling parameters, read from generation_config.json."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
-    """What `generation_config.json` says.
+    """The content of `generation_config.json`.
 
     Attributes:
         eos_token_ids: ids that end an answer.

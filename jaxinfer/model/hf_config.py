@@ -57,7 +57,7 @@ def model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of ``ModelConfig`` from a config.json object of transformers 4 or 5.
 
     Raises:
-        ValueError: a field is missing, of the wrong type, or asks for what is not supported.
+        ValueError: a field is missing, of the wrong type, or asks for an unsupported feature.
     """
     _check_architecture(mapping)
     _check_unsupported(mapping)

@@ -18,11 +18,11 @@ _FIELDS = (
 def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json object with some values replaced; objects within are merged.
 
-    What is overridden wins over any other spelling of it in the file: `rope_scaling` over
+    An override wins over any other spelling of its field in the file: `rope_scaling` over
     `rope_parameters`, `rope_theta` over the one inside of these.
 
     Raises:
-        ValueError: a field is none that the engine reads; names it.
+        ValueError: the engine does not read a field; names it.
     """
     for name in overrides:
         if name not in _FIELDS:

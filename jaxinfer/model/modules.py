@@ -96,17 +96,7 @@ class Qwen3(nnx.Module):
 
 
 def init_params(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:
-    """Random parameters: matrices normal with deviation 0.02, norms one, biases zero.
-
-    Args:
-        config: the model's shape.
-        rng: a JAX PRNG key.
-        dtype: of every leaf.
-
-    Returns:
-        Nested dict with Hugging Face's names. Under ``jax.jit`` with the shardings of
-        ``abstract_params`` as ``out_shardings``, each device creates only its part.
-    """
+    """Random parameters of a Qwen3; as `architecture.init_params`."""
     return _plain(nnx.state(Qwen3(config, nnx.Rngs(params=rng), dtype)), lambda leaf: leaf[...])
 
 
@@ -121,17 +111,7 @@ def abstract_params(
     mesh: jax.sharding.Mesh | None = None,
     rules: ShardingRules | None = None,
 ) -> dict[str, Any]:
-    """Shapes, dtypes and shardings of every parameter, without memory.
-
-    Args:
-        config: the model's shape.
-        dtype: of every leaf.
-        mesh: with a mesh each leaf carries a ``NamedSharding``; without, none.
-        rules: which logical axis goes on which mesh axis; the default rules if None.
-
-    Raises:
-        ValueError: the mesh's tensor axis doesn't divide the model.
-    """
+    """Shapes, dtypes and shardings of a Qwen3's parameters; as `architecture.abstract_params`."""
     rules = rules or ShardingRules()
     num_devices = 1 if mesh is None else tensor_parallel_size(mesh, rules)
     check_divisible(config, num_devices)

@@ -40,6 +40,7 @@ Heads = tuple[jax.Array, ...]
 Attend = Callable[[Params, Heads], jax.Array]
 
 
+@jax.named_scope("embed")
 def embed(
     params: Params, token_ids: Int[Array, "*batch"], axis: TensorAxis | None = None
 ) -> Float[Array, "*batch E"]:
@@ -56,6 +57,7 @@ def embed(
     return axis.sum(embed_share(params, token_ids, axis))
 
 
+@jax.named_scope("embed")
 def embed_share(
     params: Params, token_ids: Int[Array, "*batch"], axis: TensorAxis
 ) -> Float[Array, "*batch E"]:
@@ -102,9 +104,12 @@ def decoder_layer(
         # One layer of a step: more kernels would take longer to lower than they save.
         backend = "xla"
     bias = attention.get("o_proj_bias")
-    residual = _project_add(mixed, linear_of(attention, "o_proj"), bias, residual, axis, backend)
+    output, down = linear_of(attention, "o_proj"), linear_of(mlp, "down_proj")
+    with jax.named_scope("o"):
+        residual = _project_add(mixed, output, bias, residual, axis, backend)
     residual, inner = gated_block(layer, residual, config, backend)
-    return _project_add(inner, linear_of(mlp, "down_proj"), None, residual, axis, backend)
+    with jax.named_scope("mlp"):
+        return _project_add(inner, down, None, residual, axis, backend)
 
 
 def attention_block(
@@ -124,6 +129,7 @@ def attention_block(
     return residual, attend(attention, heads).reshape(*residual.x.shape[:-1], -1)
 
 
+@jax.named_scope("mlp")
 def gated_block(
     layer: Params, residual: ResidualStream, config: ModelConfig, backend: Backend
 ) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
@@ -133,6 +139,7 @@ def gated_block(
     return norm_gated(residual, norm, gate, up, eps=config.rms_norm_eps, backend=backend)
 
 
+@jax.named_scope("qkv")
 def project_qkv(
     attention: Params,
     residual: ResidualStream,
@@ -158,6 +165,7 @@ def project_qkv(
     return residual, tuple(product.reshape(heads) for product in projected)
 
 
+@jax.named_scope("rope_and_write")
 def qk_norm_rope(
     attention: Params,
     q: Float[Array, "*batch H D"],
@@ -171,6 +179,7 @@ def qk_norm_rope(
     return q, apply_rope(rms_norm(k, attention["k_norm"], eps), cos, sin)
 
 
+@jax.named_scope("norm")
 def final_hidden(
     params: Params, x: Float[Array, "*batch E"], config: ModelConfig
 ) -> Float[Array, "*batch E"]:
@@ -187,6 +196,7 @@ def head_params(params: Params) -> dict[str, Any]:
     return head
 
 
+@jax.named_scope("head")
 def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
     """Float32 logits of this device's rows of the vocabulary, from operands in the model's dtype.
 
@@ -211,7 +221,7 @@ def forward(
     where the shardings of ``params`` and ``token_ids`` decide how the work is split.
 
     Args:
-        params: tree of ``modules.abstract_params``; its dtype is the dtype computed in.
+        params: tree as of ``abstract_params``; its dtype is the dtype computed in.
         config: the model's shape.
         token_ids: ids in [0, V), any leading dimensions; others are clamped silently.
         positions: absolute positions; 0, 1, 2, ... by default. Causality goes by index.
@@ -249,6 +259,7 @@ def forward(
     return lm_head(params, final_hidden(params, residual.summed(), config))
 
 
+@jax.named_scope("attention")
 def dense_attention(
     q: Float[Array, "*batch T H D"],
     k: Float[Array, "*batch T K D"],

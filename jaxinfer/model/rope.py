@@ -13,6 +13,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope_scaling import RopeScaling
 
 
+@jax.named_scope("rope_and_write")
 def cos_sin(
     positions: Int[Array, "*batch"], config: ModelConfig, dtype: DTypeLike
 ) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]:

@@ -1,4 +1,4 @@
-"""What is split over which mesh axis: parameters, KV pages and logits, in one place.
+"""Sharding rules: the mesh axes over which parameters, KV pages and logits are split.
 
 | array                                   | split dimension                    |
 |-----------------------------------------|------------------------------------|

@@ -1,4 +1,4 @@
-"""A layer on two parts of a step's tokens in turn: sums of one beside products of the other.
+"""Two-batch overlap: a layer on two parts of the tokens, one's sums beside the other's products.
 
 Under tensor parallelism a layer sums over the devices twice, and what follows has to wait for the
 sum. With the tokens in two parts, whole blocks of products alternate,
@@ -53,11 +53,13 @@ def overlapped_layer(
         return gated_block(layer, residual, config, backend)
 
     output = linear_of(attention, "o_proj"), attention.get("o_proj_bias")
-    residuals = _overlapped(residuals, attended, *output, axis, backend)
-    return _overlapped(residuals, gated, linear_of(layer["mlp"], "down_proj"), None, axis, backend)
+    down = linear_of(layer["mlp"], "down_proj")
+    residuals = _overlapped("o", residuals, attended, *output, axis, backend)
+    return _overlapped("mlp", residuals, gated, down, None, axis, backend)
 
 
 def _overlapped(
+    name: str,
     residuals: Sequence[ResidualStream],
     block: Block,
     linear: Linear,
@@ -65,14 +67,18 @@ def _overlapped(
     axis: TensorAxis,
     backend: Backend,
 ) -> list[ResidualStream]:
-    """Each residual stream plus its block's product, summed while the next part computes."""
+    """Each residual stream plus its block's product, summed while the next part computes.
+
+    The product and its sum bear the name; the block has names of its own.
+    """
     residuals = list(residuals)
     for part, residual in enumerate(residuals):
         settled, hidden = block(part, residual)
         following = (part + 1) % len(residuals)
-        # The part that follows starts when this product is there, and this sum beside it.
-        product, residuals[following] = jax.lax.optimization_barrier(
-            (project(hidden, linear), residuals[following])
-        )
-        residuals[part] = sum_and_add(product, bias, settled, axis, backend)
+        with jax.named_scope(name):
+            # The part that follows starts when this product is there, and this sum beside it.
+            product, residuals[following] = jax.lax.optimization_barrier(
+                (project(hidden, linear), residuals[following])
+            )
+            residuals[part] = sum_and_add(product, bias, settled, axis, backend)
     return residuals

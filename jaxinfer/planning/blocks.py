@@ -1,4 +1,4 @@
-"""The engine's arithmetic of KV blocks: from a device's memory to blocks and tokens."""
+"""Arithmetic of KV blocks: from a device's memory to blocks, tokens and sequences."""
 
 from jaxinfer.errors import CapacityError
 
@@ -6,7 +6,7 @@ COMMANDS_ALLOCATOR_SHARE = 0.92
 """Share of a GPU's memory that commands give XLA's allocator; the rest is for CUDA graphs and for
 buffers that XLA and NCCL exchange between devices. JAX itself would give it 75%."""
 
-# What is compiled and run beside the engine's steps, by us or by the caller, needs a little of it.
+# Programs beside the engine's steps, its own or the caller's, need a little of it.
 _LARGEST_SHARE_OF_ALLOCATOR = 0.95
 
 
@@ -42,10 +42,10 @@ def longest_that_fits(num_blocks: int, block_size: int, num_seqs: int) -> int:
 def blocks_on_devices(
     free_bytes: int, *, block_bytes: int, step_bytes: int, utilization: float
 ) -> int:
-    """Blocks for accelerators: what is free, less what the largest step needs.
+    """Blocks for accelerators: the free memory, less the needs of the largest step.
 
     The result is rounded down to a multiple of about a hundredth of itself, so that small
-    differences in what is in use do not change the shapes of every program and miss the compilation
+    differences in memory use do not change the shapes of every program and miss the compilation
     cache.
 
     Args:
@@ -79,7 +79,7 @@ def check_capacity(
         num_blocks: blocks of the cache, block 0 included.
         block_size: tokens of a block.
         max_model_len: tokens of such a request.
-        remedy: what else helps, beside a lower `max_model_len`.
+        remedy: another remedy, beside a lower `max_model_len`.
 
     Raises:
         CapacityError: names the max_model_len that would fit.

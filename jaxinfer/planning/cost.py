@@ -1,4 +1,4 @@
-"""Bytes and operations that a step costs at least, and so its least time on a chip.
+"""The cost of a step: the least bytes and operations, and so its least time on a chip.
 
 A step takes at least the larger of (bytes / read bandwidth) and (operations / matrix speed).
 """
@@ -34,7 +34,7 @@ class ModelCost:
     experts_per_token: int = 0
 
     def bytes_read(self, tokens: int) -> float:
-        """Weights that a step of so many tokens reads; see `distinct_experts`."""
+        """Bytes of weights that a step of this number of tokens reads; see `distinct_experts`."""
         experts = distinct_experts(self.num_experts, self.experts_per_token, tokens)
         return self.weight_bytes + experts * self.expert_bytes
 

@@ -1,4 +1,4 @@
-"""GPUs by name or by their numbers: memory, bandwidth and matrix speed, measured or published.
+"""Data of GPUs, by name: memory, bandwidth and matrix speed, measured or published.
 
 Sources of published numbers (NVIDIA; 16-bit products with dense operands, float32 accumulation):
 
@@ -92,7 +92,7 @@ def find_device(name: str) -> Chip:
         name: in any case, or "MEMORY_GIB:GB_PER_S:TFLOPS" of one that is not in the table.
 
     Raises:
-        ValueError: neither; lists what is accepted.
+        ValueError: neither; lists the accepted names.
     """
     key = name.strip().lower()
     chip = DEVICES.get(_ALIASES.get(key, key))

@@ -1,4 +1,4 @@
-"""How an engine fills a device's memory: weights, steps, slots, and KV blocks with the rest."""
+"""The plan of a device's memory: weights, the largest step, slots, and KV blocks in the rest."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its shape: a directory, a published name, the hub's cache."""
+"""Resolves a model name to its shape: from a directory, a published name or the hub's cache."""
 
 from collections.abc import Mapping
 from pathlib import Path

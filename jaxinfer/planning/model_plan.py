@@ -1,4 +1,4 @@
-"""A model on a device: what it holds, how much fits, and how fast it runs; all from sizes."""
+"""The plan of a model on a device: its memory, the sequences that fit, and its speed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class Plan:
         return not self.remedies
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-like values: the attributes, and what follows from them."""
+        """JSON-like values: the attributes, and values that follow from them."""
         values = dataclasses.asdict(self)
         values["fits"] = self.fits
         values["memory"] |= {
@@ -113,7 +113,7 @@ def plan(
     batches: Sequence[int] | None = None,
     **engine: Any,
 ) -> Plan:
-    """Plan a model on a device, without either: nothing is loaded, downloaded or compiled.
+    """Estimate a model's memory and speed on a device; nothing is loaded, downloaded or compiled.
 
     Args:
         model: a directory with config.json, a published name ("Qwen3-8B"), or a hub id that is in
@@ -142,6 +142,11 @@ def plan(
             check_integer("a batch", rows, 1, _MOST_SEQUENCES)
     most = max(batches or DEFAULT_BATCHES[-1:])
     # Defaults and limits are the engine's own.
+    if batches is not None and most > engine.get("max_num_seqs", most):
+        raise ValueError(
+            f"a batch of {most} is more than max_num_seqs={engine['max_num_seqs']}, which is the "
+            "most that an engine runs at once; raise max_num_seqs or take a smaller batch"
+        )
     engine = {"max_num_seqs": max(EngineConfig.max_num_seqs, most)} | engine
     config = EngineConfig(tensor_parallel_size=tensor_parallel_size, **engine)
     _check_divisible(shape, config.tensor_parallel_size)

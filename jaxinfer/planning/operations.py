@@ -17,8 +17,8 @@ class Operation:
         name: of the part.
         parameters: that it holds.
         flops_per_token: operations for a token (at `context` cached tokens, for attention).
-        bytes_per_token: read for a token that is decoded alone; in a batch all but those of
-            attention and of the embedding's rows are shared. Of experts, those that a token takes.
+        bytes_per_token: read for a token that is decoded alone; in a batch all are shared except
+            attention's and the embedding rows'. Of experts, only a token's chosen ones count.
         formula: of the parameters (of the operations, where there are none), numbers filled in.
     """
 

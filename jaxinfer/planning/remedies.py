@@ -1,4 +1,4 @@
-"""What to change where a plan does not fit: the smallest change of each kind that does."""
+"""Remedies for a plan that does not fit: the smallest change of each kind that makes it fit."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A decoder's shape as plain numbers: what parameters, operations and bytes are counted from."""
+"""The shape of a decoder as plain numbers, from which parameters and operations are counted."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ _CONFIG_FIELDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder with gated MLPs, dense or of experts; names are those of config.json.
+    """Sizes of a decoder with gated MLPs, dense or of experts, under config.json's names.
 
     Attributes:
         vocab_size: V.
@@ -92,7 +92,7 @@ class ModelShape:
         return 2 * self.num_hidden_layers * heads * self.head_dim * bytes_per_value
 
     def indivisible(self, num_devices: int) -> list[str]:
-        """Sizes that do not split evenly over so many devices, each with its number."""
+        """Sizes that do not split evenly over this number of devices, each with its value."""
         return indivisible_sizes(
             num_devices,
             num_attention_heads=self.num_attention_heads,

@@ -1,4 +1,4 @@
-"""Least and expected seconds of prefills and decode steps on one device or several.
+"""Times of prefills and decode steps on one device or several: the least, and the expected.
 
 The least follows from bytes and operations (`cost.py`). What a run takes beyond that is fitted to
 recorded runs of an H200 by `scripts/planning_overheads.py`, which writes `overheads.json`. Of a
@@ -102,7 +102,7 @@ class Timing:
 
     @functools.cached_property
     def cost(self) -> ModelCost:
-        """Of one device's part."""
+        """The cost of one device's part of the model."""
         return model_cost(self.shape, self.bytes_per_value, self.num_devices)
 
     def decode_step(self, rows: int, context: int) -> Time:

@@ -1,1 +1,1 @@
-"""For trainers: their parameters in, mapped onto the engine's; rollouts out, as arrays."""
+"""Rollouts for trainers: arrays of tokens out, trainers' parameters mapped onto the engine's."""

@@ -1,4 +1,4 @@
-"""What trainers take of rollouts: arrays of fixed widths with masks, or packed into rows."""
+"""Rollouts as arrays: of fixed widths with masks, or packed into rows."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""Writes mapped parameters: one compiled program, into arrays that the engine gives up for it."""
+"""Converts a trainer's parameters in one compiled program, into memory of the engine's old ones."""
 
 import functools
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class MappedParams:
         return nested({t.path: array for t, array in zip(targets, written, strict=True)})
 
     def _assignments(self, wanted: Any) -> tuple[Assignment, ...]:
-        """Those of `wanted`, which `check` has made for `write` if both are of one engine."""
+        """The assignments of `wanted`, kept from `check` for `write` if both are of one engine."""
         if self._assigned[0] is not wanted:
             self._assigned = (wanted, self._mapping.assignments(self._leaves, wanted))
         return self._assigned[1]

@@ -1,4 +1,4 @@
-"""How a trainer's parameters become the engine's: a declaration, checked before anything runs."""
+"""Declares how a trainer's parameters become the engine's; checked before anything runs."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ class ParamsMapping:
     they become.
 
     Attributes:
-        sources: for each path of the engine, with ``{layer}`` for the layer, what it comes from: a
+        sources: for each path of the engine, with ``{layer}`` for the layer, its source: a
             `ParamSource`, or a path alone. A dictionary, stored as pairs.
         stacked_axis: the axis that stacked layers lie along, in the trainer's arrays.
 
@@ -117,7 +117,7 @@ class ParamsMapping:
     def tunix_qwen3(cls, config: ModelConfig) -> "ParamsMapping":
         """Tunix's `Qwen3`: `nnx.state(model, nnx.Param)`, heads as dimensions of their own.
 
-        Of a model with adapters, what they add is not in it.
+        A model's adapters are left out.
 
         Raises:
             ValueError: the model has biases, which tunix's has not.

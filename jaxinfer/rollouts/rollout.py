@@ -74,7 +74,7 @@ def run_rollouts(
     device: Any,
     use_tqdm: bool | Callable[..., Any],
 ) -> Rollouts:
-    """Run requests of `rollout_params` and gather what came of them; as `LLM.rollout`."""
+    """Run requests of `rollout_params` and gather their results; as `LLM.rollout`."""
     check_widths(requests, pad_to)
     outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
     rollouts = to_rollouts(outputs, pad_token_id=pad_token_id, pad_to=pad_to)
@@ -123,21 +123,24 @@ def to_rollouts(
     rows = [completion for output in outputs for completion in output.outputs]
     n = len(rows) // len(outputs) if outputs else 1
     # What failed may have tokens without log-probabilities, which no trainer can use.
-    tokens = [row.token_ids if _values(row) is not None else () for row in rows]
-    prompt_lengths = np.repeat(_lengths(prompts), n)
-    lengths = _lengths(tokens)
+    logprobs = [_logprobs(row) for row in rows]
+    tokens = [
+        () if values is None else row.token_ids for row, values in zip(rows, logprobs, strict=True)
+    ]
+    prompt_lengths, lengths = _lengths(prompts), _lengths(tokens)
     if pad_to is None:
         pad_to = (max(1, *prompt_lengths, 1), max(1, *lengths, 1))
+    # A prompt is converted once, then copied for its other completions.
     prompt_mask = np.arange(pad_to[0]) >= pad_to[0] - prompt_lengths[:, None]
+    prompt_ids = _filled(prompt_mask, prompts, pad_token_id, np.int32)
     completion_mask = np.arange(pad_to[1]) < lengths[:, None]
-    repeated = [prompt for prompt in prompts for _ in range(n)]
     return Rollouts(
-        prompt_ids=_filled(prompt_mask, repeated, pad_token_id, np.int32),
-        prompt_mask=prompt_mask,
+        prompt_ids=prompt_ids.repeat(n, axis=0),
+        prompt_mask=prompt_mask.repeat(n, axis=0),
         completion_ids=_filled(completion_mask, tokens, pad_token_id, np.int32),
         completion_mask=completion_mask,
-        logprobs=_filled(completion_mask, [_values(row) or () for row in rows], 0, np.float32),
-        prompt_lengths=prompt_lengths,
+        logprobs=_filled(completion_mask, [values or () for values in logprobs], 0, np.float32),
+        prompt_lengths=prompt_lengths.repeat(n),
         lengths=lengths,
         finish_reasons=np.array([_code(row) for row in rows], np.int32),
         weight_versions=np.array([row.weight_version for row in rows], np.int32),
@@ -145,7 +148,7 @@ def to_rollouts(
     )
 
 
-def _values(row: CompletionOutput) -> Sequence[float] | None:
+def _logprobs(row: CompletionOutput) -> Sequence[float] | None:
     return row.logprobs.values if isinstance(row.logprobs, ChosenLogprobs) else None
 
 

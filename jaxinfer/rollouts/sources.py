@@ -1,4 +1,4 @@
-"""What one parameter of the engine is made of in a trainer's tree, and whether that fits."""
+"""The source of one engine parameter in a trainer's tree: its path, transformation and checks."""
 
 import difflib
 import itertools
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ParamSource:
-    """Where one parameter comes from and what is done to it, in the order of the fields.
+    """The source of one parameter: its path and its transformation, in the order of the fields.
 
     Attributes:
         path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
@@ -36,11 +36,11 @@ class ParamSource:
 
 
 class Assignment(NamedTuple):
-    """One parameter of the engine and what it is made of.
+    """One parameter of the engine with its source.
 
     Attributes:
         target: the engine's path.
-        source: where it comes from, and what is done to it.
+        source: its path and transformation.
         path: the source's, for this layer.
         layer: its index among stacked layers.
         axis: of stacked layers; None if they are not stacked.
@@ -59,7 +59,7 @@ def check_source(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -
     """Raise unless a source is there, of as many layers as the model's, and has the right shape.
 
     Args:
-        each: what is to be made.
+        each: the parameter.
         leaves: the trainer's, from `leaves_by_path`.
         like: what the engine needs.
 

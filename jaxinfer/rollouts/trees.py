@@ -1,4 +1,4 @@
-"""Any trainer's parameters as one dictionary from path to array."""
+"""Flattens a trainer's parameters, a tree of any kind, to a dictionary from path to array."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Leaves = dict[str, Any]
 
 
 def leaves_by_path(tree: Any) -> Leaves:
-    """The arrays of a tree, whatever its nodes are.
+    """The arrays of a tree with nodes of any kind.
 
     Nodes may be mappings of any kind (dictionaries, `nnx.State`, `FrozenDict`), with string or
     integer keys, sequences, registered pytrees (Equinox and NNX modules) and plain objects whose
@@ -156,7 +156,7 @@ def _unwrapped(leaf: Any) -> Any:
 def _is_array(leaf: Any) -> bool:
     if isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return True
-    # A variable has a shape, too; but what it holds is wanted.
+    # A variable has a shape, too; but the array inside is wanted.
     has_both = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     return has_both and not hasattr(leaf, "value") and not isinstance(leaf, type)
 

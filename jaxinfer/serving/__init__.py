@@ -1,1 +1,1 @@
-"""The engine: host-side scheduling around jitted prefill and decode steps."""
+"""The inference engine: host-side scheduling around jitted prefill and decode steps."""

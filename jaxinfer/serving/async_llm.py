@@ -1,4 +1,4 @@
-"""The engine for programs that are asynchronous throughout: vLLM's `AsyncLLM`."""
+"""The asyncio API: `AsyncLLM`, under vLLM's name, for asynchronous programs."""
 
 import asyncio
 import os
@@ -70,7 +70,7 @@ class AsyncLLM(EngineFacts):
         Args:
             prompt: as in `LLM.stream`.
             sampling_params: None uses the model's defaults; its `output_kind` says whether outputs
-                hold all so far, what is new, or come once at the end.
+                hold all so far, only the new part, or come once at the end.
             request_id: a name for `abort` that the outputs bear; others may bear the same. None
                 makes one.
             priority: as in `LLM.generate`.
@@ -144,7 +144,7 @@ class AsyncLLM(EngineFacts):
         await self._handle.driver.call_async(self._handle.driver.resume)
 
     async def is_paused(self) -> bool:
-        """Whether no step runs, be it by `pause` or by `sleep`."""
+        """Whether steps are stopped, by `pause` or by `sleep`."""
         return self._handle.driver.is_paused
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:

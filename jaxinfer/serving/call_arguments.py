@@ -1,4 +1,4 @@
-"""What a call of the offline API is given, checked and made its own before anything is enqueued."""
+"""Checks and copies the arguments of a call, and makes requests of them, before it is enqueued."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from jaxinfer.serving.startup.loading import LoadedEngine, say
 
 
 class CallArguments:
-    """Makes requests of what callers give one engine; says once which defaults it uses.
+    """Makes requests from callers' arguments to one engine; says once which defaults it uses.
 
     Args:
         config: says whether anything is shown.

@@ -1,4 +1,4 @@
-"""Conversations become prompts, by the model's chat template."""
+"""Turns conversations into prompts by the model's chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` tell of their engine."""
+"""Properties of an engine that `LLM` and `AsyncLLM` share: model, limits, report, counts."""
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
@@ -69,5 +69,5 @@ class EngineFacts:
         return self._handle.compile_seconds
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a call without sampling parameters uses, from `generation_config.json`; a copy."""
+        """The default sampling parameters, from `generation_config.json`; a copy."""
         return self._handle.loaded.default_params.clone()

@@ -1,4 +1,4 @@
-"""One engine in its own thread and what a caller's object needs to use it: `LLM`, `AsyncLLM`."""
+"""A running engine in its own thread, with the tools that `LLM` and `AsyncLLM` need to use it."""
 
 import functools
 import weakref
@@ -26,6 +26,7 @@ from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.processes.engines import FollowingEngine
 from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.profiling import Profiler
+from jaxinfer.serving.recording.one_recording import OneRecording
 from jaxinfer.serving.runner.device_params import check_like
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup.loading import load_engine
@@ -43,8 +44,9 @@ class EngineHandle:
 
     Attributes:
         config: the engine's arguments.
-        loaded: the engine, its tokenizer, its reader of prompts and what it reports.
+        loaded: the engine, its tokenizer, its reader of prompts and its reports.
         arguments: checks what calls are given.
+        recording: what is being recorded of the engine.
         profiler: records what the process does; ends with the engine.
 
     Args:
@@ -105,13 +107,14 @@ class EngineHandle:
         )
         self.loaded = load_engine(self.config, source)
         self.arguments = CallArguments(self.config, self.loaded)
-        self.profiler = Profiler()
+        self.recording = OneRecording()
+        self.profiler = Profiler(self.recording)
         self._driver: EngineDriver | None = None
         self._finalizer = self._run(close_tokenizer=own is None)
 
     @property
     def following_engine(self) -> FollowingEngine | None:
-        """The engine, where process 0 decides what it does."""
+        """The follower of process 0, in a process that takes no requests; else None."""
         return self.loaded.follower
 
     @property
@@ -168,7 +171,7 @@ class EngineHandle:
     def params_update(
         self, tree: Any, mapping: ParamsMapping | None, in_flight: InFlightPolicy
     ) -> Callable[[], None]:
-        """What the engine's thread has to do for new weights; raises as `new_params`, at once."""
+        """The action that swaps weights in the engine's thread; raises as `new_params`, at once."""
         check_in_flight(in_flight)
         driver, params = self.driver, self.new_params(tree, mapping)
         return lambda: driver.update_params(params, in_flight)

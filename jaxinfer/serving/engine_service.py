@@ -16,7 +16,7 @@ from jaxinfer.serving.service.metrics import metrics_to_message
 
 
 def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
-    """What front ends must know of an engine."""
+    """The description of an engine for its front ends."""
     config, loaded = handle.config, handle.loaded
     parameter = jax.tree.leaves(loaded.replicas[0].runner.wanted_params)[0]
     devices = sorted(parameter.sharding.device_set, key=lambda device: device.id)
@@ -46,7 +46,6 @@ def engine_server(handle: EngineHandle, limits: ServiceLimits) -> EngineServer:
     }
     return EngineServer(
         handle.driver,
-        counts=loaded.engine.counts,
         num_slots=handle.config.max_num_seqs * len(loaded.replicas),
         max_waiting=limits.max_waiting_requests,
         hello=describe(handle, limits).to_message(),

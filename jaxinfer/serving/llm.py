@@ -1,5 +1,6 @@
 """The offline API: vLLM's `LLM`, on a model that may be the caller's own arrays."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,15 @@ from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.llm_profiles import Profiles
 from jaxinfer.serving.memory_handover import MemoryHandover
+from jaxinfer.serving.memory_records import MemoryRecords
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 
 
-class LLM(MemoryHandover):
+class LLM(MemoryHandover, Profiles, MemoryRecords):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a
@@ -125,6 +128,7 @@ class LLM(MemoryHandover):
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         priority: Sequence[int] | None = None,
+        profile: str | os.PathLike[str] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; returns when all are done.
 
@@ -135,6 +139,8 @@ class LLM(MemoryHandover):
             use_tqdm: show a progress bar on stderr; or what makes one, as `tqdm.tqdm` does.
             priority: an integer for each prompt; lower ones run earlier, with
                 `scheduling_policy="priority"`. None is 0 for all.
+            profile: a directory that takes a profile of the first steps and its report (see
+                `profile`, which also takes other steps).
 
         Returns:
             One output for each prompt, in the order of the prompts. One that failed says why in
@@ -147,7 +153,8 @@ class LLM(MemoryHandover):
         """
         driver = self._handle.driver
         requests = self._arguments.several(prompts, sampling_params, priority)
-        return run_requests(driver, requests, use_tqdm=use_tqdm)
+        with self.profile(profile) if profile is not None else contextlib.nullcontext():
+            return run_requests(driver, requests, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -247,8 +254,8 @@ class LLM(MemoryHandover):
             priority: as in `generate`.
 
         Returns:
-            An iterator of outputs that hold what is new, whatever `output_kind` says: texts and
-            token ids add up to exactly what `generate` returns. Closing it aborts the request.
+            An iterator of outputs that each hold the new part only, for any `output_kind`: texts
+            and token ids add up to exactly what `generate` returns. Closing it aborts the request.
 
         Raises:
             TypeError, ValueError: as in `generate`, at once.
@@ -345,7 +352,7 @@ class LLM(MemoryHandover):
         return self._handle.driver.has_unfinished
 
     def step(self) -> list[RequestOutput]:
-        """Advance all requests; outputs of those from `add_request`, as their `output_kind` says.
+        """Advance all requests; the outputs of `add_request`'s, as their `output_kind` says.
 
         All text so far, unless it says otherwise.
         """
@@ -384,26 +391,6 @@ class LLM(MemoryHandover):
     def get_metrics(self) -> list[Metric]:
         """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""
         return self._handle.driver.call(self._handle.metrics)
-
-    def start_profile(self, directory: str | os.PathLike[str]) -> None:
-        """Record what host and devices do, for TensorBoard or Perfetto, until `stop_profile`.
-
-        Args:
-            directory: takes the recording; it is made if it does not exist.
-
-        Raises:
-            TypeError, ValueError: it is no directory that can be written to.
-            RuntimeError: a recording is running; JAX allows one a process.
-        """
-        self._handle.driver.call(lambda: self._handle.profiler.start(directory))
-
-    def stop_profile(self) -> None:
-        """End the recording and write it; `close` does so, too.
-
-        Raises:
-            RuntimeError: none is running.
-        """
-        self._handle.driver.call(self._handle.profiler.stop)
 
     def follow(
         self, new_params: Callable[[], Any] | None = None, mapping: ParamsMapping | None = None

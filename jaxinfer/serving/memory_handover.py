@@ -12,7 +12,7 @@ class MemoryHandover(EngineFacts):
     def pause(self, mode: PauseMode = "abort") -> None:
         """Run no step until `resume`; requests that come meanwhile wait.
 
-        `generate` and its like wait with them: call those from another thread than `resume`.
+        `generate` and similar calls wait with them: call `resume` from another thread.
 
         Args:
             mode: unfinished requests end now with the reason "abort", end first ("wait"), or go on
@@ -32,7 +32,7 @@ class MemoryHandover(EngineFacts):
 
     @property
     def is_paused(self) -> bool:
-        """Whether no step runs, be it by `pause` or by `sleep`."""
+        """Whether steps are stopped, by `pause` or by `sleep`."""
         return self._handle.driver.is_paused
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:

@@ -1,22 +1,40 @@
-"""Records what host and devices do, for TensorBoard or Perfetto, by `jax.profiler`."""
+"""Records one profile of an engine at a time: everything, or the steps that a schedule names."""
 
-import contextlib
+import dataclasses
+import json
+import logging
 import os
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
+from jaxinfer.profiling.files import RECORDING, prepare_directory
+from jaxinfer.profiling.schedule import ProfileSchedule
+from jaxinfer.serving.recording.one_recording import OneRecording
+from jaxinfer.serving.recording.recorder import StepRecorder
+from jaxinfer.serving.recording.trace_files import start_trace, stop_trace
+from jaxinfer.serving.replicas.started_engine import StartedEngine
+
+logger = logging.getLogger("jaxinfer")
 
 
 class Profiler:
-    """At most one recording at a time, which ends with its engine; JAX allows one a process."""
+    """At most one recording at a time, which ends with its engine; JAX allows one a process.
 
-    def __init__(self) -> None:
+    All methods are for the engine's thread.
+
+    Args:
+        recording: shared with the engine's other recorders, so that one runs at a time.
+    """
+
+    def __init__(self, recording: OneRecording) -> None:
+        self._recording = recording
         self._directory: Path | None = None
+        self._recorder: StepRecorder | None = None
+        self._facts: dict[str, Any] = {}
 
     def start(self, directory: str | os.PathLike[str]) -> None:
-        """Begin to record.
+        """Begin to record all that happens, until `stop`.
 
         Args:
             directory: takes the recording; it is made if it does not exist.
@@ -24,44 +42,96 @@ class Profiler:
         Raises:
             TypeError: it is no path.
             ValueError: it can't be written to; one line.
-            RuntimeError: a recording is running, be it another engine's.
+            RuntimeError: a recording is running, be it another engine's, or of memory.
         """
+        path = self._begin(directory)
+        try:
+            start_trace(path, is_small=False)
+        except BaseException:
+            self._recording.end()
+            raise
+        self._directory = path
+
+    def start_steps(
+        self,
+        directory: str | os.PathLike[str],
+        schedule: ProfileSchedule,
+        engines: Sequence[StartedEngine],
+        facts: dict[str, Any],
+    ) -> None:
+        """Record the steps that a schedule names; it ends by itself, or with `stop`.
+
+        Args:
+            directory: as in `start`.
+            schedule: which steps.
+            engines: one, whose steps are counted.
+            facts: of the engine, JSON-like, for the report.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as in `start`.
+            ValueError: there are several engines.
+        """
+        if len(engines) != 1:
+            raise ValueError(
+                f"a schedule counts the steps of one engine, not of {len(engines)} replicas: "
+                "profile with data_parallel_size=1, or without a schedule"
+            )
+        path = self._begin(directory)
+        (one,) = engines
+        try:
+            self._recorder = StepRecorder(one.engine, one.runner, path, schedule)
+        except BaseException:
+            self._recording.end()
+            raise
+        self._directory, self._facts = path, facts
+
+    def stop(self) -> Path | None:
+        """End the recording and write it.
+
+        Returns:
+            The directory, if steps were recorded of which `ProfileReport.read` can tell.
+
+        Raises:
+            RuntimeError: none is running, or the trace failed.
+        """
+        if self._directory is None:
+            raise RuntimeError("no profile is being recorded; call start_profile(directory) first")
+        directory, self._directory = self._directory, None
+        recorder, self._recorder = self._recorder, None
+        self._recording.end()
+        if recorder is None:
+            stop_trace()
+            return None
+        recorder.close()
+        if recorder.error is not None:
+            raise RuntimeError(f"the profile could not be recorded: {recorder.error}")
+        _write(directory, recorder, self._facts)
+        return directory
+
+    def close(self) -> None:
+        """End the recording if one is running; one that failed is warned of."""
+        if self._directory is None:
+            return
+        try:
+            self.stop()
+        except Exception as error:  # what else is to be closed must be
+            logger.warning("%s", error)
+
+    def _begin(self, directory: str | os.PathLike[str]) -> Path:
         if self._directory is not None:
             raise RuntimeError(
                 f"a profile is being recorded to {self._directory}; call stop_profile() first"
             )
-        path = _writable(directory)
-        try:
-            jax.profiler.start_trace(path)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RuntimeError(f"no profile can be recorded now: {reason}") from None
-        self._directory = path
-
-    def stop(self) -> None:
-        """End the recording and write it.
-
-        Raises:
-            RuntimeError: none is running.
-        """
-        if self._directory is None:
-            raise RuntimeError("no profile is being recorded; call start_profile(directory) first")
-        self._directory = None
-        jax.profiler.stop_trace()
-
-    def close(self) -> None:
-        """End the recording if one is running."""
-        if self._directory is not None:
-            self.stop()
+        path = prepare_directory(directory)
+        self._recording.begin("a profile", "call stop_profile()")
+        return path
 
 
-def _writable(directory: Any) -> Path:
-    if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
-        raise TypeError(f"start_profile() needs a directory to write to, got {directory!r}")
-    path = Path(directory)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(tempfile.TemporaryFile(dir=path)):
-            return path
-    except OSError as error:
-        raise ValueError(f"can't write a profile to {path}: {error.strerror}") from None
+def _write(directory: Path, recorder: StepRecorder, facts: dict[str, Any]) -> None:
+    """What a report needs beside the traces."""
+    recording = {
+        **facts,
+        "cycles": [[dataclasses.asdict(step) for step in steps] for steps in recorder.cycles],
+        "programs": recorder.program_tables(),
+    }
+    (directory / RECORDING).write_text(json.dumps(recording))

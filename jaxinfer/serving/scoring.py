@@ -1,4 +1,4 @@
-"""Scores as prompts that are run without sampling: what is asked, and what comes back."""
+"""Scores given texts, as prompts that run without sampling."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jaxinfer.serving.requests.prompts import PromptReader
 
 
 def read_score_inputs(inputs: Any, reader: PromptReader) -> tuple[list[Prompt], list[int]]:
-    """Check what is to be scored.
+    """Check the inputs of `score`.
 
     Args:
         inputs: prompts as `PromptReader.read` takes them, a tuple (context, continuation), or a

@@ -71,7 +71,7 @@ def _decode_batch(
     """Appends tokens to every row until all rows have ended; rows of length 0 are padding.
 
     Args:
-      token_ids: prompts, int32 [rows, width]; whatever stands behind a prompt is overwritten.
+      token_ids: prompts, int32 [rows, width]; entries behind a prompt are overwritten.
       lengths: of the prompts, int32 [rows].
 
     Returns:

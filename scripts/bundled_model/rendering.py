@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxinfer.evaluation.item import Item
+from jaxinfer.evaluation.items.item import Item
 from scripts.bundled_model.tokenizer import END_OF_TEXT, TURN_END
 
 TEMPLATE = Path(__file__).parents[2] / "jaxinfer/assets/model/chat_template.jinja"
@@ -22,7 +22,7 @@ def _chat_template() -> jinja2.Template:
 
 
 def prompt_text(item: Item, thinking: bool) -> str:
-    """What stands before the reply."""
+    """The prompt: all text before the reply."""
     if not item.messages:
         return item.prompt
     return _chat_template().render(

@@ -1,1 +1,1 @@
-"""What scripts/gpu_check.py is made of: checks of a GPU in child processes, rows, and a record."""
+"""Parts of scripts/gpu_check.py: checks of a GPU in child processes, their table, and a record."""

@@ -1,4 +1,4 @@
-"""Whether two runs of a request agree: equal tokens, or rounding that tipped a near tie."""
+"""Compares two runs of a request: equal tokens, or a near tie that rounding tipped."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ NEAR = 0.05
 
 
 class CheckError(Exception):
-    """What was looked at is not as it should be; says how."""
+    """A check has failed; says how."""
 
 
 def check_greedy(expected: CompletionOutput, actual: CompletionOutput) -> None:

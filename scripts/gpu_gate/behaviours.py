@@ -1,4 +1,4 @@
-"""What a started engine must do: groups, full sampling, aborts, new weights; each checked."""
+"""Checks of a started engine's behaviour: groups, full sampling, aborts, new weights."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.evaluation.mixture import held_out_items
+from jaxinfer.evaluation.items.mixture import held_out_items
 from jaxinfer.kernels.attention.shared_prefix import KEYS
 from jaxinfer.outputs import CompletionOutput
 from jaxinfer.serving.runner import batch
@@ -41,7 +41,7 @@ def check_one(name: str, llm: LLM, check: Callable[[LLM], str]) -> Row:
         compiled = llm.num_compilations - compiled
         if compiled and llm.engine_config.compiles_ahead(jax.default_backend()):
             raise CheckError(f"{compiled} programs were compiled after the start")
-    except Exception as error:  # a row of the table, whatever it was
+    except Exception as error:  # any exception is a row of the table
         return Row(name, f"{type(error).__name__}: {error}".splitlines()[0][:300], False)
     return Row(name, what, True)
 

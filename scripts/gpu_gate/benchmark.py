@@ -1,4 +1,4 @@
-"""A short benchmark as rows of the table: it must be in steady state, whatever its speed."""
+"""A short benchmark as rows of the table: checked for a steady state, not for its speed."""
 
 import json
 import sys

@@ -37,7 +37,7 @@ def start(model_shape: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
 
     from jaxinfer import LLM, SamplingParams
     from jaxinfer.measure.cache_hits import CacheHits
-    from jaxinfer.measure.engines import random_weights
+    from jaxinfer.measure.models.engines import random_weights
 
     weights = {} if model_shape is None else random_weights(model_shape, arguments)
     jax.block_until_ready(weights.get("params"))
@@ -89,7 +89,7 @@ def devices(arguments: dict[str, Any]) -> list[Row]:
         try:
             with LLM(**{size: 2}, **arguments) as llm:
                 rows.append(check_one(f"{size}=2", llm, check))
-        except Exception as error:  # a row of the table, whatever it was
+        except Exception as error:  # any exception is a row of the table
             rows.append(Row(f"{size}=2", f"{type(error).__name__}: {error}"[:300], False))
     return rows
 

@@ -55,7 +55,7 @@ def _environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a process and its children; what it said."""
+    """End a process and its children; its output."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

@@ -1,4 +1,4 @@
-"""The record of a check in benchmarks/results/: what was checked, where, on which source tree."""
+"""The record of a GPU check in benchmarks/results/: its results, machine and source tree."""
 
 import datetime
 import json

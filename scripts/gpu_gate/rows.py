@@ -1,4 +1,4 @@
-"""The table that a check of a GPU prints, a line for each thing that was looked at."""
+"""The table that a GPU check prints, a row for each check."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,8 +8,8 @@ class Row(NamedTuple):
     """A line of the table.
 
     Attributes:
-        name: what was looked at.
-        what: what was seen.
+        name: of the check.
+        what: its result, in words.
         good: whether that is as it should be.
     """
 
@@ -19,7 +19,7 @@ class Row(NamedTuple):
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print what was checked, a line each."""
+    """Print the checks, a line each."""
     width = max(len(row.name) for row in rows)
     print()
     for row in rows:

@@ -3,9 +3,9 @@
 import pytest
 
 from jaxinfer.cli.engine import in_flags
-from jaxinfer.cli.engine_flags import ENGINE_FIELDS, add_engine_flags
-from jaxinfer.cli.parser import CommandParser
-from jaxinfer.cli.sampling_flags import SAMPLING_FIELDS, add_sampling_flags
+from jaxinfer.cli.flags.engine import ENGINE_FIELDS, add_engine_flags
+from jaxinfer.cli.flags.parser import CommandParser
+from jaxinfer.cli.flags.sampling import SAMPLING_FIELDS, add_sampling_flags
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from jaxinfer import LLM
 from jaxinfer.evaluation.engine_trials import run_trials, story_loss
-from jaxinfer.evaluation.item import Item
+from jaxinfer.evaluation.items.item import Item
 from jaxinfer.evaluation.rates import Question
 from jaxinfer.outputs import CompletionOutput, RequestOutput, ScoreOutput
 

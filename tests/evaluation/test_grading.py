@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer.evaluation import grading
-from jaxinfer.evaluation.item import Item
+from jaxinfer.evaluation.items.item import Item
 from jaxinfer.evaluation.rates import Question, Rate, Trial, below_bar, questions, rates
 from jaxinfer.evaluation.report import rate_records, report_lines
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.evaluation.mixture import held_out_items
+from jaxinfer.evaluation.items.mixture import held_out_items
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.text.tokenizer import Tokenizer
 

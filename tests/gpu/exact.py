@@ -1,4 +1,4 @@
-"""The bundled model in float32, where an engine's greedy tokens must be those of a plain loop."""
+"""The bundled model in float32, where an engine's greedy tokens must equal a plain loop's."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""As for the settings, where so many rows begin alike that what they share is read once."""
+"""Closeness to Hugging Face where many rows begin alike, and shared keys are read once."""
 
 import itertools
 

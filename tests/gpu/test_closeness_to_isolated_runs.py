@@ -83,7 +83,7 @@ def answers(llm, prompts, params=GREEDY):
 
 
 def check_isolated(llm, prompts, together, params=GREEDY):
-    """Compare answers with those that each prompt gets by itself."""
+    """Compare answers with each prompt's answer in an isolated run."""
     params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     for prompt, own, answer in zip(prompts, params, together, strict=True):
         (alone,) = answers(llm, [prompt], own)
@@ -147,7 +147,7 @@ def test_answers_fill_the_model_to_its_last_token(llm, text, hugging_face):
 
 
 def check_near_hugging_face(hugging_face, prompts, together):
-    """Compare the chosen tokens' log-probabilities with those of Hugging Face in float32."""
+    """Compare the chosen tokens' log-probabilities with Hugging Face's in float32."""
     differences = []
     for prompt, answer in zip(prompts, together, strict=True):
         tokens = list(answer.token_ids)

@@ -72,8 +72,8 @@ def test_every_step_aliases_all_pages(runner):
     )
     for key in keys:
         analysis = runner._compiled[key].memory_analysis()
-        assert analysis.alias_size_in_bytes >= runner.kv_bytes, key
-        assert analysis.temp_size_in_bytes < _CUBLAS_BYTES + runner.kv_bytes, key
+        assert analysis.alias_size_in_bytes >= runner.report.kv_bytes, key
+        assert analysis.temp_size_in_bytes < _CUBLAS_BYTES + runner.report.kv_bytes, key
 
 
 def test_steps_delete_the_pages_they_are_given_and_reuse_their_memory(llm, runner, prompts):

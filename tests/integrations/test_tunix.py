@@ -1,4 +1,4 @@
-"""Tunix trains with jaxinfer's rollouts; `scripts/tunix_env.sh` runs this file."""
+"""Tunix trains with jaxinfer's rollouts; `scripts/tunix/env.sh` runs this file."""
 
 import functools
 import importlib.util

@@ -53,7 +53,7 @@ needs_plugin = pytest.mark.h200_compile
 
 
 def h200_mesh(num_devices: int) -> Mesh:
-    """A mesh of the engine's kind over so many H200s of one host, none of which exists."""
+    """A mesh like the engine's over a number of H200s of one host, none of which exists."""
     return make_mesh(num_devices, _devices(num_devices))
 
 

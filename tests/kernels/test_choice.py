@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from jaxinfer.kernels.choice import RANKINGS, choose_backend
-from scripts.figures.results import RESULTS, load_results
+from scripts.measurements.results import RESULTS, load_results
 
 _HOPPER = {"platform": "gpu", "compute_capability": (9, 0)}
 _AMPERE = {"platform": "gpu", "compute_capability": (8, 0)}

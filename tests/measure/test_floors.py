@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer.measure.floors import workload_floor
-from jaxinfer.measure.model_shapes import shape_config
+from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.measure.workloads import Workload, make_workload
 from jaxinfer.planning.cost import model_cost
 from jaxinfer.planning.devices import H200

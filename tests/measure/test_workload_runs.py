@@ -9,7 +9,7 @@ import pytest
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.measure import speed_runs, timing, workload_runs
-from jaxinfer.measure.model_shapes import shape_config
+from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.measure.timing import measure_speed, run_workload
 from jaxinfer.measure.workloads import make_workload
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput

@@ -39,7 +39,7 @@ AXIS = TensorAxis("tensor")
 def local_forward(params, tokens, *, config, axis=AXIS, first=None):
     """The layers as one device of the tensor axis runs them; logits of its part of V.
 
-    With `first`, so many tokens and the rest go through each layer in turn.
+    With `first`, that number of tokens and the rest go through each layer in turn.
     """
     x = embed(params, tokens, axis=axis)
     cos, sin = cos_sin(jnp.arange(len(tokens)), config, x.dtype)

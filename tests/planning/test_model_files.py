@@ -6,7 +6,7 @@ import re
 import pytest
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.measure.model_shapes import shape_config
+from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.planning.model_files import read_shape, shape_from_hf
 from jaxinfer.planning.named_shapes import NAMED_SHAPES

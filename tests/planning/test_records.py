@@ -6,7 +6,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import H200
 from jaxinfer.planning.memory import plan_memory
 from jaxinfer.planning.times import recorded_overheads
-from scripts.figures.results import load_results
+from scripts.measurements.results import load_results
 from scripts.planning_overheads import fit, main, points, record_shape
 
 # Engines have left 5% of the allocator's memory free since then; earlier ones hold other blocks.

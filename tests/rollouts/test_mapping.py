@@ -95,7 +95,7 @@ def test_reshaping_merges_neighbours_only():
     mapping = changed(
         TUNIX, q_proj=ParamSource("layers.{layer}.attn.q_proj.w", (1, 0, 2), reshape=True)
     )
-    with pytest.raises(ValueError, match=r"q_proj\.w\], \(32, 4, 16\), becomes \(4, 32, 16\), not"):
+    with pytest.raises(ValueError, match=r"q_proj\.w\], \(32, 8, 16\), becomes \(8, 32, 16\), not"):
         check(mapping)
 
 

@@ -1,7 +1,8 @@
 """A tiny random Qwen3 with a real tokenizer, for tests of the API around it."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,13 +16,25 @@ CONFIG = ModelConfig(
     hidden_size=32,
     intermediate_size=64,
     num_hidden_layers=2,
-    num_attention_heads=4,
+    num_attention_heads=8,
     num_key_value_heads=2,
     head_dim=16,
     rope_theta=10_000.0,
     max_position_embeddings=256,
 )
 MAX_MODEL_LEN = 64
+# What all small engines and runners have in common, so that they are of the same programs, which
+# a run of the tests compiles once: a batch of up to four rows, steps of up to 64 tokens, and tables
+# as wide for any number of decode steps a launch from 2 to 16.
+SETTINGS: dict[str, Any] = {
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "block_size": 16,
+    "num_kv_blocks": 65,
+    "compile_ahead": False,
+    "show_progress": False,
+}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
 
@@ -33,17 +46,16 @@ def small_params() -> Any:
 
 def small_llm(**options: Any) -> LLM:
     """An engine that compiles few shapes; `options` go to `LLM`."""
-    defaults = {
-        "params": small_params(),
-        "config": CONFIG,
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "num_kv_blocks": 65,
-        "compile_ahead": False,
-        "show_progress": False,
-    }
-    return LLM(**(defaults | options))
+    return LLM(**({"params": small_params(), "config": CONFIG} | SETTINGS | options))
+
+
+@contextlib.contextmanager
+def held_blocks(llm: LLM, num_left: int) -> Iterator[None]:
+    """Leave an idle engine so few free blocks; a smaller cache would need programs of its own."""
+    pool = llm._loaded.replicas[0].scheduler.pool
+    held = pool.allocate(pool.num_free_blocks - num_left)
+    yield
+    pool.free(held)
 
 
 @functools.cache

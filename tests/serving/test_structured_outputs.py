@@ -10,6 +10,7 @@ import pytest
 from jaxinfer import AsyncLLM, SamplingParams, StructuredOutputsParams
 from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.programs.kinds.set_edits import SetMasksKey
+from jaxinfer.serving.requests.prompts import PromptReader
 from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import (
     CONFIG,
@@ -91,6 +92,56 @@ def test_forced_tokens_change_nothing(llm, more, monkeypatch):
             assert (own.token_ids, own.text) == (other.token_ids, other.text)
             assert own.logprobs == other.logprobs
             jsonschema.validate(json.loads(own.text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"thinking_token_budget": 0},
+        {"thinking_token_budget": 3},
+        {"n": 2, "seed": 3},
+        {"logprobs": 2},
+        {"frequency_penalty": 0.5, "thinking_token_budget": 5},
+    ],
+    ids=lambda more: "-".join(more) or "alone",
+)
+def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, monkeypatch):
+    opening, closing = (tokenizer.token_to_id(tag) for tag in ("<think>", "</think>"))
+    given = {"json": SCHEMA, "after_thinking": True}
+    # Sooner or later this model closes its thinking by itself.
+    bias = {closing: 5.0, **dict.fromkeys(tokenizer.eos_token_ids, -100.0)}
+    params = params_of(given, **({"seed": 1, "max_tokens": 50, "logit_bias": bias} | more))
+    prompts = [[1, 2, opening], [3, opening], [4, 5, opening]]
+    outputs = generate(llm, [*prompts, PROMPTS[0]], [*[params] * 3, GREEDY])
+    alone = [generate(llm, [prompt], params)[0] for prompt in prompts]
+    assert ids(outputs) == [*ids(alone), *ids(generate(llm, PROMPTS[:1], GREEDY))]
+    monkeypatch.setattr(open_requests, "_FEWEST_FORCED", 1 << 30)
+    for output, other in zip(outputs, generate(llm, prompts, params), strict=False):
+        for answer, unforced in zip(output.outputs, other.outputs, strict=True):
+            assert answer.token_ids == unforced.token_ids
+            _, _, rest = answer.text.partition("</think>")
+            assert rest.startswith("\n\n")
+            jsonschema.validate(json.loads(rest), SCHEMA)
+            if "thinking_token_budget" in more:
+                assert answer.token_ids.index(closing) <= more["thinking_token_budget"] + 1
+
+
+def test_thinking_that_ends_within_a_multi_step_decode_ends_the_same(llm, tokenizer):
+    opening, closing = (tokenizer.token_to_id(tag) for tag in ("<think>", "</think>"))
+    given = {"regex": "[ab]{3}c", "after_thinking": True}
+    params = params_of(given, seed=5, max_tokens=40, logit_bias={closing: 5.0})
+    prompts = [[i, i + 1, opening] for i in range(6)]
+    expected = ids(generate(llm, prompts, params))
+    assert len({tokens.index(closing) for tokens in expected if closing in tokens}) > 2
+    with small_llm(tokenizer=tokenizer, num_decode_steps=1) as single:
+        assert ids(generate(single, prompts, params)) == expected
+
+
+def test_a_model_that_does_not_think_refuses_a_grammar_after_thinking(tokenizer):
+    reader = PromptReader(tokenizer, 100, MAX_MODEL_LEN)  # its logits end before </think>
+    with pytest.raises(ValueError, match=r"structured_outputs\.after_thinking: this model has no"):
+        reader.check_params(params_of({"regex": "a", "after_thinking": True}))
 
 
 def test_plain_batches_run_no_program_of_grammars(tokenizer):

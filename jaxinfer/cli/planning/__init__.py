@@ -1,1 +1,1 @@
-"""What `jaxinfer plan` prints and draws."""
+"""The tables that `jaxinfer plan` prints and the plot that it draws."""

@@ -1,17 +1,17 @@
-"""Plans as an SVG: time between tokens and tokens a second, over the number of sequences.
-
-Plain strings: a plot needs no package. Its colours follow the reader's light or dark scheme.
-"""
+"""Draws plans as an SVG: time between tokens, and tokens a second, over the number of sequences."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from xml.sax.saxutils import escape
 
 from jaxinfer.planning import BatchPlan, Plan
+from jaxinfer.profiling.pictures.svg import Palette, picture, text
 
-_LIGHT = ("#2a6fc9", "#c8501e", "#16805d", "#7a4bbf", "#94690d", "#b52f6b")
-_DARK = ("#7ab0f2", "#f29a6e", "#5fcfa6", "#bda0ee", "#e0b659", "#f088b4")
-MOST_LINES = len(_LIGHT)
+_COLOURS = Palette(
+    light=("#2a6fc9", "#c8501e", "#16805d", "#7a4bbf", "#94690d", "#b52f6b"),
+    dark=("#7ab0f2", "#f29a6e", "#5fcfa6", "#bda0ee", "#e0b659", "#f088b4"),
+)
+_STYLE = "polyline{fill:none;stroke-width:2}.floor{stroke-dasharray:4 4}"
+MOST_LINES = len(_COLOURS.light)
 
 _WIDTH, _HEIGHT = 340, 230
 _LEFT, _TOP, _GAP, _LEGEND = 56, 34, 76, 18
@@ -49,17 +49,11 @@ def plot(plans: Sequence[Plan]) -> str:
             lambda batch: _inverse(batch.tpot.expected_s, batch.sequences),
         ),
     ]
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img" font-family="sans-serif" font-size="12">',
-        f"<title>{escape(_title(plans))}</title>",
-        f"<style>{_style()}</style>",
-        f'<rect class="page" width="{width}" height="{height}"/>',
-    ]
+    body: list[str] = []
     for i, (title, floor, expected) in enumerate(panels):
-        lines += _panel(plans, title, floor, expected, _LEFT + i * (_WIDTH + _GAP))
-    lines += _legend(plans)
-    return "\n".join([*lines, "</svg>", ""])
+        body += _panel(plans, title, floor, expected, _LEFT + i * (_WIDTH + _GAP))
+    body += _legend(plans)
+    return picture(width, height, _title(plans), body, _COLOURS, heading=False, style=_STYLE)
 
 
 def _scaled(seconds: float | None, factor: float) -> float | None:
@@ -80,19 +74,6 @@ def _name(plan: Plan) -> str:
     return f"{plan.model}, {f'{count} x ' if count > 1 else ''}{plan.chip.name}"
 
 
-def _style() -> str:
-    def colours(palette: Sequence[str], page: str, ink: str, rule: str) -> str:
-        lines = "".join(f".p{i}{{stroke:{c}}}.k{i}{{fill:{c}}}" for i, c in enumerate(palette))
-        return f".page{{fill:{page}}}text{{fill:{ink}}}.rule{{stroke:{rule}}}{lines}"
-
-    light = colours(_LIGHT, "#ffffff", "#24292f", "#d0d7de")
-    dark = colours(_DARK, "#0d1117", "#e6edf3", "#30363d")
-    return (
-        f"polyline{{fill:none;stroke-width:2}}.floor{{stroke-dasharray:4 4}}{light}"
-        f"@media (prefers-color-scheme:dark){{{dark}}}"
-    )
-
-
 def _panel(
     plans: Sequence[Plan], title: str, floor: _Value, expected: _Value, left: float
 ) -> Iterator[str]:
@@ -111,22 +92,19 @@ def _panel(
         across = left + _WIDTH * (math.log2(sequences) - low) / span
         return across, _TOP + _HEIGHT * (1 - value / top)
 
-    yield f'<text x="{left}" y="{_TOP - 14}" font-weight="bold">{title}</text>'
+    yield text(left, _TOP - 14, title, weight="bold")
     for tick in range(_TICKS + 1):
         y = place(batches[0], tick * step)[1]
         yield f'<line class="rule" x1="{left}" x2="{left + _WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        label = f"{tick * step:,g}"
-        yield f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+        yield text(left - 6, y + 4, f"{tick * step:,g}", anchor="end")
     for sequences in batches:
         x = place(sequences, 0)[0]
-        below = _TOP + _HEIGHT + 16
-        yield f'<text x="{x:.1f}" y="{below}" text-anchor="middle">{sequences}</text>'
-    middle, below = left + _WIDTH / 2, _TOP + _HEIGHT + 32
-    yield f'<text x="{middle}" y="{below}" text-anchor="middle">sequences at once</text>'
+        yield text(x, _TOP + _HEIGHT + 16, str(sequences), anchor="middle")
+    yield text(left + _WIDTH / 2, _TOP + _HEIGHT + 32, "sequences at once", anchor="middle")
     for i, line in enumerate(points):
         known = [place(x, y) for x, y in line if y is not None]
         if known:
-            kind = f"p{i // 2}" + (" floor" if i % 2 == 0 else "")
+            kind = f"s{i // 2}" + (" floor" if i % 2 == 0 else "")
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in known)
             yield f'<polyline class="{kind}" points="{path}"/>'
 
@@ -148,5 +126,5 @@ def _legend(plans: Sequence[Plan]) -> Iterator[str]:
         kinds = "expected, and its floor (dashed)"
         if plan.batches[0].tpot.expected_s is None:
             kinds = "floor"
-        yield f'<rect class="k{i}" x="{_LEFT}" y="{y - 9}" width="12" height="10"/>'
-        yield f'<text x="{_LEFT + 18}" y="{y}">{escape(_name(plan))}: {kinds}</text>'
+        yield f'<rect class="c{i}" x="{_LEFT}" y="{y - 9}" width="12" height="10"/>'
+        yield text(_LEFT + 18, y, f"{_name(plan)}: {kinds}")

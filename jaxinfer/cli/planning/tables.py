@@ -1,4 +1,4 @@
-"""Plans as aligned text: parts of the model, memory, times by batch, several plans side by side."""
+"""Prints plans as tables: parts of the model, memory, times by batch, several plans compared."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -94,6 +94,9 @@ def _parts(plan: Plan) -> Iterator[str]:
         "a token decoded alone, on all devices together",
     )
     yield from _table(head, [*rows, total], left=1, last_left=True)
+    yield ""
+    yield "A product takes 2 operations and reads 2 bytes for each parameter that a token meets;"
+    yield "attention reads the keys and values of all tokens of the context."
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -111,6 +114,16 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
     yield from _table(("memory of each device", "GiB", ""), rows, left=1, last_left=True)
+    yield ""
+    yield _kv_formula(plan)
+
+
+def _kv_formula(plan: Plan) -> str:
+    shape, size = plan.shape, plan.memory.kv_bytes_per_token
+    layers, dim = shape.num_hidden_layers, shape.head_dim
+    heads = shape.kv_heads_of_device(plan.tensor_parallel_size)
+    values = f"2·L·K·D = 2·{layers}·{heads}·{dim}"
+    return f"a token's keys and values: {values} values of 2 bytes = {size:,} bytes of each device"
 
 
 def _batches(plan: Plan) -> Iterator[str]:

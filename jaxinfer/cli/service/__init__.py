@@ -1,1 +1,1 @@
-"""The processes of `jaxinfer serve`: the engine's, the front ends', and their parent."""
+"""The processes of `jaxinfer serve`: one engine, its front ends, and the parent of both."""

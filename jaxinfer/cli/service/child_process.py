@@ -1,4 +1,4 @@
-"""A parent's side of a child process: starts it, hears from it, says how it ended."""
+"""The parent's side of a child process: starts it, reads its reports, says how it ended."""
 
 import asyncio
 import contextlib

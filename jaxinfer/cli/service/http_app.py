@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.measure.serving_floors import step_floors
+from jaxinfer.measure.serving.floors import step_floors
 from jaxinfer.serving.openai.app import create_app
 from jaxinfer.serving.openai.settings import ServerSettings
 from jaxinfer.serving.service.remote_llm import RemoteLLM

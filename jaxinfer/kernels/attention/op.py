@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 from jax import Array
 from jaxtyping import Float, Int32
 
@@ -10,6 +11,7 @@ from jaxinfer.kernels.choice import Backend
 from jaxinfer.kernels.implementations import module_of
 
 
+@jax.named_scope("attention")
 def paged_attention(
     q: Float[Array, "T H D"],
     k_pages: Float[Array, "P S K D"],
@@ -70,6 +72,7 @@ def paged_attention(
     return prefill(*arrays, cu_seqlens_q, context_lens, block_tables, **options)
 
 
+@jax.named_scope("rope_and_write")
 def norm_rope_write(
     heads: tuple[Float[Array, "T _ D"], ...],
     q_norm: Float[Array, " D"],

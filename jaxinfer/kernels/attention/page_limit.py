@@ -1,4 +1,4 @@
-"""How many pages a pool may have, so that whatever indexes it fits 32 bits."""
+"""The largest number of pages in a pool, so that all indices into it fit 32 bits."""
 
 _ADDRESSES = 2**31
 

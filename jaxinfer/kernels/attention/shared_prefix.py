@@ -1,4 +1,4 @@
-"""Which rows of a decoding batch begin with the same pages, and how work on these is cut.
+"""Describes the rows of a decoding batch that begin with the same pages, cut into work items.
 
 Rows that share a prompt (samples of a group, requests below one system prompt) name the same pages
 first. Attention over the shared keys can be computed for all rows at once, each page read once, and

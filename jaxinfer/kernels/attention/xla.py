@@ -1,4 +1,4 @@
-"""Paged attention of ragged rows in plain XLA: the oracle for the kernels, and what runs anywhere.
+"""Paged attention of ragged rows in plain XLA: the kernels' oracle, and a version for any device.
 
 Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over key chunks of
 a fixed size at fixed absolute positions, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135).

@@ -1,4 +1,4 @@
-"""Paged attention of one query a row in plain XLA: the oracle, and what runs anywhere.
+"""Paged attention of one query a row in plain XLA: the oracle, and a version for any device.
 
 Exact attention by online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867), split along the
 keys as in Flash-Decoding (Dao et al. 2023): the keys of all rows form one list of chunks, which is
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int32
 from jaxinfer.kernels.constants import LOG2_E
 
 _CHUNK = 32  # keys
-# Exponent of what has no weight: finite, so that (-inf) - m is -inf and never NaN.
+# Exponent of keys without weight: finite, so that (-inf) - m is -inf and never NaN.
 _LOWEST = -1e30
 
 
@@ -171,7 +171,7 @@ def _cut_tile(
     chunk = chunks.first[row] + items - (chunks.ends - chunks.counts)[row]
     count = _CHUNK // pieces.size
     index = chunk[:, None] * count + jnp.arange(count)
-    # What lies past the context is masked, and read where the cache holds it already.
+    # Keys past the context are masked, and read where the cache holds them already.
     last = jnp.maximum(-(-context // pieces.size) - 1, 0)
     index = jnp.minimum(index, last[:, None])
     pages = block_tables.at[row[:, None], index // pieces.per_page].get(mode="clip")

@@ -1,4 +1,4 @@
-"""The mesh axis that a model is split over, as its functions see it, and how they sum over it."""
+"""The mesh axis of tensor parallelism, as a model's functions see it, with its sums."""
 
 from __future__ import annotations
 

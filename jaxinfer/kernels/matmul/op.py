@@ -5,7 +5,7 @@ and twice a projection that is added to the residual stream. Kernels compute eac
 with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
 functions of `matmul/xla.py`. A projection's weight comes as a `Linear`.
 
-With many rows there are kernels for what is elementwise. XLA alone writes no residual stream in a
+With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
 is left to the norm that reads it, whose kernel writes both (`ResidualStream.delta`), and likewise
 a small sum over devices (`ResidualStream.peers`).
@@ -27,7 +27,7 @@ from jaxinfer.kernels.matmul import xla
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
-# Up to this many rows XLA is asked for Triton's products (serving/programs/kinds), and merges those
+# Up to this many rows XLA is asked for Triton's products (serving/programs/kinds), and merges all
 # of one operand: they read weights where they lie, as pieces of whole `_MERGED_FEATURES` features.
 MERGED_BELOW_ROWS = 128
 _MERGED_FEATURES = 64
@@ -236,6 +236,7 @@ def add_sum(
     return ResidualStream(axis.sum(share, onto=x))
 
 
+@jax.named_scope("norm")
 def _add_norm(
     residual: ResidualStream, norm: jax.Array, eps: float, backend: Backend
 ) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Calls a kernel that is lowered once, and was built for larger arrays than it is given, maybe.
+"""Calls a kernel that was lowered once, possibly for larger arrays than it is given.
 
 Lowering a large kernel takes Python a second or two, and JAX does it in every program that holds
 it. And Mosaic compiles one kernel at a time in a whole process, and writes its operands' shapes
@@ -38,8 +38,8 @@ def call_built_for(
     Args:
         launch: makes the kernel; a function of a module, since what it makes is remembered.
         problem: everything else that the kernel is made from.
-        shapes: what it is built for.
-        args: what it is called with.
+        shapes: the array shapes that it is built for.
+        args: its arguments.
         out: ``jax.ShapeDtypeStruct`` of its result, likewise not larger than what it is built
             for, or a tuple of them.
         name: for profiles.
@@ -85,7 +85,7 @@ def _built(
     device: Any,
 ) -> tuple[str, Mapping[str, Any]] | None:
     """The target and the attributes of the kernel's call, or None if they are not as expected."""
-    # Of one device, whatever mesh surrounds the caller.
+    # Of one device, in any mesh around the caller.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
         traced = jax.jit(launch(problem, shapes)).trace(*shapes)
         module: Any = traced.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")

@@ -1,4 +1,4 @@
-"""How a kernel turns a block table into tensor-memory-accelerator copies, shared by both kernels.
+"""Copies KV pages named by a block table with the tensor memory accelerator (TMA).
 
 PagedAttention (Kwon et al., 2023) stores a sequence's keys and values in pages named by a block
 table. Hopper's copy engine has no gather, so every page is one copy whose page number was read as a

@@ -1,4 +1,4 @@
-"""Hands kernels to Mosaic GPU such that it compiles fewer of them, and each in less time.
+"""Rewrites kernels for Mosaic GPU so that it compiles fewer of them, and each in less time.
 
 Mosaic compiles a kernel once per hash of its code, one kernel at a time in the whole process: an
 engine's programs wait for each other. Two things in the code that jax 0.11 and 0.12 hand over cost

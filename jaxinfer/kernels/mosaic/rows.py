@@ -1,4 +1,4 @@
-"""Moving whole rows between device memory and registers, for row-wise kernels."""
+"""Moves whole rows between device memory and registers, for row-wise kernels."""
 
 from __future__ import annotations
 

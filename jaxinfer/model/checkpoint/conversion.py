@@ -83,8 +83,8 @@ def convert_directory(
 def _written_beside(destination: Path) -> Iterator[Path]:
     """A directory that takes the place of ``destination`` at the end of the block.
 
-    Whatever ends the block early, Ctrl-C too, leaves nothing behind but what ``destination`` was;
-    leftovers of runs that were killed are removed.
+    If the block ends early, by Ctrl-C for example, ``destination`` is as it was before; leftovers
+    of runs that were killed are removed.
 
     Raises:
         OSError: it can't be written; names ``destination`` where the system names nothing.

@@ -1,4 +1,4 @@
-"""Turns what a user calls a model (nothing, a directory, a hub id) into a local directory."""
+"""Resolves a model name (a directory, a hub id, or none for the bundled model) to a directory."""
 
 import re
 from pathlib import Path

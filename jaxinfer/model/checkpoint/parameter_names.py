@@ -1,4 +1,4 @@
-"""Paths in the parameter tree and the names of the same tensors in Hugging Face's files."""
+"""Converts paths in the parameter tree to tensor names in Hugging Face's files, and back."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

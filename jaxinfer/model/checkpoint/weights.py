@@ -128,7 +128,7 @@ def is_finite(x: jax.Array) -> jax.Array:
 
 
 def are_finite(leaf: jax.Array) -> list[jax.Array]:
-    """`is_finite` of what lies on this process's devices.
+    """`is_finite` of the part on this process's devices.
 
     Nothing is reduced over processes: while they read files, one may be ahead of the others.
     """

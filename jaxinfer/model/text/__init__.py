@@ -1,1 +1,1 @@
-"""Between text and token ids: the tokenizer and the chat template."""
+"""Text processing for a model: its tokenizer and its chat template."""

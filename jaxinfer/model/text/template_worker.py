@@ -94,7 +94,7 @@ def _render(request: dict[str, Any]) -> dict[str, str]:
         return {"error": "it is nested too deeply"}
     except jinja2.TemplateError as error:
         return {"error": " ".join(str(error).split())[:_MAX_ERROR_CHARS]}
-    except Exception as error:  # whatever a stranger's template raises is its own error, not ours
+    except Exception as error:  # any exception of a stranger's template is its own error, not ours
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return {"error": text[:_MAX_ERROR_CHARS]}
 

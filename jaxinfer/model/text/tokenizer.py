@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a model directory's own files, without transformers."""
+"""The tokenizer: text to token ids and back, from a model directory's files, not transformers."""
 
 import hashlib
 import pathlib
@@ -80,7 +80,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | pathlib.Path) -> "Tokenizer":
-        """Read `tokenizer.json` and what lies beside it.
+        """Read `tokenizer.json` and the files beside it.
 
         Used if present: `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
 
@@ -196,7 +196,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Text of `bos_token`, `eos_token`, … as far as there are such."""
+        """Text of `bos_token`, `eos_token`, … if the tokenizer has them."""
         return dict(self._special_tokens)
 
     def apply_chat_template(

@@ -1,4 +1,4 @@
-"""Compiled programs by key, all ahead in parallel or each at its first use; and their count."""
+"""Compiles an engine's programs, ahead in parallel or each at its first use, and counts them."""
 
 import contextlib
 import threading
@@ -26,7 +26,7 @@ class CompilationCounter:
     `close` when done; JAX's listeners are global.
 
     Attributes:
-        seconds: what they took, as far as JAX's listeners were left alone.
+        seconds: their compile time, as far as JAX's listeners were left alone.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class CompilationCounter:
 
         Raises:
             RuntimeError: JAX's listeners were removed by other code, so programs may have gone
-                uncounted. Counting begins again, and later reads return what is known.
+                uncounted. Counting begins again, and later reads return the known part.
         """
         if self._listener is not None and not self._is_heard():
             jax.monitoring.register_event_duration_secs_listener(self._listener)
@@ -77,7 +77,7 @@ class CompilationCounter:
 
 
 class Lowered(Protocol):
-    """What XLA can compile: `jax.stages.Lowered`, or such a one with its devices."""
+    """A lowered program that XLA can compile: `jax.stages.Lowered`, or one with its devices."""
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> jax.stages.Compiled:
         """Compile it."""
@@ -134,7 +134,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
 
         Args:
             other: built from the same programs, as far as `keys` go.
-            keys: which; what they know nothing of is left out.
+            keys: which programs; keys that they don't know are left out.
         """
         for key in keys:
             if key in other:
@@ -144,7 +144,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         self._pool = other._pool
 
     def begin(self, keys: Iterable[Key]) -> None:
-        """Lower what is missing, as it comes, on this thread; XLA compiles it meanwhile.
+        """Lower missing programs one by one on this thread; XLA compiles them meanwhile.
 
         The caller must be inside `persistent_cache` until `compile` has asked for all of it, or
         nothing of it is kept.
@@ -160,7 +160,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         show_progress: bool,
         in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
     ) -> None:
-        """Compile what is missing: lowering one by one on this thread, XLA on all cores.
+        """Compile the missing programs: lowering one by one on this thread, XLA on all cores.
 
         Args:
             keys: the programs wanted; others that were begun go on compiling.
@@ -185,7 +185,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
                 self._shut_down(wait=True)  # until the bar has heard of everything
 
     def close(self) -> None:
-        """Forget what is still compiling; what has not begun never begins. May be called again."""
+        """Forget programs still compiling; none begins from here on. May be called again."""
         self._compiling.clear()
         self._shut_down(wait=False)
 
@@ -207,7 +207,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
 
 
 def _num_threads() -> int:
-    """As many as there are cores, and a few where there is hardly one.
+    """The number of compiler threads: one for each core, and a few on a single core.
 
     More would not help: Mosaic compiles one kernel at a time, and never while XLA runs LLVM for any
     program, so that each kernel waits the longer the more programs compile at once.

@@ -1,4 +1,4 @@
-"""Says that a step waits for its programs to be compiled, so that it does not look like a hang."""
+"""Tells the user on stderr that a step waits for a compilation, which would look like a hang."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""Lowers an engine's programs; what an earlier process traced is not traced again."""
+"""Lowers an engine's programs; programs that an earlier process traced are not traced again."""
 
 import dataclasses
 import time
@@ -18,7 +18,7 @@ from jaxinfer.serving.programs.programs import Program, Programs
 
 
 def start_lowering(compilation_cache_dir: str | None) -> "Lowering":
-    """What lowers an engine's programs, with a store below that directory unless caches are off."""
+    """The `Lowering` of an engine, with a store below that directory unless caches are off."""
     directory = store_directory(compilation_cache_dir)
     return Lowering(directory and ProgramStore(directory))
 
@@ -62,7 +62,7 @@ class Lowering:
             self._workers.prepare()
 
     def trace(self, programs: Programs, keys: Sequence[ProgramKey]) -> None:
-        """Have worker processes, if `prepare` has started some, trace what is missing; don't wait.
+        """Have worker processes, if `prepare` has started some, trace missing programs; don't wait.
 
         Args:
             programs: the engine's.
@@ -72,7 +72,7 @@ class Lowering:
             self._hand_over(programs, self._missing(programs, keys))
 
     def as_ready(self, programs: Programs, keys: Sequence[ProgramKey]) -> Iterator[ProgramKey]:
-        """Have worker processes trace what is slow to trace and missing from the store.
+        """Have worker processes trace programs that are slow to trace and missing from the store.
 
         Call `close` when all is lowered.
 
@@ -81,7 +81,7 @@ class Lowering:
             keys: programs that are going to be lowered.
 
         Yields:
-            The same keys, as soon as they can be lowered; at first what is not for workers, to be
+            The same keys, as soon as they can be lowered; at first programs not for workers, to be
             traced by this process while they are at work.
         """
         missing = self._missing(programs, keys)

@@ -1,7 +1,7 @@
 """Traced programs on disk: a process that finds its own there neither traces nor lowers again.
 
 Tracing holds Python's global lock, a second or so for each program with kernels in it, and JAX's
-compilation cache, which keeps what comes after, does not spare it. What is kept is `jax.export`'s
+compilation cache, which keeps only compiled programs, does not spare it. Entries are `jax.export`'s
 portable StableHLO, which is data: reading it runs nothing.
 """
 
@@ -45,7 +45,7 @@ class ProgramStore:
 
     An entry counts only if it is whole and says itself that it belongs to its name: one that is
     damaged, cut short or renamed is as good as none. Writing is atomic, so processes may share a
-    directory. Whatever the disk refuses costs time and nothing else.
+    directory. An error of the disk costs time and nothing else.
 
     Args:
         directory: made when first written to.
@@ -137,7 +137,7 @@ def _environment() -> tuple[object, ...]:
 
 
 def _source_digest() -> str:
-    """Of every Python file of this package: an edited kernel must never be served from disk."""
+    """A digest of all Python files of this package: an edited kernel must not come from disk."""
     total = hashlib.sha256()
     for path in _sources():
         total.update(str(path.relative_to(_PACKAGE)).encode() + b"\0")

@@ -18,10 +18,10 @@ from jaxinfer.serving.programs.steps import KVCache, StepContext, feed_last_toke
 
 
 class SharedForward:
-    """`feed_last_tokens` that remembers what it has traced.
+    """`feed_last_tokens` that remembers its traced forward passes.
 
     Args:
-        platform: what is lowered for, as `jax.export` names it.
+        platform: to lower for, as `jax.export` names it.
     """
 
     def __init__(self, platform: str) -> None:
@@ -54,7 +54,7 @@ class SharedForward:
             return feed_last_tokens(params, kv, batch, last_tokens, None, context=context)
 
         structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-        # Of one device, whatever mesh surrounds the caller. Some kernels look up which it is.
+        # Of one device, in any mesh around the caller. Some kernels look up which device it is.
         device = jax.sharding.get_abstract_mesh().abstract_device
         with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
             return export_function(jax.jit(forward), structs, self._platform)

@@ -28,13 +28,13 @@ class TracingWorkers:
     """Processes that trace programs into a store. `close` ends them.
 
     Args:
-        store: where they put what they trace.
+        store: receives the traced programs.
     """
 
     def __init__(self, store: ProgramStore) -> None:
         self._store = store
         self._processes: list[subprocess.Popen[str]] = []
-        self._owed: dict[int, list[str]] = {}  # by process, what it has not yet traced
+        self._owed: dict[int, list[str]] = {}  # by process, the programs it has not yet traced
         # The identity of what a process has traced, or "" at the end of its output; of no process,
         # that of programs that are not traced.
         self._news: queue.SimpleQueue[tuple[int | None, str]] = queue.SimpleQueue()
@@ -42,7 +42,7 @@ class TracingWorkers:
         self._num_tasks = 0
 
     def prepare(self) -> None:
-        """Start the processes, which import JAX first, before it is known what they will trace."""
+        """Start the processes, which import JAX first, before their programs are known."""
         self._start_processes(_most_workers())
 
     def start(self, programs: Programs, work: Mapping[ProgramKey, str], *, platform: str) -> None:
@@ -51,7 +51,7 @@ class TracingWorkers:
         Args:
             programs: of an engine without custom functions.
             work: what each key's program is saved under, the first wanted first.
-                What was begun before is not begun again.
+                Programs begun before are not begun again.
             platform: what to lower for, as `jax.export` names it.
         """
         begun = {identity for owed in self._owed.values() for identity in owed}
@@ -74,7 +74,7 @@ class TracingWorkers:
                 self._send(process, task)
 
     def next_traced(self) -> str:
-        """Wait for one that was begun to be in the store, or to come never; what it is saved under.
+        """Wait until a program that was begun is in the store, or can't come; return its identity.
 
         It will not come where its process has ended, and where there was too little to start one
         for. To be called at most as often as programs were begun.

@@ -3,7 +3,7 @@
 Tracing holds Python's global lock, so threads can't share it; processes can. Each line on stdin
 names a file, written by `describe_work`, that says which programs of which engine; the store
 receives them; and each is named on stdout as soon as it is there. An error ends the process:
-the engine sees the end of its output and traces what is missing itself.
+the engine sees the end of its output and traces the missing programs itself.
 """
 
 import dataclasses

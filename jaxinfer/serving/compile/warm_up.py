@@ -1,4 +1,4 @@
-"""Runs an engine's programs before the first request does, so that it meets them warm."""
+"""Runs an engine's programs once on padding, so that the first request finds them warm."""
 
 import functools
 from collections.abc import Callable, Iterable

@@ -182,6 +182,11 @@ class EngineDriver:
         return bool(self._sleep.asleep)
 
     @property
+    def asleep(self) -> frozenset[SleepTag]:
+        """The parts of the engine that sleep; thread-safe."""
+        return self._sleep.asleep
+
+    @property
     def is_paused(self) -> bool:
         """Whether `pause` or `sleep` prevents steps; thread-safe."""
         return not self._sleep.may_step
@@ -358,7 +363,7 @@ class EngineDriver:
                 _tell(request, error)
 
     def _add_compiled(self, requests: Sequence[NewRequest], error: BaseException | None) -> None:
-        """Enqueue requests whose grammars are compiled, but for those that were cancelled."""
+        """Enqueue requests whose grammars are compiled and that were not cancelled."""
         waiting, aborted = self._grammars.take(requests)
         if error is None:
             self._try_to_add(waiting)
@@ -369,7 +374,7 @@ class EngineDriver:
             self._engine.abort(key)
 
     def _soon(self, action: Callable[[], None]) -> None:
-        """Do it now in the engine's thread, or post it from another."""
+        """Run an action now if this is the engine's thread; post it from any other."""
         if self._owner.is_current:
             action()
         else:

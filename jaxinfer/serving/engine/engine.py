@@ -1,12 +1,15 @@
 """The engine's loop: each step schedules, launches, reads the previous step and emits outputs."""
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import random
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -15,19 +18,23 @@ from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
-from jaxinfer.serving.engine.step_runner import StepRunner
+from jaxinfer.serving.engine.step_runner import StepObserver, StepRunner
 from jaxinfer.serving.guided.compiler import GrammarCompiler
-from jaxinfer.serving.guided.matcher import Grammar
+from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
+from jaxinfer.serving.requests.result import StepResult
 from jaxinfer.serving.requests.token_group import TokenGroup
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.spans import EnterSpan
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
 _MOST_KEPT_WAITING = 64
+
+_Take = Callable[[Schedule, StepResult], None]
 
 logger = logging.getLogger("jaxinfer")
 
@@ -85,6 +92,8 @@ class Engine:
         self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
         self._failure: StepError | None = None
         self._quarantine = Quarantine(scheduler)
+        self._observer: StepObserver | None = None
+        self._span: EnterSpan = contextlib.nullcontext
         self._is_closed = False
 
     @property
@@ -137,7 +146,7 @@ class Engine:
 
         Raises:
             ValueError: the key is in use, the request can never fit, or its grammar is none.
-            ImportError: it has a grammar, and llguidance is not installed.
+            MissingPackageError: it has a grammar, and llguidance is not installed.
         """
         if request.key in self._requests:
             raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
@@ -146,7 +155,7 @@ class Engine:
         for completion in group.completions:
             self._scheduler.check(completion.request)
             if given is not None:
-                completion.request.matcher = self._grammar(given).matcher()
+                completion.request.matcher = self._matcher(given, request)
         return group
 
     def enqueue(self, group: AnyGroup) -> None:
@@ -179,16 +188,29 @@ class Engine:
         """
         self.check_alive()
         try:
+            if self._observer is not None:
+                self._observer.before_step()
             if self._first_tokens_would_wait():
                 self._read_steps(leave=0)
-            schedule = self._schedule()
+            with self._span("schedule"):
+                schedule = self._schedule()
             if schedule is not None and self._launch(schedule):
                 self._scheduler.settle()
             self._read_steps(leave=0 if schedule is None else 1)
-            self._requests.collect()
+            with self._span("detokenize"):
+                self._requests.collect()
         except KeyboardInterrupt:
             self.give_up("it was interrupted in the middle of a step")
             raise
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Tell `observer` of every step from the next one on; None ends that."""
+        self._observer = observer
+        self._span = contextlib.nullcontext if observer is None else observer.span
+
+    def drain(self) -> None:
+        """Read all steps that are in flight; between two steps."""
+        self._read_steps(leave=0)
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs of requests without a sink, since the last call."""
@@ -223,7 +245,7 @@ class Engine:
         return True
 
     def prepare_sleep(self) -> None:
-        """Read what is in flight and requeue unfinished requests with the tokens that they have.
+        """Read steps in flight and requeue unfinished requests with the tokens that they have.
 
         Raises:
             StepError: the engine has failed for good.
@@ -290,10 +312,11 @@ class Engine:
         now = self._clock()
         return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
-    def _grammar(self, given: StructuredOutputsParams) -> Grammar:
+    def _matcher(self, given: StructuredOutputsParams, request: NewRequest) -> AnswerMatcher:
         if self._grammars is None:
             raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
-        return self._grammars.get(given)
+        prompt = np.frombuffer(request.prompt.packed, np.int32)
+        return self._grammars.matcher(given, prompt)
 
     def _schedule(self) -> Schedule | None:
         try:
@@ -329,14 +352,19 @@ class Engine:
         """Launch a step; returns whether the launch succeeded."""
         schedule.samples_late = self._requests.samples_late(schedule)
         try:
-            step = self._runner.launch(schedule)
+            with self._span("launch"):
+                step = self._runner.launch(schedule)
             self._step_clock.launched(schedule)
+            if self._observer is not None:
+                self._observer.launched(schedule)
             if schedule.samples_late:
-                if (earlier := self._read_until_fault(leave=0)) is not None:
+                earlier = self._read_until_fault(leave=0, take=self._requests.take_tokens)
+                if earlier is not None:
                     self._recover(earlier)
                     return False
                 self._requests.advance_grammars(schedule)
                 step = self._runner.sample(step)
+                self._requests.note_tokens()  # while the device draws
         except Exception as error:  # requests must survive any error of the device
             fault = _Fault(_requests_of(schedule), error)
             # Earlier steps' tokens are valid, unless the same fault shows in them too.
@@ -351,19 +379,23 @@ class Engine:
         if fault is not None:
             self._recover(fault)
 
-    def _read_until_fault(self, *, leave: int) -> _Fault | None:
+    def _read_until_fault(self, *, leave: int, take: _Take | None = None) -> _Fault | None:
+        take = take or self._requests.take_step
         while len(self._in_flight) > leave:
             schedule, step = self._in_flight.popleft()
             try:
-                result = self._runner.fetch(step)
+                with self._span("fetch"):
+                    result = self._runner.fetch(step)
             except Exception as error:  # as above; asynchronous errors surface here
                 return _Fault(_requests_of(schedule), error)
             self._step_clock.read(schedule)
-            self._requests.take_step(schedule, result)
+            with self._span("detokenize"):
+                take(schedule, result)
         return None
 
     def _recover(self, fault: _Fault, other: _Fault | None = None) -> None:
         """Recompute everything after a step that raised; both faults count as one incident."""
+        self._requests.note_tokens()
         self._in_flight.clear()
         requests = {r.request_id: r for each in (fault, other) if each for r in each.requests}
         guilty = self._quarantine.blame(requests.values())

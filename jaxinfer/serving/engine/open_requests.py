@@ -2,11 +2,13 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.guided.masks import MaskBuffer, StepMasks
+from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import (
@@ -37,6 +39,14 @@ class _Member(NamedTuple):
     completion: AnyCompletion
 
 
+class _Taken(NamedTuple):
+    """What reading a step did to its rows, and when."""
+
+    updates: Sequence[RowUpdate]
+    sampled: TokenScores
+    now: float
+
+
 class OpenRequests:
     """Passes the results of steps to callers' requests, and creates and delivers their outputs.
 
@@ -64,6 +74,9 @@ class OpenRequests:
         self._late: set[str] = set()
         self._changed: dict[str, AnyGroup] = {}
         self._outputs: list[RequestOutput] = []
+        self._taken: list[_Taken] = []
+        self._forced: list[tuple[int, ScheduledRow, list[int]]] = []
+        self._masks = MaskBuffer()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
@@ -85,26 +98,40 @@ class OpenRequests:
         )
 
     def advance_grammars(self, schedule: Schedule) -> None:
-        """Find what grammars allow next, or force, once a step's earlier tokens are read.
+        """Find what grammars allow next, or force, once a step's earlier tokens are taken.
 
-        Two forced tokens or more are appended at once. What can't go on by its grammar ends.
+        Two forced tokens or more are appended at once, by `note_tokens`. For all other rows the
+        schedule gets masks. A request without a next token ends.
         """
-        now = self._clock()
+        masked: list[tuple[int, AnswerMatcher]] = []
         for i, row in enumerate(schedule.rows):
             request = row.request
-            member = self._members.get(request.request_id)
-            if not row.samples or request.matcher is None or member is None:
-                continue
+            if not row.samples or request.matcher is None or request.num_in_flight_tokens == 0:
+                continue  # what it samples is not wanted, if it is not its next token
             try:
                 request.matcher.follow(request.output_token_ids)
+                if not request.matcher.wants_mask:
+                    continue
                 forced = request.matcher.forced_tokens() if request.takes_forced_tokens else []
                 if len(forced) < _FEWEST_FORCED:
-                    request.matcher.update_allowed()
-                    continue
-                kept = self._scheduler.append_forced(row, forced)
-                self._apply(member, RowUpdate(i, request, kept), NO_SCORES, now)
+                    masked.append((i, request.matcher))
+                else:
+                    self._forced.append((i, row, forced))
             except Exception as error:
-                self._fail_for(member.group, error)
+                self._fail_grammar(request, error)
+        if masked:
+            allowed = self._masks.fill([matcher for _, matcher in masked])
+            for (i, matcher), mask in zip(masked, allowed, strict=False):
+                try:
+                    matcher.finish_mask(mask)
+                except Exception as error:
+                    self._fail_grammar(schedule.rows[i].request, error)
+            schedule.masks = StepMasks([i for i, _ in masked], allowed)
+
+    def _fail_grammar(self, request: Request, error: Exception) -> None:
+        self.note_tokens()
+        if (member := self._members.get(request.request_id)) is not None:
+            self._fail_for(member.group, error)
 
     def add(self, group: AnyGroup) -> None:
         """Add a new request to the scheduler's waiting queue."""
@@ -132,22 +159,48 @@ class OpenRequests:
 
     def take_step(self, schedule: Schedule, result: StepResult) -> None:
         """Apply a step's results to its requests; `collect` delivers the outputs."""
+        self.take_tokens(schedule, result)
+        self.note_tokens()
+
+    def take_tokens(self, schedule: Schedule, result: StepResult) -> None:
+        """Give a step's tokens to the scheduler, and leave the rest to `note_tokens`.
+
+        That is enough to sample the next tokens, which the device need not wait for.
+        """
         if result.prompt is not None:
             self._score_prompts(schedule, result.prompt)
         sampled = result.sampled
         num_ok = None if sampled.ok.all() else result.num_ok
-        now = self._clock()
         updates = self._scheduler.update(
             schedule, sampled.tokens.tolist(), num_ok, result.num_accepted
         )
-        for update in updates:
-            member = self._members.get(update.request.request_id)
-            if member is None:  # ended by another completion's fault
+        self._taken.append(_Taken(updates, sampled, self._clock()))
+
+    def note_tokens(self) -> None:
+        """Pass the tokens that were taken, and then those that are forced, to their completions."""
+        taken, self._taken = self._taken, []
+        for updates, sampled, now in taken:
+            for update in updates:
+                self._note(update, sampled, now)
+        forced, self._forced = self._forced, []
+        for i, row, token_ids in forced:
+            if row.request.is_finished:  # by a stop string
                 continue
             try:
-                self._apply(member, update, sampled, now)
+                kept = self._scheduler.append_forced(row, token_ids)
             except Exception as error:
-                self._fail_for(member.group, error)
+                self._fail_grammar(row.request, error)
+            else:
+                self._note(RowUpdate(i, row.request, kept), NO_SCORES, self._clock())
+
+    def _note(self, update: RowUpdate, sampled: TokenScores, now: float) -> None:
+        member = self._members.get(update.request.request_id)
+        if member is None:  # ended by another completion's fault
+            return
+        try:
+            self._apply(member, update, sampled, now)
+        except Exception as error:
+            self._fail_for(member.group, error)
 
     def collect(self) -> None:
         """Create and deliver the outputs of all changed requests."""
@@ -163,6 +216,7 @@ class OpenRequests:
 
     def fail_all(self, reason: str) -> None:
         """End every request."""
+        self.note_tokens()
         for group in list(self._groups.values()):
             self._fail(group, reason)
         self.collect()

@@ -1,5 +1,6 @@
-"""The interface between the engine's loop and the device, which tests replace by a fake."""
+"""The loop's interfaces: the device, which tests replace by a fake, and who records its steps."""
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from jaxinfer.serving.requests.result import StepResult
@@ -34,3 +35,17 @@ class StepRunner(Protocol):
 
     def close(self) -> None:
         """Free the device memory."""
+
+
+class StepObserver(Protocol):
+    """Hears of every step, in the engine's thread; its methods must not raise."""
+
+    def before_step(self) -> None:
+        """A step is about to begin; `Engine.drain` and `Engine.observe` may be called."""
+
+    def launched(self, schedule: Schedule) -> None:
+        """A step was launched; its requests are as they were for it."""
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """An `EnterSpan`."""
+        ...

@@ -1,1 +1,1 @@
-"""Grammars that answers follow: compiled once, and one matcher a completion. No JAX."""
+"""Guided decoding: grammars that answers follow, compiled once, with a matcher a completion."""

@@ -5,15 +5,21 @@ import contextlib
 import functools
 import threading
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.guided.backend import llguidance
 from jaxinfer.serving.guided.grammar_cache import CACHE_BYTES, GrammarCache
 from jaxinfer.serving.guided.grammar_text import grammar_text
 from jaxinfer.serving.guided.matcher import Grammar, one_line
+from jaxinfer.serving.guided.thinking import AnswerMatcher, ThinkingMatcher, thinking_stage
 from jaxinfer.serving.guided.vocabulary import grammar_vocabulary
 from jaxinfer.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
 
 DEADLINE_S = 10.0
 """How long a request waits for its grammar before it is refused."""
@@ -36,6 +42,7 @@ class GrammarCompiler:
         eos_token_ids: tokens that end an answer.
         deadline_s: how long `start` tries, in seconds.
         cache_bytes: most memory that compiled grammars take.
+        thinking: the tokens around the model's thinking; None if it has none.
     """
 
     def __init__(
@@ -46,11 +53,13 @@ class GrammarCompiler:
         *,
         deadline_s: float = DEADLINE_S,
         cache_bytes: int = CACHE_BYTES,
+        thinking: "ThinkingTokens | None" = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._deadline_s = deadline_s
+        self._thinking = thinking
         self.cache = GrammarCache(cache_bytes)
         self._vocabulary_lock = threading.Lock()
         self._lock = threading.Lock()
@@ -65,13 +74,36 @@ class GrammarCompiler:
 
         Raises:
             ValueError: it is no grammar, or too large; one line that names the field.
-            ImportError: llguidance is not installed.
+            MissingPackageError: llguidance is not installed.
         """
         grammar = self.cache.get(given)
         if grammar is None:
             grammar = self._compile(given)
             self.cache.put(given, grammar)
         return grammar
+
+    def matcher(self, given: StructuredOutputsParams, prompt: np.ndarray) -> AnswerMatcher:
+        """A matcher at the beginning of an answer.
+
+        Args:
+            given: its grammar, compiled by the caller's thread if it is not there.
+            prompt: int ``[n]``, which may have opened the answer's thinking.
+
+        Raises:
+            ValueError: as `get`, or the grammar is to begin after thinking, of which the model has
+                none.
+            MissingPackageError: llguidance is not installed.
+        """
+        matcher = self.get(given).matcher()
+        if not given.after_thinking:
+            return matcher
+        if self._thinking is None:
+            raise ValueError(
+                "structured_outputs.after_thinking: this model has no tokens <think> and "
+                "</think>; leave it out"
+            )
+        stage = thinking_stage(prompt, self._thinking, sorted(self._eos_token_ids))
+        return matcher if stage == "over" else ThinkingMatcher(matcher, self._thinking, stage)
 
     def start(self, given: StructuredOutputsParams) -> "concurrent.futures.Future[Grammar]":
         """Have a grammar compiled by another thread; at once if it is known.
@@ -159,7 +191,7 @@ class GrammarCompiler:
             state.compute_bitmask()  # some turn out to be empty, or too much, here only
         if state.is_error():
             raise ValueError(f"structured_outputs.{given.kind}: {one_line(state.get_error())}")
-        return Grammar(state, text, self._vocab_size)
+        return Grammar(state, text, self._vocab_size, vocabulary.vocab_size)
 
 
 def _give_up(outcome: "concurrent.futures.Future[Grammar]", deadline_s: float) -> None:

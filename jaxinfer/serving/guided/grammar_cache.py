@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from typing import Any
 
 from jaxinfer.serving.guided.matcher import Grammar
 from jaxinfer.structured_outputs import StructuredOutputsParams
@@ -21,7 +22,7 @@ class GrammarCache:
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Any], Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
         """What the grammars in it take."""
@@ -31,18 +32,20 @@ class GrammarCache:
 
     def get(self, given: StructuredOutputsParams) -> Grammar | None:
         """The compiled grammar, if it is there; it is now the most recently used."""
+        key = (given.kind, given.value)
         with self._lock:
-            grammar = self._kept.get(given)
+            grammar = self._kept.get(key)
             if grammar is not None:
-                self._kept.move_to_end(given)
+                self._kept.move_to_end(key)
             return grammar
 
     def put(self, given: StructuredOutputsParams, grammar: Grammar) -> None:
-        """Keep a grammar, and drop those that were used least recently if they are too many."""
+        """Keep a grammar; drop the least recently used ones if the bound is exceeded."""
+        key = (given.kind, given.value)
         with self._lock:
-            if given in self._kept:
+            if key in self._kept:
                 return
-            self._kept[given] = grammar
+            self._kept[key] = grammar
             self.num_bytes += grammar.num_bytes
             while self.num_bytes > self._max_bytes:
                 _, dropped = self._kept.popitem(last=False)

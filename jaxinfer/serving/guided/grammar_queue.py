@@ -1,4 +1,4 @@
-"""Requests on their way to an engine that wait until their grammars are compiled."""
+"""The queue of requests whose grammars are being compiled, in front of an engine."""
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future

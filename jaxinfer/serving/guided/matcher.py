@@ -21,19 +21,21 @@ class Grammar:
         start: an `llguidance.LLMatcher` that has consumed nothing.
         text: what it was compiled from.
         vocab_size: V.
+        num_tokens: tokens of the grammar's vocabulary, at least V.
 
     Attributes:
         num_bytes: about what it takes of memory.
     """
 
-    def __init__(self, start: Any, text: str, vocab_size: int) -> None:
+    def __init__(self, start: Any, text: str, vocab_size: int, num_tokens: int) -> None:
         self._start = start
         self._vocab_size = vocab_size
+        self._num_words = -(-num_tokens // 32)
         self.num_bytes = _BYTES_OF_A_GRAMMAR + _BYTES_OF_A_CHARACTER * len(text)
 
     def matcher(self) -> "Matcher":
         """A matcher at the beginning of an answer."""
-        return Matcher(self._start.deep_copy(), self._vocab_size)
+        return Matcher(self._start.deep_copy(), self._vocab_size, self._num_words)
 
 
 class Matcher:
@@ -45,18 +47,17 @@ class Matcher:
     Args:
         state: an `llguidance.LLMatcher` of this answer's own.
         vocab_size: V.
+        num_words: of a mask, 32 tokens each; at least those of V.
 
     Attributes:
-        allowed: int32 ``[ceil(V / 32)]`` bits of the tokens that may come next, as of the last
-            `update_allowed`; all, before the first.
+        state: what `MaskBuffer` computes this answer's mask from; None where it has none.
     """
 
-    def __init__(self, state: Any, vocab_size: int) -> None:
-        self._state = state
-        self._num_words = -(-vocab_size // 32)
+    def __init__(self, state: Any, vocab_size: int, num_words: int) -> None:
+        self.state = state
+        self.num_words = num_words
         self._vocab_size = vocab_size
         self._num_consumed = 0
-        self.allowed = np.full(self._num_words, -1, np.int32)
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Take in what is new of an answer.
@@ -67,11 +68,35 @@ class Matcher:
         Raises:
             GrammarError: one of them is not allowed, or too much work would be needed to know.
         """
-        new = list(token_ids[self._num_consumed :])
+        self.consume(list(token_ids[self._num_consumed :]))
+
+    def consume(self, new: list[int]) -> None:
+        """Take in the next tokens of an answer; as `follow`, which is given all of them."""
         if new:
             self._num_consumed += len(new)
-            self._state.consume_tokens(new)
+            self.state.consume_tokens(new)
             self._check()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any token may follow, so that the answer need not be followed step by step."""
+        return False
+
+    @property
+    def wants_mask(self) -> bool:
+        """Whether a slot must be given a mask before the next token is sampled."""
+        return True
+
+    def end_of_thinking(self, token_ids: list[int]) -> int | None:
+        """The number of the next tokens after which the answer is no longer free.
+
+        Args:
+            token_ids: what an answer that `is_free` goes on with.
+
+        Returns:
+            None if it is still free after all of them.
+        """
+        return None
 
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next, because the grammar has no other way; often none.
@@ -81,21 +106,22 @@ class Matcher:
         Raises:
             GrammarError: too much work would be needed to know.
         """
-        forced: list[int] = self._state.compute_ff_tokens()
+        forced: list[int] = self.state.compute_ff_tokens()
         self._check()
         return forced if max(forced, default=0) < self._vocab_size else []
 
-    def update_allowed(self) -> None:
-        """Set `allowed` to the tokens that may follow those taken in.
+    def finish_mask(self, allowed: np.ndarray) -> None:
+        """Take over the mask that was computed from `state`.
 
-        Where the answer may end, that includes the tokens that end it.
+        Where the answer may end, it has the tokens that end it.
+
+        Args:
+            allowed: int32 ``[num_words]`` bits of the tokens that may follow those taken in.
 
         Raises:
             GrammarError: too much work would be needed to know.
         """
-        mask = np.frombuffer(self._state.compute_bitmask(), "<i4")
         self._check()
-        self.allowed = mask[: self._num_words]
 
     def rollback(self, num_tokens: int) -> None:
         """Forget the last tokens that were taken in.
@@ -103,18 +129,18 @@ class Matcher:
         Raises:
             ValueError: there are not that many.
         """
-        if not 0 <= num_tokens <= self._num_consumed or not self._state.rollback(num_tokens):
+        if not 0 <= num_tokens <= self._num_consumed or not self.state.rollback(num_tokens):
             raise ValueError(f"{num_tokens} tokens to forget of {self._num_consumed}")
         self._num_consumed -= num_tokens
 
     @property
     def may_end(self) -> bool:
         """Whether the answer is complete as it stands."""
-        return self._state.is_accepting()
+        return self.state.is_accepting()
 
     def _check(self) -> None:
-        if self._state.is_error():
-            raise GrammarError(f"structured_outputs: {one_line(self._state.get_error())}")
+        if self.state.is_error():
+            raise GrammarError(f"structured_outputs: {one_line(self.state.get_error())}")
 
 
 def one_line(message: str) -> str:

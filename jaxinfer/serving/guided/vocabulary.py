@@ -1,4 +1,4 @@
-"""A model's tokens as llguidance knows them: the bytes of each, and those that end an answer."""
+"""A model's vocabulary for llguidance: the bytes of each token, and the end tokens."""
 
 from collections.abc import Collection
 from typing import Any
@@ -19,7 +19,7 @@ def grammar_vocabulary(
 
     Raises:
         ValueError: there is no token that could end an answer.
-        ImportError: llguidance is not installed.
+        MissingPackageError: llguidance is not installed.
     """
     if not eos_token_ids:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""The HTTP edge: OpenAI's routes on top of one engine."""
+"""The HTTP server: OpenAI's routes on top of one engine."""

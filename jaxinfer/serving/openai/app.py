@@ -19,6 +19,7 @@ from jaxinfer.serving.openai.middleware.head import Head
 from jaxinfer.serving.openai.middleware.request_id import RequestId
 from jaxinfer.serving.openai.page import routes as page
 from jaxinfer.serving.openai.page.files import PAGE_PATHS
+from jaxinfer.serving.openai.protocol.documented_errors import DOCUMENTED_ERRORS
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes import (
     admin,
@@ -29,7 +30,6 @@ from jaxinfer.serving.openai.routes import (
     tokenization,
     unsupported,
 )
-from jaxinfer.serving.openai.routes.common import ERRORS
 from jaxinfer.serving.openai.settings import ServerSettings
 from jaxinfer.serving.telemetry.telemetry import Telemetry
 
@@ -58,7 +58,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # redirects would repeat the Host header
         lifespan=lifespan,
-        responses=ERRORS,
+        responses=DOCUMENTED_ERRORS,
     )
     app.state.front = front
     app.state.max_nesting = settings.max_nesting
@@ -89,11 +89,15 @@ async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
         hint = "there is no such route; /openapi.json lists all"
         error = ApiError(404, hint, route=request.scope["path"])
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "other methods")
+        hint = f"{request.method[:20]} is not taken here; use {allowed}"
+        error = ApiError(405, hint, route=request.scope["path"], headers=error.headers)
     return as_api_error(error).response()
 
 
 def _document(app: FastAPI, *, has_keys: bool) -> None:
-    """Make openapi.json say what is: errors are 400 and never 422, and what needs a key."""
+    """Correct openapi.json: errors are 400 and never 422, and routes with a key say so."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Work for one client, which ends when the client has gone."""
+"""Cancels the work for a client when the client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -36,7 +36,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def end_tasks(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel what still runs and wait for its end; what it raises is of no interest any more."""
+    """Cancel the tasks that still run and wait for their end; their exceptions are dropped."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()

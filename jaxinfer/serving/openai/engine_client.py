@@ -1,4 +1,4 @@
-"""What the HTTP edge needs of an engine: the part of `AsyncLLM` that a front end can offer too."""
+"""The engine's interface to the HTTP server: the part of `AsyncLLM` that front ends have too."""
 
 import os
 from collections.abc import AsyncGenerator, Iterable

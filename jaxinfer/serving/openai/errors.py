@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: one JSON body, of bounded size, without internals."""
+"""Error answers in OpenAI's format: one JSON body, of bounded size, without internals."""
 
 import logging
 import re
@@ -12,13 +12,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from jaxinfer.errors import JaxinferError, QueueFullError
+from jaxinfer.errors import (
+    JaxinferError,
+    MissingPackageError,
+    QueueFullError,
+    ShuttingDownError,
+)
 
 MAX_MESSAGE_CHARS = 1000
 MAX_REPORTED = 5
 _MAX_ECHOED_CHARS = 200
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+-]+){2,}/?")
 _WORD = re.compile(r"[a-z_]+")
+_KEY = re.compile(r"[a-zA-Z_]\w*")
+_TYPE_NAMES = frozenset(["str", "int", "float", "bool", "none"])
 
 logger = logging.getLogger("jaxinfer")
 
@@ -123,7 +130,10 @@ def as_api_error(error: BaseException) -> ApiError:
             return error
         case QueueFullError():
             headers = {"Retry-After": str(max(1, error.retry_after))}
-            return ApiError(503, str(error), code="queue_full", headers=headers)
+            code = "shutting_down" if isinstance(error, ShuttingDownError) else "queue_full"
+            return ApiError(503, str(error), code=code, headers=headers)
+        case MissingPackageError():
+            return ApiError(501, f"this server lacks a package: {error}", code="missing_package")
         case JaxinferError():
             logger.info("a request ends with the engine", exc_info=error)
             return ApiError(500, str(error), code="engine_error")
@@ -173,17 +183,31 @@ def from_validation(
         field = str(path[0])[:_MAX_ECHOED_CHARS] if path else None
         if fields is not None and field not in fields and found["type"] != "extra_forbidden":
             field = None
-        index = f"[{path[1]}]" if field and len(path) > 1 and isinstance(path[1], int) else ""
         first = first or field
-        text = (explain(field, found["type"]) if field else None) or _plain(found, field, index)
+        place = _place(path) if field else None
+        text = (explain(field, found["type"]) if field == place else None) if field else None
+        text = text or _plain(found, place)
         messages.setdefault(text[:_MAX_ECHOED_CHARS])
         if len(messages) == MAX_REPORTED:
             break
     return invalid("; ".join(messages), first)
 
 
-def _plain(found: Mapping[str, Any], field: str | None, index: str) -> str:
+def _place(path: Sequence[str | int]) -> str:
+    """A field with the item of its list, if there is one, and the innermost key: "tools[0].name".
+
+    What is between is left out: there pydantic also names the types that it has tried.
+    """
+    index = f"[{path[1]}]" if len(path) > 1 and isinstance(path[1], int) else ""
+    keys = [each for each in path[1:] if isinstance(each, str) and _KEY.fullmatch(each)]
+    inner = f".{keys[-1]}" if keys and keys[-1] not in _TYPE_NAMES else ""
+    return f"{path[0]}{index}{inner}"[:_MAX_ECHOED_CHARS]
+
+
+def _plain(found: Mapping[str, Any], place: str | None) -> str:
     message = str(found["msg"]).removeprefix("Value error, ")
-    if field is None:
+    if place is None:
         return "send a JSON object" if found["type"] == "missing" else message
-    return f"{field}{index}: {message}"
+    if found["type"] == "extra_forbidden":
+        message = "unknown field; leave it out"
+    return f"{place}: {message}"

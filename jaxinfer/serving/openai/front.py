@@ -4,13 +4,16 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import Request
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import ApiError, client_errors, presentable
-from jaxinfer.serving.openai.merging import merged
+from jaxinfer.serving.openai.merging import Stream, merged
 from jaxinfer.serving.openai.prompts import Prompts
 from jaxinfer.serving.openai.protocol.structured import grammar_errors
 from jaxinfer.serving.openai.settings import ServerSettings
@@ -38,8 +41,8 @@ _FIELDS = frozenset(
     ]
 )
 
-Outputs = AsyncGenerator[tuple[int, RequestOutput]]
-"""Outputs of a request's prompts as they come, each with its prompt's index."""
+Outputs = Stream[tuple[int, RequestOutput]]
+"""Outputs of a request's prompts in order of arrival, each with its prompt's index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class Job:
 
 
 class Front:
-    """What the routes work with.
+    """The state that all routes share: engine, settings, telemetry and running requests.
 
     Args:
         engine: runs the requests.
@@ -82,6 +85,8 @@ class Front:
         template = engine.tokenizer.chat_template if engine.tokenizer else None
         self.tool_parser = tool_parser_name(settings.tool_call_parser, template)
         self.reasoning_parser = reasoning_parser_name(settings.reasoning_parser, template)
+        self.thinks = self.reasoning_parser is not None and self.prompts.reader.thinks
+        """Reasoning is read, and begins and ends with tokens of the model."""
         self.started = int(time.time())
         self.num_running = 0
         """Requests whose answers are being made."""
@@ -139,18 +144,33 @@ class Front:
 
     async def _checked(
         self, streams: Sequence[AsyncGenerator[RequestOutput]], grammar_field: str | None
-    ) -> Outputs:
+    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         self.num_running += 1
         try:
             # What the engine refuses, not the consumer's own.
             with client_errors(_FIELDS), grammar_errors(grammar_field):
+                if len(streams) == 1:  # `merged` would be one more frame for every token
+                    async with contextlib.aclosing(streams[0]) as only:
+                        async for output in only:
+                            yield 0, _checked_output(output)
+                    return
                 async with contextlib.aclosing(merged(streams)) as outputs:
                     async for index, output in outputs:
-                        if output.error is not None:
-                            raise _failure(output)
-                        yield index, output
+                        yield index, _checked_output(output)
         finally:
             self.num_running -= 1
+
+
+def front_of(request: Request) -> Front:
+    """What the app was made with."""
+    return cast(Front, request.app.state.front)
+
+
+def _checked_output(output: RequestOutput) -> RequestOutput:
+    """The output, unless it says that the request failed."""
+    if output.error is not None:
+        raise _failure(output)
+    return output
 
 
 def _failure(output: RequestOutput) -> ApiError:
@@ -164,7 +184,7 @@ def _failure(output: RequestOutput) -> ApiError:
 
 
 async def finals(outputs: Outputs) -> list[RequestOutput]:
-    """The last output of each prompt, in order."""
+    """The final output of each prompt, in order."""
     last: dict[int, RequestOutput] = {}
     async with contextlib.aclosing(outputs):
         async for index, output in outputs:

@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON, strictly, and not nested without bounds."""
+"""Parses request bodies as strict JSON with bounded nesting and size."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def _is_deeper(value: Any, limit: int) -> bool:
 
 
 def _children(node: Any) -> list[Any]:
-    """Its dictionaries and lists."""
+    """The dictionaries and lists directly inside a JSON value."""
     if type(node) is dict:
         node = node.values()
     elif type(node) is not list:

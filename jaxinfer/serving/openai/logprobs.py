@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's answers have them; JSON has no infinity, so that is -9999."""
+"""Log-probabilities in OpenAI's formats; minus infinity, which JSON lacks, is -9999."""
 
 import codecs
 from collections.abc import Iterable, Sequence

@@ -1,12 +1,32 @@
-"""Several streams as one, and the first item of a stream before anything is promised."""
+"""Merges several streams into one, and waits for a stream's first item."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from jaxinfer.serving.openai.disconnects import end_tasks
 
 _QUEUE_LENGTH = 64
+
+BEGIN_SECONDS = 1.0
+"""How long a stream's status waits for the engine to take or refuse the request."""
+
+
+class Stream[T](Protocol):
+    """What can be iterated over once, and closed before its end."""
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        """Itself."""
+        ...
+
+    def __anext__(self) -> Awaitable[T]:
+        """The next item."""
+        ...
+
+    def aclose(self) -> Coroutine[Any, Any, None]:
+        """End it; safe to repeat."""
+        ...
 
 
 async def merged[T](streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
@@ -14,11 +34,6 @@ async def merged[T](streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tupl
 
     Closing it closes all streams; an exception of one ends the others.
     """
-    if len(streams) == 1:
-        async with contextlib.aclosing(streams[0]) as only:
-            async for item in only:
-                yield 0, item
-        return
     queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(_QUEUE_LENGTH)
     tasks = [asyncio.create_task(_forward(i, each, queue)) for i, each in enumerate(streams)]
     try:
@@ -52,7 +67,7 @@ async def _forward[T](
     await queue.put(last)
 
 
-async def begun[T](stream: AsyncGenerator[T], seconds: float) -> AsyncGenerator[T]:
+async def begun[T](stream: Stream[T], seconds: float) -> "Begun[T]":
     """A stream after its first item, or the error in its place, had `seconds` to come.
 
     So that a request which is refused late still gets a status of its own.
@@ -69,17 +84,38 @@ async def begun[T](stream: AsyncGenerator[T], seconds: float) -> AsyncGenerator[
         await end_tasks(first)
         await stream.aclose()
         raise
-    rest = _continued(first, stream)
-    await rest.asend(None)  # to where closing it closes the stream
-    return rest
+    return Begun(first, stream)
 
 
-async def _continued[T](first: "asyncio.Future[T]", stream: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    async with contextlib.aclosing(stream):
+class Begun[T]:
+    """A stream whose first item has been asked for; after it, the stream itself.
+
+    It is no generator, which would be one more frame for every token.
+
+    Args:
+        first: the first item.
+        stream: gives the others.
+    """
+
+    def __init__(self, first: "asyncio.Future[T]", stream: Stream[T]) -> None:
+        self._first: asyncio.Future[T] | None = first
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    def __anext__(self) -> Awaitable[T]:
+        first, self._first = self._first, None
+        return self._stream.__anext__() if first is None else self._take(first)
+
+    async def aclose(self) -> None:
+        """Close the stream; an item that is still asked for ends first."""
+        if self._first is not None:
+            await end_tasks(self._first)
+        await self._stream.aclose()
+
+    async def _take(self, first: "asyncio.Future[T]") -> T:
         try:
-            yield None  # pyright: ignore[reportReturnType] - taken by `begun`
-            yield await first
+            return await first
         finally:
             await end_tasks(first)  # before the stream is closed, which it may be running
-        async for item in stream:
-            yield item

@@ -1,4 +1,4 @@
-"""Prompts of requests become token ids, in threads: neither may hold up other requests' streams."""
+"""Tokenizes the prompts of requests in threads, so that other requests' streams are not delayed."""
 
 import asyncio
 import functools
@@ -13,6 +13,8 @@ from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.prompts import PromptReader
 
 _FIELDS = ("prompt", "messages", "input", "tools", "chat_template_kwargs", "continue_final_message")
+
+_FEW_IDS = 4096  # checked sooner than handed to a thread
 
 
 class Prompts:
@@ -85,6 +87,8 @@ class Prompts:
                 label, each, num_outputs=num_outputs, limit=limit, text=text, cache_salt=cache_salt
             )
 
+        if all(isinstance(each, list) for each in given) and sum(map(len, given)) <= _FEW_IDS:
+            return read_all()
         return await self._in(self._tokenizing, read_all)
 
     async def render(

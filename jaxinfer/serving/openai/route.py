@@ -1,4 +1,4 @@
-"""How every route runs: strict JSON in, JSON errors out, and no work for a client that has gone."""
+"""The base of every route: strict JSON in, JSON errors out, cancelled when a client disconnects."""
 
 import difflib
 from collections.abc import Callable, Coroutine

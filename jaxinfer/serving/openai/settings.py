@@ -1,4 +1,4 @@
-"""What an operator decides about the HTTP edge."""
+"""The settings of the HTTP server: names, keys, limits, parsers."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ class ServerSettings:
         api_keys: any of these is let in; empty lets everybody in.
         enable_admin: serve the routes that change the engine; needs a key.
         enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
-        page: serve the chat page at `/`; its files need no key, what it asks for does.
+        page: serve the chat page at `/`; its files need no key, its requests do.
         max_body_bytes: of a request.
         max_nesting: most levels of JSON in a request.
         keep_alive_seconds: of silence after which a stream gets a comment.

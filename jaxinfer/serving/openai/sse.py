@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxinfer.serving.openai.disconnects import end_tasks, until_gone
 from jaxinfer.serving.openai.errors import ApiError, as_api_error
+from jaxinfer.serving.openai.merging import Stream
 
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -43,7 +44,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes],
-        source: AsyncGenerator[Any],
+        source: Stream[Any],
         *,
         keep_alive_seconds: float,
         headers: dict[str, str] | None = None,

@@ -1,1 +1,1 @@
-"""What an answer's text is made of: reasoning, content and tool calls, whole or as it streams."""
+"""Parsers of answers: split text into reasoning, content and tool calls, whole or as a stream."""

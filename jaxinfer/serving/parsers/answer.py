@@ -1,4 +1,4 @@
-"""An answer's text as reasoning, content and tool calls: in pieces as it streams, or whole."""
+"""Parses an answer's text into reasoning, content and tool calls, whole or as it streams."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

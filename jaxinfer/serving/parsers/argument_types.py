@@ -1,4 +1,4 @@
-"""What a tool's schema says of its arguments, for formats that write them without JSON."""
+"""Converts tool arguments that were written without JSON to the types of the tool's schema."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ class ArgumentTypes:
 
     Args:
         tools: as in a request: `function` has `name` and perhaps `parameters`, a JSON schema.
-            What is no such thing is taken for a schema that says nothing.
+            Anything else is taken for a schema that says nothing.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:

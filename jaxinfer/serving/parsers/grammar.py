@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxinfer.serving.guided.schema_keywords import check_keywords
 from jaxinfer.serving.parsers.argument_types import ArgumentTypes
 from jaxinfer.serving.parsers.reasoning import ReasoningState
 
@@ -43,11 +44,12 @@ def tool_grammar(
         parallel: several calls may follow each other; never where a function is named.
         strict: names of the functions whose arguments follow their schema where `choice` is "auto";
             otherwise all do.
-        tokens: those of `TAGS` that are tokens of their own; llguidance takes them for special
+        tokens: the `TAGS` that are tokens of their own; llguidance takes them for special
             ones, which no text matches.
 
     Raises:
-        ValueError: `choice` names none of the tools.
+        ValueError: `choice` names none of the tools, or a schema that arguments must follow has a
+            keyword that can't be enforced.
     """
     functions = [dict(tool["function"]) for tool in tools]
     is_named = choice not in ("auto", "required")
@@ -57,6 +59,10 @@ def tool_grammar(
         raise ValueError(f"tool_choice names {choice!r}, which is none of the tools")
     if choice == "auto":
         functions = [f if f["name"] in strict else {**f, "parameters": None} for f in functions]
+    for function in functions:
+        check_keywords(
+            f"tools: parameters of {function['name']!r}", function.get("parameters") or {}
+        )
     writer = _coder_call if parser == "qwen3_coder" else _hermes_call
 
     def tag(text: str) -> str:
@@ -92,7 +98,7 @@ def _up_to(name: str, end: str, tokens: Collection[str]) -> str:
 
 
 def _hermes_call(_: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
-    """A rule's text after `<tool_call>`, and the rules that it needs."""
+    """A rule for a call in Hermes's format, after `<tool_call>`, and the rules that it needs."""
     name = json.dumps(function["name"], ensure_ascii=False)
     begin = json.dumps(f'\n{{"name": {name}, "arguments": ', ensure_ascii=False)
     schema = {"type": "object", **(function.get("parameters") or {})}
@@ -100,7 +106,7 @@ def _hermes_call(_: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, l
 
 
 def _coder_call(index: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
-    """The same with a tag for each argument, in the schema's order."""
+    """A rule for a call in Qwen3-Coder's format, with a tag for each argument in order."""
     schema = function.get("parameters") or {}
     begin = json.dumps(f"\n<function={function['name']}>\n", ensure_ascii=False)
     end = f'"</function>\\n" {tag(_END_OF_CALL)}'

@@ -1,4 +1,4 @@
-"""What a parser must hold back of a stream: white space at the end, and the beginning of a tag."""
+"""Holds back the end of a stream that may be white space before a tag, or the tag's beginning."""
 
 
 class HeldBack:
@@ -15,7 +15,7 @@ class HeldBack:
         self._held: list[str] = []
 
     def add(self, text: str) -> str:
-        """All that is certain to be followed by something else than white space, or is none."""
+        """The text without white space at its end, which is held until more text comes."""
         if self._at_start:
             text = text.lstrip(self._chars)
         core = text.rstrip(self._chars)
@@ -30,7 +30,7 @@ class HeldBack:
         return ready
 
     def take(self) -> str:
-        """What is held, which is forgotten."""
+        """Return the held text, and hold nothing."""
         held = "".join(self._held)
         self._held.clear()
         return held

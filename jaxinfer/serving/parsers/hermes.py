@@ -144,7 +144,7 @@ class HermesToolParser:
         return close + len(CLOSE)
 
     def _rest(self, text: str, start: int) -> int | None:
-        """What follows the arguments in a block has no meaning; a model may forget the tag."""
+        """After the arguments: the rest of a block is ignored; a model may forget the tag."""
         tag = _TAG.search(text, start)
         if tag is None:
             return self._wait(partial_tag(text, start, (OPEN, CLOSE)))

@@ -11,7 +11,7 @@ _QUOTE = ord('"')
 class ObjectEnd:
     """Counts brackets outside strings until the one that closes the object.
 
-    Nothing else is checked: what lies between may be no JSON at all.
+    Nothing else is checked: the text between the brackets need not be JSON.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The parsers' names, and which of them a model's chat template calls for; loads none of them."""
+"""Names of the parsers, and the choice for a model's chat template; loads no parser."""
 
 from collections.abc import Sequence
 

@@ -62,8 +62,8 @@ Piece = Reasoning | Content | CallStart | CallArguments
 class StreamParser(Protocol):
     """Splits a text that comes in parts.
 
-    The pieces of any parts of a text, put together, are those of the whole text. The work is
-    linear in its length: what was searched once is not searched again.
+    The pieces do not depend on how the text is divided into parts. The work is linear in the
+    text's length: no part is searched twice.
     """
 
     def feed(self, text: str) -> Sequence[Piece]:

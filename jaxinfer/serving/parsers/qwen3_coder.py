@@ -20,7 +20,7 @@ from jaxinfer.serving.parsers.pieces import (
 )
 
 MAX_PARAMETERS = 1024
-"""Of one call; what comes after them is left out."""
+"""Most parameters of one call; later ones are left out."""
 
 _CLOSE = "</tool_call>"
 _MOST_NAME_CHARS = 256
@@ -34,7 +34,7 @@ _ENDS = ("</parameter>", "<parameter=", "</function>", _CLOSE)
 _END = re.compile("<(?:/parameter>|parameter=|/function>|/tool_call>)")
 
 _State = Callable[[str, int], int | None]
-"""As in `hermes`."""
+"""A state of the parser: a function as in `hermes.py`."""
 
 
 class Qwen3CoderToolParser:
@@ -130,7 +130,7 @@ class Qwen3CoderToolParser:
         return start + 1
 
     def _between(self, text: str, start: int) -> int | None:
-        """Between values; what stands there has no meaning."""
+        """Between values, where text is ignored."""
         tag = _NEXT.search(text, start)
         if tag is None:
             return self._wait(_unfinished_tag(text, start))

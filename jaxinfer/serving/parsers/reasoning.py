@@ -4,15 +4,25 @@ The line breaks that the format puts around both are left out, as chat templates
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
-from jaxinfer.serving.parsers.pieces import Content, Piece, Reasoning
+from jaxinfer.serving.parsers.pieces import Content, Piece, Reasoning, StreamParser
 
 OPEN, CLOSE = "<think>", "</think>"
 
 ReasoningState = Literal["open", "possible", "over"]
 """The prompt has opened the reasoning, or said nothing of it, or closed it."""
+
+
+class ReasoningParser(StreamParser, Protocol):
+    """Splits off the reasoning of an answer."""
+
+    @property
+    def state(self) -> ReasoningState:
+        """What of the reasoning is still to come after the text so far."""
+        ...
+
 
 _MOST_SPACES = 64
 """White space before `<think>`; after more of it, the answer has no reasoning."""
@@ -27,20 +37,27 @@ class Qwen3ReasoningParser:
 
     def __init__(self, *, is_open: bool) -> None:
         self._is_open = is_open
-        self._state = self._begin
+        self._step = self._begin
         self._held = ""
         self._at_start = True
         self._reasoning = HeldBack("\n", drops_start=True)
 
     def feed(self, text: str) -> Sequence[Piece]:
         """See `StreamParser`."""
-        return self._state(text) if text else ()
+        return self._step(text) if text else ()
+
+    @property
+    def state(self) -> ReasoningState:
+        """See `ReasoningParser`."""
+        if self._step == self._content:
+            return "over"
+        return "open" if self._is_open or self._step == self._think else "possible"
 
     def finish(self) -> Sequence[Piece]:
         """See `StreamParser`."""
-        if self._state == self._begin and not self._is_open:
+        if self._step == self._begin and not self._is_open:
             return _content(self._held)
-        if self._state == self._content:
+        if self._step == self._content:
             return ()
         return _reasoning(self._reasoning.add(self._held))
 
@@ -55,13 +72,13 @@ class Qwen3ReasoningParser:
             return self._open(rest[len(OPEN) :])
         if self._is_open:
             return self._open(self._held)
-        self._state = self._content
+        self._step = self._content
         self._at_start = False
         text, self._held = self._held, ""
         return _content(text)
 
     def _open(self, text: str) -> Sequence[Piece]:
-        self._state = self._think
+        self._step = self._think
         self._held = ""
         return self._think(text)
 
@@ -72,7 +89,7 @@ class Qwen3ReasoningParser:
             ready = partial_tag(text, 0, (CLOSE,))
             self._held = text[ready:]
             return _reasoning(self._reasoning.add(text[:ready]))
-        self._state = self._content
+        self._step = self._content
         self._held = ""
         before = _reasoning(self._reasoning.add(text[:end]))
         return [*before, *self._content(text[end + len(CLOSE) :])]

@@ -1,4 +1,4 @@
-"""The parsers by their names."""
+"""The registry of tool parsers and reasoning parsers, by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.serving.parsers.hermes import HermesToolParser
 from jaxinfer.serving.parsers.pieces import StreamParser
 from jaxinfer.serving.parsers.qwen3_coder import Qwen3CoderToolParser
-from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser
+from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, ReasoningParser
 
 ToolParserFactory = Callable[[Sequence[Mapping[str, Any]]], StreamParser]
 
@@ -16,5 +16,5 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
 }
 """By the names in `TOOL_PARSER_NAMES`; each is called with a request's tools."""
 
-REASONING_PARSERS: Mapping[str, Callable[..., StreamParser]] = {"qwen3": Qwen3ReasoningParser}
+REASONING_PARSERS: Mapping[str, Callable[..., ReasoningParser]] = {"qwen3": Qwen3ReasoningParser}
 """By the names in `REASONING_PARSER_NAMES`; each is called with `is_open`."""

@@ -13,17 +13,17 @@ def is_started() -> bool:
 
 
 def num_processes() -> int:
-    """How many processes there are, as they were started."""
+    """The number of processes, as they were started."""
     return distributed.global_state.num_processes
 
 
 def process_id() -> int:
-    """Which of them this is."""
+    """This process's id."""
     return distributed.global_state.process_id
 
 
 def forget() -> None:
-    """Leave alone a connection that was never made: ending it would wait, or write errors."""
+    """Forget a connection that was never made: shutting it down would wait, or print errors."""
     state = distributed.global_state
     threading.Thread(target=_keep, args=(state.client, state.service), daemon=True).start()
     state.client = state.service = None
@@ -36,7 +36,7 @@ def coordinator_host() -> str:
 
 
 def detect(timeout: int) -> tuple[str | None, int | None, int | None, Any]:
-    """What Slurm, Kubernetes or MPI say: coordinator, number of processes, id, local devices."""
+    """The settings of Slurm, Kubernetes or MPI: coordinator, number of processes, id, devices."""
     detected = clusters.ClusterEnv.auto_detect_unset_distributed_params
     return detected(None, None, None, None, None, timeout)
 

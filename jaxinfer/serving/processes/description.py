@@ -1,4 +1,4 @@
-"""What processes must have in common, as plain data that they compare before they start."""
+"""Describes a process's versions, arguments, weights and tokenizer, for processes to compare."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.processes import coordination
 
-# What may differ: where files lie on each machine, and what is shown.
+# Arguments that may differ: the places of files on each machine, and the output for people.
 _LOCAL_FIELDS = ("model", "tokenizer", "revision", "compilation_cache_dir", "show_progress")
 _SAMPLES, _SAMPLE_BYTES = 8, 64
 _SMALL_FILE = 1 << 20
@@ -40,7 +40,7 @@ def describe_environment() -> dict[str, Any]:
 def describe_engine(
     config: EngineConfig, model_config: ModelConfig, mesh: Mesh, rules: ShardingRules
 ) -> dict[str, Any]:
-    """Every argument that decides what is compiled and scheduled, by its name."""
+    """Every argument that affects compilation or scheduling, by its name."""
     engine = dataclasses.asdict(config)
     model = dataclasses.asdict(model_config)
     return {

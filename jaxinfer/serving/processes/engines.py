@@ -1,8 +1,8 @@
-"""Engines in step: whatever process 0's engine is asked to do, the others do in the same order.
+"""Keeps the engines of several processes in step: each repeats process 0's calls in order.
 
-A step is deterministic given the calls before it, so calls are all that travels: requests with
-their seeds, aborts, steps, resets of the prefix cache and swaps of weights. What depends on time or
-on threads happens on process 0, between its steps.
+A step is deterministic given the calls before it, so only calls are sent: requests with their
+seeds, aborts, steps, resets of the prefix cache and swaps of weights. Decisions that depend on time
+or on threads are made on process 0, between its steps.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The processes that run one engine: what they tell each other, and how they end together."""
+"""A group of processes that run one engine: their messages, and their common end."""
 
 import atexit
 import contextlib
@@ -48,7 +48,7 @@ class ProcessGroup:
 
     A process that dies ends all others at once: collectives that wait for it would never end. One
     that fails in good order is an exception in the others, where they look for messages, and ends
-    those that don't look within seconds.
+    any process that does not look within seconds.
 
     Args:
         process_id: which process this is.
@@ -83,7 +83,7 @@ class ProcessGroup:
         """Every process's value, in order of process ids; all processes call it.
 
         Args:
-            topic: what it is about.
+            topic: names the exchange.
             value: plain JSON data.
 
         Raises:
@@ -170,7 +170,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
-        """Whatever is raised inside, other processes hear of it."""
+        """Report any exception inside to the other processes."""
         try:
             yield
         except KeyboardInterrupt:

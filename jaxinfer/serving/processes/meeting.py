@@ -1,4 +1,4 @@
-"""How processes find each other: process 0 listens and leaves its address with the coordinator."""
+"""Connects the processes: process 0 listens and leaves its address with the coordinator."""
 
 import hmac
 import json

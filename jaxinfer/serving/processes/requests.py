@@ -1,4 +1,4 @@
-"""A request as JSON, so that every process enqueues the same one."""
+"""Converts requests to JSON and back, so that every process enqueues the same one."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -13,12 +13,14 @@ _STAY_IN_REQUEST = ("sink",)
 _STAY_IN_PROMPT = ("text", "packed")
 
 
-def request_to_json(request: NewRequest) -> dict[str, Any]:
-    """All fields that decide what the request does."""
-    return _given(request, leave=_STAY_IN_REQUEST) | {
-        "prompt": _given(request.prompt, leave=_STAY_IN_PROMPT),
-        "params": _given(request.params),
-    }
+def request_to_json(request: NewRequest, leave: Collection[str] = ()) -> dict[str, Any]:
+    """All fields that decide what the request does, but for those to leave out."""
+    message = _given(request, leave=(*_STAY_IN_REQUEST, *leave))
+    if "prompt" in message:
+        message["prompt"] = _given(request.prompt, leave=_STAY_IN_PROMPT)
+    if "params" in message:
+        message["params"] = _given(request.params)
+    return message
 
 
 def request_from_json(message: Mapping[str, Any]) -> NewRequest:

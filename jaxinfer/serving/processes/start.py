@@ -51,7 +51,7 @@ class Place:
 
     @property
     def address(self) -> str:
-        """Of the coordination service."""
+        """The address of the coordination service, as HOST:PORT."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

@@ -1,1 +1,1 @@
-"""What runs on the devices: the steps, their shapes and how they are lowered."""
+"""Device programs: the steps that run on the devices, their shapes and their lowering."""

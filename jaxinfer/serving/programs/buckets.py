@@ -1,4 +1,4 @@
-"""The few shapes that steps are compiled for, and which of them a batch takes."""
+"""Buckets: the few shapes that steps are compiled for, and the choice of one for a batch."""
 
 import bisect
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How the all-reduces of a step run on several GPUs.
+"""Chooses how the all-reduces of a step run on several GPUs.
 
 A decode step reduces a few KB twice a layer, so what counts is the launch. "peer_buffers" is our
 own kernel (`kernels/collectives/mosaic/all_reduce.py`), the fastest, for two or four GPUs of a
@@ -11,8 +11,8 @@ call, which costs the host more than the graph saves unless the program holds se
 
 A prefill step reduces up to 134 MB at a time, and what counts is what runs beside it:
 `token_parts.py` and `two_batch_overlap.py` see to that. NCCL's kernels take multiprocessors from
-those products. Where there are two GPUs with peer buffers, each sends its shares to the other with
-its copy engine and adds what it gets (`TensorAxis.swap`).
+the products beside them. Where there are two GPUs with peer buffers, each sends its shares with
+its copy engine to the other and adds the shares that it receives (`TensorAxis.swap`).
 """
 
 from typing import Any, Literal

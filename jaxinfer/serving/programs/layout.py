@@ -1,4 +1,4 @@
-"""Where each array of a batch lies in the one int32 vector that is uploaded for it.
+"""The layout of a batch: the place of each array in the one int32 vector that is uploaded.
 
 Host and device read the same layout: `split` returns views, so the host fills a NumPy vector
 through them, and the step takes its arrays out of the traced vector with the same call. Which
@@ -104,7 +104,7 @@ class PrefillShape:
         return _blank(self)
 
     def array_shapes(self) -> list[tuple[int, ...]]:
-        """Of all arrays of the vector."""
+        """Shapes of all arrays in the vector."""
         return _shapes(self.data, self.tokens, self.rows, self.width)
 
 
@@ -127,7 +127,7 @@ class DecodeShape:
 
     @property
     def data(self) -> tuple[Datum, ...]:
-        """All that is packed, in that order, but for what rows share."""
+        """All that is packed, in that order, except the arrays of shared keys."""
         return _DECODE_DATA + data_of("decode", self.extra) if self.extra else _DECODE_DATA
 
     @property
@@ -153,7 +153,7 @@ class DecodeShape:
         return _blank(self)
 
     def array_shapes(self) -> list[tuple[int, ...]]:
-        """Of all arrays of the vector."""
+        """Shapes of all arrays in the vector."""
         shapes = _shapes(self.data, self.rows, self.rows, self.width)
         U = self.work_items
         return [*shapes, (1,), (U, 4), (self.rows, 4)] if U else shapes

@@ -1,4 +1,4 @@
-"""Memory of each GPU that the others write their share of a sum to (`mosaic/all_reduce.py`).
+"""Peer buffers: memory of each GPU into which the others write their shares of a sum.
 
 A program is given addresses, as one small array: the memory itself is none of its arguments, lives
 as long as the engine, and must be made anew after a step that failed, when some GPUs may have

@@ -1,4 +1,4 @@
-"""Which programs an engine consists of: what is compiled ahead, and what bounds its memory."""
+"""The set of an engine's programs: all that it may run, and the largest, which bound its memory."""
 
 from typing import Any
 

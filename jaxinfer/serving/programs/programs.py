@@ -31,7 +31,7 @@ from jaxinfer.serving.sampling.layout import (
 
 @dataclass(frozen=True)
 class Program:
-    """A function and all that jit needs to know of it.
+    """A function to compile, with jit's settings for it.
 
     Attributes:
         name: in profiles and in the compilation cache.
@@ -66,7 +66,7 @@ class Programs:
     """Describes an engine's programs.
 
     Attributes:
-        context: what is static in every step.
+        context: the static settings of every step.
         params: tree of ``jax.ShapeDtypeStruct`` with the shardings of the real parameters.
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
@@ -111,17 +111,17 @@ class Programs:
 
     @property
     def kv(self) -> PagesOfLayers:
-        """The whole cache."""
+        """Shapes of the whole KV cache."""
         return self.cache.kv
 
     @property
     def last_tokens(self) -> jax.ShapeDtypeStruct:
-        """Newest token of each slot, and of the padding slot."""
+        """Shape of the newest token of each slot, and of the padding slot."""
         return self.whole((self.num_slots,))
 
     @property
     def slot_state(self) -> SlotState:
-        """What mode "full" keeps of each slot, and of the padding slot."""
+        """Shapes of the state that mode "full" keeps of each slot, and of the padding slot."""
         vocab_size = self.context.config.vocab_size
         sharding = NamedSharding(self.context.mesh, logits_spec(self.context.rules))
         counts = jax.ShapeDtypeStruct((self.num_slots, vocab_size), jnp.int32, sharding=sharding)
@@ -137,11 +137,11 @@ class Programs:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of pages and hidden states: the parameters'."""
+        """The dtype of pages and hidden states, which is the parameters'."""
         return self.params["model"]["embed_tokens"].dtype
 
     def whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        """An array that every device has all of."""
+        """Shape of an array that every device holds whole."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
 
     def sampling(self, rows: int, mode: SamplerMode) -> SamplingArrays:

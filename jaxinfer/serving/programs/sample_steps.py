@@ -1,7 +1,7 @@
 """From hidden states to tokens on the devices: head, sampler, multi-step decode, prompt scores.
 
-Pure functions for one device's shards, as in `steps.py`. Whatever the host reads of a step is one
-int32 array (`result.py` takes it apart): floats travel by their bits, so that one copy brings all.
+Pure functions for one device's shards, as in `steps.py`. All results that the host reads of a step
+are one int32 array (`result.py` takes it apart): floats are stored by their bits, for one copy.
 """
 
 import functools
@@ -250,6 +250,7 @@ def prompt_logprobs_step(
     return packed.reshape(T + pad, -1)[:T]
 
 
+@jax.named_scope("sample")
 def _sample_mixed(
     logits: Float[Array, "B V"],
     slots: Int32[Array, " B"],
@@ -270,6 +271,7 @@ def _sample_mixed(
     return merge(_sample(logits, fed, arrays, context, "temperature"), full, special)
 
 
+@jax.named_scope("sample")
 def _sample(
     logits: Float[Array, "B V"],
     fed: Int32[Array, " B"],
@@ -293,6 +295,7 @@ def _sample(
     )
 
 
+@jax.named_scope("sample")
 def _pack(output: StepOutput) -> jax.Array:
     """All of a step's results in one int32 array ``[B, columns]``; `result.py` is its inverse."""
 

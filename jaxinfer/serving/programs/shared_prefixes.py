@@ -109,7 +109,7 @@ def _shared_with_previous(
 
 
 def _split(keys: np.ndarray, last_window: int, rows_in_item: int) -> Iterator[Group]:
-    """Groups; each is the one with the largest saving among those beginning with its first row.
+    """Groups; each has the largest saving among all that begin with its first row.
 
     Args:
         keys: ``[n]`` keys that each row shares with the one before it.

@@ -1,4 +1,4 @@
-"""What runs on the devices in a step: packed tokens through the layers into pages, rows to tokens.
+"""The device side of a step: packed tokens through the layers, keys and values into the pages.
 
 Pure functions of arrays, each written for one device's shards; `programs.py` puts them under
 ``shard_map`` and ``jit``. Letters as in the design: T packed tokens, B rows, E hidden, P pages, S
@@ -42,7 +42,7 @@ Rotation = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class StepContext:
-    """What is fixed for an engine's life and static in every step.
+    """Settings that are fixed for an engine's life and static in every step.
 
     Attributes:
         config: the model's shape.
@@ -96,7 +96,7 @@ class StepContext:
         return self.rules.heads if self.num_devices > 1 else None
 
     def tensor_axis(self, peers: Array | None) -> TensorAxis | None:
-        """The same as the model takes it, with a program's argument `peers`."""
+        """The axis as the model's functions take it, with a program's argument `peers`."""
         if self.axis is None:
             return None
         return TensorAxis(self.axis, None if peers is None else peers[0])

@@ -1,4 +1,4 @@
-"""Whole KV blocks out of and into the pages, on the devices, for swapping to host memory."""
+"""Copies whole KV blocks out of the pages and back, on the devices, for swapping to host memory."""
 
 import jax
 from jaxtyping import Array, Float, Int32

@@ -1,4 +1,4 @@
-"""Host arrays onto a mesh, with as little work for the host as JAX allows."""
+"""Uploads host arrays to a mesh, with as little work for the host as JAX allows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The queue in front of the replicas: who stands in it, who was sent where, what that weighs."""
+"""The queue in front of the replicas: waiting requests, the replica of each, and its load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A replica and what it was given to do.
+    """A replica with its requests and their load.
 
     Attributes:
         index: which one it is.
@@ -41,7 +41,7 @@ class FrontRequest:
         new: as the caller asked for it.
         group: what its engine runs, or will.
         member: where it is; None while it stands in the queue.
-        load: what it adds to its replica's.
+        load: its part of its replica's load.
         cause: what its sink raised, which ends it.
     """
 

@@ -230,7 +230,7 @@ class EngineGroup:
         )
 
     def _deliver(self) -> None:
-        """Hand out what has arrived from the replicas."""
+        """Deliver the outputs that have arrived from the replicas."""
         while self._arrived:
             request_id, output = self._arrived.popleft()
             request = self._front.get(request_id)
@@ -281,7 +281,7 @@ class EngineGroup:
         """End what a dead replica has, by its engine as far as that still works."""
         engine = member.replica.engine
         try:
-            # What was posted meanwhile comes before this.
+            # Actions posted meanwhile run before this.
             member.replica.call(lambda: engine.give_up(reason))
         except Exception as error:
             logger.error("replica %d can't end its requests", member.index, exc_info=error)

@@ -1,4 +1,4 @@
-"""Which devices each replica runs on: a mesh with an axis of replicas, cut along that axis."""
+"""The devices of each replica: a mesh with an axis of replicas, cut along that axis."""
 
 from collections.abc import Sequence
 from typing import Any

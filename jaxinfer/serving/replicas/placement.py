@@ -1,4 +1,4 @@
-"""A replica's own parameter tree, made of the caller's buffers wherever they lie right already."""
+"""A replica's own parameter tree, made from the caller's buffers without copies where possible."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -34,13 +34,13 @@ class Replica(Protocol):
         """Have the engine step; returns when it has, or at once if a thread does it."""
 
     def post(self, action: Action) -> None:
-        """Do something between two steps, after all that was posted before."""
+        """Post an action, which runs between two steps after all earlier ones."""
 
     def call(self, action: Action) -> Any:
-        """The same, and wait for its result; what it raises is raised here."""
+        """Post an action and wait for its result; its exceptions are raised here."""
 
     def close(self) -> None:
-        """End the thread, if there is one, after all that was posted."""
+        """End the thread, if there is one, after all posted actions."""
 
 
 class ReplicaInTurn:
@@ -56,7 +56,7 @@ class ReplicaInTurn:
         self.is_stepping = False
 
     def step(self) -> None:
-        """One step, now."""
+        """Run one step in the caller's thread."""
         try:
             self.engine.step()
         except BaseException as error:  # the group says what becomes of a dead engine
@@ -110,11 +110,11 @@ class ReplicaThread:
         self._owner.post(self._step)
 
     def post(self, action: Action) -> None:
-        """Do it in the thread; it must not raise."""
+        """Post an action to the thread; it must not raise."""
         self._owner.post(action)
 
     def call(self, action: Action) -> Any:
-        """Do it in the thread and wait for that."""
+        """Run an action in the thread and wait for its result."""
         return self._owner.call(action)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: a pure function of what the replicas hold."""
+"""Chooses the replica for a request: a pure function of the replicas' caches and loads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ _ALWAYS_ACCEPTED = 8  # sequences; a step of so few rows takes hardly longer tha
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What the router knows of a replica.
+    """The router's view of a replica.
 
     Attributes:
         index: which one it is.

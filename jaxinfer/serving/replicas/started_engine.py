@@ -1,4 +1,4 @@
-"""One engine with its two sides, which several callers of a start need to reach."""
+"""A started engine with its runner and scheduler, which several parts of a start use."""
 
 from dataclasses import dataclass
 

@@ -14,3 +14,14 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
         OverflowError: an id is outside the range of int32.
     """
     return array("i", token_ids).tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """The token ids that `pack_ids` was given.
+
+    Raises:
+        ValueError: the bytes are not whole ids.
+    """
+    token_ids = array("i")
+    token_ids.frombytes(packed)
+    return token_ids.tolist()

@@ -173,8 +173,11 @@ class PromptReader:
         if self.tokenizer is None and needs_text:
             field = needs_text[0]
             raise ValueError(f"{field} needs a tokenizer, and this engine has none")
-        if params.thinking_token_budget is not None and not self._thinks:
+        if params.thinking_token_budget is not None and not self.thinks:
             raise ValueError(f"thinking_token_budget: {NO_THINKING}")
+        grammar = params.structured_outputs
+        if grammar is not None and grammar.after_thinking and not self.thinks:
+            raise ValueError(f"structured_outputs.after_thinking: {NO_THINKING}")
         for word in params.bad_words or ():
             if not all(map(self._is_in_vocab, bad_word_spellings(word))):
                 raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
@@ -187,7 +190,7 @@ class PromptReader:
         return params.truncate_prompt_tokens
 
     @functools.cached_property
-    def _thinks(self) -> bool:
+    def thinks(self) -> bool:
         """Whether the model has tokens around its thinking."""
         tokenizer = self.tokenizer
         return tokenizer is not None and thinking_tokens(tokenizer, self.vocab_size) is not None

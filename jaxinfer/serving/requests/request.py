@@ -1,5 +1,6 @@
 """The scheduler's state of one request: its tokens, its progress, and the blocks it holds."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,10 +12,10 @@ from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
 
 if TYPE_CHECKING:
-    from jaxinfer.serving.guided.matcher import Matcher
+    from jaxinfer.serving.guided.thinking import AnswerMatcher
 
 IN_FLIGHT_TOKEN = -1
-"""Stands for a token that the device has sampled and the host has not read yet."""
+"""Placeholder of a token that the device has sampled and the host has not read yet."""
 
 
 class RequestStatus(Enum):
@@ -108,7 +109,7 @@ class Request:
     Attributes:
         request_id: unique among the unfinished requests of a scheduler.
         new: the caller's request, shared by its n completions.
-        params: this completion's sampling parameters: those of `new`, but only the first
+        params: this completion's sampling parameters: `new`'s, except that only the first
             completion has prompt log-probabilities.
         seed: the resolved seed of its random draws.
         prompt_token_ids: the token ids of the prompt.
@@ -116,6 +117,8 @@ class Request:
         output_token_ids: generated tokens that the host has read.
         num_in_flight_tokens: tokens reserved by launched steps that the host has not read yet;
             fewer may be accepted.
+        num_void_tokens: tokens reserved by launched steps that are dropped when they are read; see
+            `cut`.
         num_tokens: length of the sequence, tokens in flight included.
         num_cached_tokens: leading tokens whose keys and values are in pages, launched steps
             included (in host blocks while SWAPPED). Tokens counted beyond the accepted ones are
@@ -143,6 +146,7 @@ class Request:
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)
+    num_void_tokens: int = field(default=0, init=False)
     num_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     slot: int | None = field(default=None, init=False)
@@ -155,7 +159,7 @@ class Request:
     history: RunHistory = field(default_factory=RunHistory, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
-    matcher: "Matcher | None" = field(default=None, init=False)
+    matcher: "AnswerMatcher | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = self.new.prompt.token_ids
@@ -178,9 +182,18 @@ class Request:
     def late_from(self) -> int:
         """The number of output tokens from which on it takes part in no multi-step decodes."""
         params = self.params
-        if params.bad_words or params.structured_outputs:
+        if params.bad_words or (params.structured_outputs and not self.thinks_freely):
             return 0
-        return params.thinking_token_budget or 0  # not spent before there are as many tokens
+        budget = params.thinking_token_budget  # not spent before there are as many tokens
+        return sys.maxsize if budget is None else budget
+
+    @property
+    def thinks_freely(self) -> bool:
+        """Whether its grammar waits for the end of its thinking, and the device need not.
+
+        Tokens that are sampled past that end are dropped, but penalties would count them.
+        """
+        return self.matcher is not None and self.matcher.is_free and not self.params.has_penalties
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -206,7 +219,7 @@ class Request:
         return self.num_in_flight_tokens > 0 and not self.decodes_on_device
 
     def samples_late_within(self, num_tokens: int) -> bool:
-        """Whether its sampling reads its own tokens on the host if it has up to so many tokens.
+        """Whether its sampling reads its own tokens on the host at this length.
 
         Args:
             num_tokens: of its sequence, the sampled ones included.
@@ -215,7 +228,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """Whether it has ended, for any reason."""
         return self.status is RequestStatus.FINISHED
 
     @property
@@ -232,13 +245,34 @@ class Request:
             or params.has_penalties
             or params.bad_words
             or params.allowed_token_ids is not None
-            or params.thinking_token_budget is not None
+            or (params.thinking_token_budget is not None and not self._thinks_first)
         )
 
+    @property
+    def _thinks_first(self) -> bool:
+        """Whether its grammar begins when its thinking, and so the budget of that, is over."""
+        given = self.params.structured_outputs
+        return given is not None and given.after_thinking
+
     def forget_tokens_in_flight(self) -> None:
-        """Make the tokens that the host has read all there is."""
-        self.num_in_flight_tokens = 0
+        """Make the tokens that the host has read all there is; no more of it will be read."""
+        self.num_in_flight_tokens = self.num_void_tokens = 0
         self.num_tokens = self.num_known_tokens
+
+    def cut(self, num_tokens: int) -> None:
+        """End what was launched of it at a token that is being read, as if no more were sampled.
+
+        Its next row feeds that token again.
+
+        Args:
+            num_tokens: length of the sequence up to that token.
+        """
+        self.num_void_tokens = self.num_in_flight_tokens
+        self.num_in_flight_tokens = 0
+        self.num_tokens = num_tokens
+        # 0 if it was preempted meanwhile.
+        self.num_cached_tokens = min(self.num_cached_tokens, num_tokens - 1)
+        self.decodes_on_device = False
 
     def give_up_tokens(self, count: int) -> None:
         """Shorten it by reserved tokens that were not accepted; nothing of it is in flight."""
@@ -247,7 +281,7 @@ class Request:
         self.num_cached_tokens = min(self.num_cached_tokens, self.num_tokens - 1)
 
     def follow_proposals(self, kept: Sequence[int]) -> None:
-        """Go on in what was proposed past tokens that were read, or drop it if they differ."""
+        """Drop the proposed tokens that were read, or all of them if the read ones differ."""
         count = len(kept)
         agrees = self.proposed_token_ids[:count] == list(kept)
         self.proposed_token_ids = self.proposed_token_ids[count:] if agrees else []

@@ -1,7 +1,6 @@
 """A caller's request: text and log-probabilities of its n completions, and outputs made of them."""
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 
 from jaxinfer.logprobs import LogprobsAtPosition
@@ -230,7 +229,7 @@ class RequestGroup:
             prompt_logprobs=self._prompt_logprobs,
             finished=finished,
             num_cached_tokens=requests[0].history.num_prefix_cached_tokens,
-            metrics=dataclasses.replace(self._metrics),
+            metrics=self._metrics.copy(),
             error=self.error,
             weight_version=max(output.weight_version for output in outputs),
         )

@@ -38,7 +38,7 @@ class TokenScores:
 
 
 NO_SCORES = TokenScores(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.bool_))
-"""Of tokens that were not sampled."""
+"""The scores of a step in which no token was sampled."""
 
 
 @dataclass(frozen=True)

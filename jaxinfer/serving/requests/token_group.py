@@ -184,7 +184,7 @@ class TokenGroup:
 
 
 def _check(scores: TokenScores, num_top: int) -> None:
-    """Check that a step's scores have what was asked for.
+    """Check that a step's scores have the requested log-probabilities.
 
     Raises:
         RuntimeError: the step did not compute the requested log-probabilities.

@@ -1,1 +1,1 @@
-"""Owns the devices: packs a step, launches it and reads its result late."""
+"""The runner owns the devices: it packs a step, launches it, and reads its result later."""

@@ -1,4 +1,4 @@
-"""A schedule becomes packed int32 arrays: everything that a step uploads, made with NumPy alone."""
+"""Packs a schedule into the int32 arrays that a step uploads, with NumPy alone."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -179,13 +179,17 @@ class BatchBuilder:
         Args:
             schedule: of the last `build`.
         """
-        rows = []
-        for row in schedule.rows:
-            slot, matcher = row.request.slot, row.request.matcher
-            if row.samples and slot is not None and matcher is not None:
-                edits = self._mirror.sampling[slot].edits
-                rows.append((slot, edits.allowed_of(matcher.allowed) if edits else matcher.allowed))
-        return list(self._updates.masks(rows))
+        masks = schedule.masks
+        if masks is None:
+            return []
+        slots = []
+        for i, row in enumerate(masks.rows):
+            slot = schedule.rows[row].request.slot
+            edits = None if slot is None else self._mirror.sampling[slot].edits
+            if edits is not None:
+                edits.restrict(masks.allowed[i])
+            slots.append(self._updates.num_slots if slot is None else slot)
+        return list(self._updates.masks(slots, masks.allowed))
 
     def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
         edits, penalised = [], []

@@ -1,4 +1,4 @@
-"""Checks a parameter tree leaf by leaf, and puts on the devices only what is not there yet."""
+"""Checks a parameter tree leaf by leaf, and copies to the devices only leaves not there yet."""
 
 import difflib
 import re

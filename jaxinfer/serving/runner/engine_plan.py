@@ -1,7 +1,8 @@
-"""How an engine runs: what is decided before its KV cache is allocated."""
+"""The plan of an engine: its shapes and programs, decided before its KV cache is allocated."""
 
 from dataclasses import dataclass
 
+from jaxinfer.profiling.memory.phases import MemoryMark
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.programs.buckets import Buckets
@@ -12,7 +13,7 @@ from jaxinfer.startup_report import StartupReport
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """How an engine runs.
+    """The plan of an engine.
 
     Attributes:
         platform: of the devices: "cpu", "gpu".
@@ -23,6 +24,8 @@ class EnginePlan:
         counter: what XLA has built since planning began.
         report: what to tell the user.
         seconds: how long planning took.
+        memory_mark: what the devices said before it, with the weights on them.
+        slot_bytes: what is kept of running sequences, on each device.
     """
 
     platform: str
@@ -33,6 +36,8 @@ class EnginePlan:
     counter: CompilationCounter
     report: StartupReport
     seconds: float
+    memory_mark: MemoryMark
+    slot_bytes: int
 
     def close(self) -> None:
         """Stop compiling and counting."""

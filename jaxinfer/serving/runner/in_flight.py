@@ -1,4 +1,4 @@
-"""Steps that were launched: with their tokens on the way to the host, or yet to be drawn."""
+"""Records of launched steps, whose tokens are on the way to the host or yet to be drawn."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ class UnsampledStep(NamedTuple):
     """A step whose forward pass was launched and whose tokens `Runner.sample` draws.
 
     Attributes:
-        schedule: what was launched.
-        batch: what was uploaded for it.
+        schedule: the rows that were launched.
+        batch: the arrays that were uploaded for it.
         hidden: final hidden states ``[B, E]`` on the device.
         rows: int32 ``[2, B]``: each row's slot and the token it was fed last.
         residual: the residual stream ``[T, E]`` of a step whose prompt tokens are scored, or none.

@@ -1,4 +1,4 @@
-"""What steps keep on the devices, pages above all: allocated zeroed, and freed."""
+"""Allocates and frees the device memory of steps: KV pages, last tokens and slots."""
 
 import functools
 from collections.abc import Callable

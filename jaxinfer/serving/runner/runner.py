@@ -1,4 +1,4 @@
-"""Owns the device: its programs, pages and parameters; launches steps and reads them late."""
+"""Owns the device: its programs, pages and parameters; launches steps and reads them later."""
 
 import contextlib
 import functools
@@ -31,12 +31,14 @@ from jaxinfer.serving.runner.batch import Batch, BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
+from jaxinfer.serving.runner.runner_memory import RunnerMemory
 from jaxinfer.serving.runner.slot_writes import SlotWriter
 from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.runner.watchdog import Watchdog
 from jaxinfer.serving.sampling.layout import WITH_SLOTS
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.slots.request_sampling import request_sampling
+from jaxinfer.spans import EnterSpan
 from jaxinfer.startup_report import StartUpTimes
 
 
@@ -56,12 +58,14 @@ class Runner:
 
     Attributes:
         report: what to tell the user at start-up.
+        memory: what arrays and programs take of the devices.
         wanted_params: what parameters must be: `jax.ShapeDtypeStruct` with shardings.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step.
         compiles_ahead: whether `compile_all` is wanted before the first request.
+        span, launched: for recordings: of packing a step, and of programs as they are launched.
 
     Raises:
         CapacityError: there is too little host memory for the swap space.
@@ -90,6 +94,7 @@ class Runner:
         self._head: Any = context.architecture.head_params(params)
         self._compile_s = self._allocate_s = 0.0
         self.report = plan.report
+        self.memory = RunnerMemory(plan, self._mesh.local_devices)
         self.num_kv_blocks = plan.report.num_kv_blocks
         self.max_model_len = plan.report.max_model_len
         self.max_num_batched_tokens = config.token_budget(plan.platform)
@@ -125,6 +130,8 @@ class Runner:
         self._writer = SlotWriter(
             plan.compiled, lambda arrays: upload(arrays, self._whole), self._await_if_emulated
         )
+        self.span: EnterSpan = contextlib.nullcontext
+        self.launched: list[tuple[ProgramKey, jax.stages.Compiled]] | None = None
         self._kv: Any = None
         self._last_tokens: Any = None
         self._slots: Any = None
@@ -143,11 +150,6 @@ class Runner:
         return self._plan.counter.count
 
     @property
-    def compile_seconds(self) -> float:
-        """Time that went into them, summed over threads."""
-        return self._plan.counter.seconds
-
-    @property
     def seconds_waited_for_programs(self) -> float:
         """How long steps have waited for programs that were compiled at their first use."""
         return self._compiled.seconds_waited
@@ -155,11 +157,6 @@ class Runner:
     def multi_step_steps(self, rows: int) -> int:
         """Decode steps of one launch for this number of rows; 1 without multi-step decodes."""
         return self._buckets.multi_step_steps(rows)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV pages on each device."""
-        return self.report.kv_bytes
 
     def compile_all(self) -> None:
         """Compile every program there is, so that nothing compiles while requests run.
@@ -178,6 +175,7 @@ class Runner:
         finally:
             self._lowering.close()
         self._compile_s = time.perf_counter() - start
+        self.memory.mark("programs compiled")
         if self._kv is None:
             self.reset_cache()
         # XLA keeps scratch memory for every all-reduce of every program that has run, 0.4 GB a
@@ -210,12 +208,13 @@ class Runner:
                 late, the result is for `sample`, before anything else is launched.
 
         Raises:
-            Exception: whatever the device raises. The pages may then be gone: call `reset_cache`.
+            Exception: the device's own. The pages may then be gone: call `reset_cache`.
         """
         if self._kv is None:
             self.reset_cache()
         self._swap(schedule)
-        batch = self._builder.build(schedule)
+        with self.span("pack"):
+            batch = self._builder.build(schedule)
         if batch.edits or batch.counts:
             self._slots = self._writer.edits(self._slots, batch.edits)
             self._slots = self._writer.counts(self._slots, batch.counts)
@@ -224,7 +223,7 @@ class Runner:
             return self._launch_multi_step(schedule, batch, packed, sampling)
         if batch.shape not in self._compiled:
             self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
-        self._kv, hidden, rows, *residual = self._compiled[batch.shape](
+        self._kv, hidden, rows, *residual = self._program(batch.shape)(
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
         self._await_if_emulated(hidden)
@@ -245,7 +244,7 @@ class Runner:
         """Wait for a launched step and read it.
 
         Raises:
-            Exception: whatever the device raised in the step. The pages may then be gone.
+            Exception: the device's own, of that step. The pages may then be gone.
         """
         with self._watchdog.watching("a step"):
             sampled = np.asarray(step.sampled)
@@ -277,6 +276,7 @@ class Runner:
             jax.block_until_ready(self._kv)
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
+        self.memory.mark("KV cache allocated")
 
     def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
         """Take other weights from the next launch on.
@@ -371,13 +371,13 @@ class Runner:
         prompt = None
         if batch.targets is not None:
             self._await_if_emulated(sampled)
-            score = self._compiled[PromptLogprobsKey(len(batch.targets))]
+            score = self._program(PromptLogprobsKey(len(batch.targets)))
             prompt = score(self._head, *step.residual, upload(batch.targets, self._whole))
         return self._in_flight(step.schedule, sampled, prompt)
 
     def _sample_last(self, step: UnsampledStep) -> jax.Array:
         batch = step.batch
-        sample = self._compiled[SamplerKey(batch.shape.rows, batch.mode)]
+        sample = self._program(SamplerKey(batch.shape.rows, batch.mode))
         inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
         if batch.mode in WITH_SLOTS:
             self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
@@ -393,7 +393,7 @@ class Runner:
                 "of likeliest tokens, which are sampled one at a time: propose none"
             )
         tokens, (rows, positions) = residual.shape[0], where.fed.shape
-        verify = self._compiled[VerifyKey(tokens, rows, positions, batch.mode)]
+        verify = self._program(VerifyKey(tokens, rows, positions, batch.mode))
         places = upload(where, self._whole)
         inputs = (self._head, residual, step.rows, *places, step.sampling, self._last_tokens)
         self._last_tokens, sampled = verify(*inputs)
@@ -404,7 +404,7 @@ class Runner:
     ) -> InFlightStep:
         if not isinstance(batch.shape, DecodeShape):
             raise ValueError("a multi-step decode holds decoding rows only")
-        multi_step = self._compiled[MultiStepDecodeKey(batch.shape, batch.mode, schedule.num_steps)]
+        multi_step = self._program(MultiStepDecodeKey(batch.shape, batch.mode, schedule.num_steps))
         inputs = (self._params, self._kv, packed, sampling, self._last_tokens)
         if batch.mode in WITH_SLOTS:
             self._kv, self._last_tokens, self._slots, sampled = multi_step(
@@ -413,6 +413,12 @@ class Runner:
         else:
             self._kv, self._last_tokens, sampled = multi_step(*inputs, *self._peers)
         return self._in_flight(schedule, sampled, None)
+
+    def _program(self, key: ProgramKey) -> jax.stages.Compiled:
+        compiled = self._compiled[key]
+        if self.launched is not None:
+            self.launched.append((key, compiled))
+        return compiled
 
     def _in_flight(
         self, schedule: Schedule, sampled: jax.Array, prompt: jax.Array | None

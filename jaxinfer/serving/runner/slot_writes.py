@@ -1,4 +1,4 @@
-"""Runs the programs that tell the device what its slots hold: edits, masks, counted tokens."""
+"""Runs the programs that write the state of slots: logit edits, masks, token counts."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ends a process whose device does not answer: nothing in Python can interrupt such a wait."""
+"""Ends a process whose device does not answer, because Python can't interrupt such a wait."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _FAILED = 1
 
 
 def end_process(message: str) -> None:
-    """Say one line on stderr and end the process at once, whatever its threads wait for."""
+    """Write one line to stderr and end the process at once, without waiting for its threads."""
     with contextlib.suppress(OSError):
         os.write(2, f"jaxinfer: error: {message}\n".encode())
     os._exit(_FAILED)

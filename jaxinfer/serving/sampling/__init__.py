@@ -1,1 +1,1 @@
-"""The pieces of the sampler, one step of the way from logits to a token each."""
+"""The sampler, a file for each part: edits, weights, truncation, draw, log-probabilities."""

@@ -1,4 +1,4 @@
-"""Sampling code that a user supplies: what it is given, and how it is checked beforehand."""
+"""Custom samplers and logits processors: their arguments, and checks before an engine starts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerState:
-    """What a custom callable knows of the batch's B rows beside their logits.
+    """The state of a batch's B rows for a custom callable, beside their logits.
 
     Rows that only fill up the batch hold zeros. Each row must be treated on its own: which rows
     share a batch changes from step to step.

@@ -50,8 +50,8 @@ def find_token(
 ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
     """Find the token at which the cumulative weight, in order of ids, first exceeds a target.
 
-    The search goes from devices to blocks to tokens. Whatever the rounding, a token with weight 0
-    is found only where a whole row has weight 0 (or NaN); the result always lies in [0, V).
+    The search goes from devices to blocks to tokens. For any rounding, a token with weight 0 is
+    found only where a whole row has weight 0 (or NaN); the result always lies in [0, V).
 
     Args:
         logits: float32 logits, this device's shard of them.

@@ -29,7 +29,7 @@ def edit_logits(
 
 
 def local_columns(ids: jax.Array, width: int, axis: VocabAxis) -> jax.Array:
-    """Turn token ids into local columns; what is elsewhere or padding becomes `width`.
+    """Turn token ids into local columns; ids of other shards and padding become `width`.
 
     A scatter wraps negative indices round, so they must not reach it; `width` is dropped.
     """

@@ -1,4 +1,4 @@
-"""What host and device must agree on: the columns and arrays that describe how rows are sampled."""
+"""The sampler's inputs, as host and device agree on them: columns and arrays of each row."""
 
 from enum import IntEnum, IntFlag
 from typing import Any, Literal, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from jaxinfer.sampling_params import SamplingMode
 
 SamplerMode = Literal["greedy", "temperature", "truncate", "mixed", "full"]
-"""What a sampler can do: a mode for all of its rows, or "mixed": "full" for a few of them, but for
+"""A sampler's mode: one for all of its rows, or "mixed": "full" for a few of them, without
 `top_k` and `top_p`, and "temperature" for the others."""
 
 WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed")
@@ -50,7 +50,7 @@ class Need(IntFlag):
 
 
 class LogitEdits(NamedTuple):
-    """Changes of logits that don't depend on what was generated; one row a slot, or a batch row.
+    """Changes of logits that don't depend on generated tokens; one row a slot, or a batch row.
 
     Attributes:
         ids: int32 `[rows, EDIT_WIDTH]` tokens whose logits get `values` added; -1 is ignored.

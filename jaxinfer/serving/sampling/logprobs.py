@@ -11,7 +11,7 @@ from jaxinfer.serving.sampling.vocab_axis import VocabAxis, split_blocks
 
 
 class Report(NamedTuple):
-    """What B rows say of log-probabilities.
+    """The log-probabilities of B rows.
 
     Attributes:
         chosen: float32 `[B]`, of the token that was chosen, or given.

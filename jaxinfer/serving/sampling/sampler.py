@@ -1,4 +1,4 @@
-"""From logits to tokens on the device: one function, four static modes, every row for itself."""
+"""The sampler: from logits to tokens on the device, in one of four static modes for a batch."""
 
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class StepOutput(NamedTuple):
-    """What a step gives for its B rows.
+    """The sampler's output for the B rows of a step.
 
     Attributes:
         tokens: int32 `[B]`, always in [0, V).

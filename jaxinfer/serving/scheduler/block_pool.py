@@ -1,4 +1,4 @@
-"""Who holds which KV-cache block: the free list, reference counts, and cached blocks to evict."""
+"""The pool of KV-cache blocks: free list, reference counts, and cached blocks to evict."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
@@ -124,7 +124,7 @@ class BlockPool:
         return self._look_up(request)
 
     def num_cached_tokens(self, request: Request) -> int:
-        """Tokens in the blocks that `find_prefix` would return, but for those not settled yet.
+        """Tokens in the blocks that `find_prefix` would return, without unsettled ones.
 
         Changes nothing here, so that any thread may ask.
         """

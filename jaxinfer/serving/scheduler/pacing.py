@@ -1,4 +1,4 @@
-"""How much one launch may do, so that a request that comes meanwhile need not wait long for it."""
+"""Limits the work of one launch, so that an arriving request does not wait long for it."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def arrival_tokens(platform: str, max_num_seqs: int) -> int:
 
 
 class Pacing:
-    """Steps of as many tokens as pay off, but of fewer while single requests arrive.
+    """Large steps for throughput, smaller ones while single requests arrive.
 
     Requests count as arriving for some launches after each, and not for some time: the processes of
     an engine, which see the same calls, must plan the same steps.

@@ -104,7 +104,7 @@ class PrefixIndex:
         del self._entries[self.content_of_block.pop(block)]
 
     def remove_chain(self, request: Request) -> list[int]:
-        """Forget the blocks that hold the request's tokens, also those of other requests.
+        """Forget the blocks that hold the request's tokens, including other requests' blocks.
 
         Returns:
             The blocks that were indexed.

@@ -1,4 +1,4 @@
-"""A queue in order of rank, out of whose middle anything can be taken."""
+"""A queue in order of rank, from which any item can be removed."""
 
 import heapq
 
@@ -12,7 +12,7 @@ TURNS_A_LEVEL = 64
 
 
 def fair_urgency(priority: int, number: int) -> int:
-    """What stands for a priority where no request may starve.
+    """The urgency that replaces a priority under a fair policy, so that no request starves.
 
     A request of one level more is treated as if it had come `TURNS_A_LEVEL` requests later: as many
     later ones overtake it, and then it is their turn to wait. Beyond 8 levels up or down nothing

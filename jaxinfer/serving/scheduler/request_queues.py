@@ -1,4 +1,4 @@
-"""Where each request stands and what it holds: queue position, slot, blocks, host blocks."""
+"""The queues of waiting and running requests, with each one's slot, blocks and host blocks."""
 
 from collections import OrderedDict
 from collections.abc import Collection
@@ -118,7 +118,7 @@ class RequestQueues:
         request.num_cached_tokens = 0
 
     def remove(self, request: Request) -> None:
-        """Take a request out, whatever its status, and free all that it holds."""
+        """Take a request of any status out, and free all that it holds."""
         if request.status is RequestStatus.RUNNING:
             self._take_off(request)
         else:

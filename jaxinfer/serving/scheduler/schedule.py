@@ -1,10 +1,14 @@
-"""What the scheduler hands out and hands back: one step's rows, and the tokens a row has gained."""
+"""A schedule: the rows of one step, and the tokens that each row has gained when it is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import Request
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.guided.masks import StepMasks
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +24,7 @@ class ScheduledRow:
     - A chunk of a prompt reserves nothing, and the last chunk 1: the token sampled after it.
     - A decode feeds 1 and reserves 1.
     - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
-      feeds the token at `start + i`. The block table has room for all steps; in those beyond
+      feeds the token at `start + i`. The block table has room for all steps; in steps beyond
       `num_reserved` the row is padding, and their tokens are surplus that the host drops.
     - A row that verifies feeds k proposed tokens last, samples after each of them and after the
       token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
@@ -85,6 +89,7 @@ class Schedule:
         launch_time: when it was launched, in seconds on the engine's clock.
         samples_late: a row's sampling depends on tokens that the host must read first; the forward
             pass does not wait for that.
+        masks: of rows whose grammar says what they sample; set once earlier tokens are read.
         epoch: counts rebuilt caches; `Scheduler.update` ignores schedules of an earlier one.
     """
 
@@ -102,6 +107,7 @@ class Schedule:
     num_context_tokens: int = 0
     launch_time: float = 0.0
     samples_late: bool = False
+    masks: "StepMasks | None" = None
     epoch: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Decides who runs in the next step, and settles what each step brought when it is read."""
+"""The scheduler: plans each step's requests, and settles the step's tokens when they are read."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -21,11 +21,11 @@ class Scheduler:
 
     A step takes running requests by rank: each decoding one gets one token, a prompt that is
     partly done gets what the others leave of the token budget, then waiting requests are admitted
-    by rank while budget, slots and blocks last. A request that can't get blocks holds up those
+    by rank while budget, slots and blocks last. A request that can't get blocks holds up requests
     behind it, and the request of the lowest rank always gets what it needs. So where all
     priorities are equal, service is first come, first served: nothing is overtaken and nothing
     starves. A request may starve while others of lower priorities keep coming, unless `is_fair`.
-    One that waits takes no slot or block from one that runs, whatever their priorities.
+    A waiting request takes no slot or block from a running one, at any priority.
 
     `schedule` may be called again before `update` has brought the tokens of earlier schedules;
     updates come in the order of the schedules. That freed blocks and slots are reused while such
@@ -123,7 +123,7 @@ class Scheduler:
         return self._queues.unfinished()
 
     def runnable(self) -> list[Request]:
-        """Unfinished requests, except those held up by `run_only`."""
+        """Unfinished requests, except requests held up by `run_only`."""
         return [r for r in self.unfinished() if self._kept is None or r.request_id in self._kept]
 
     def check(self, request: Request) -> None:
@@ -161,7 +161,7 @@ class Scheduler:
         return self.pool.num_cached_tokens(request)
 
     def abort(self, request_id: str) -> Request | None:
-        """End a request, whatever its state; None if no unfinished request has that id."""
+        """End a request in any state; None if no unfinished request has that id."""
         request = self.get(request_id)
         if request is not None:
             self.finish(request, "abort")
@@ -207,7 +207,7 @@ class Scheduler:
         return schedule
 
     def settle(self) -> None:
-        """Do what can wait until a step is launched: index the blocks that it fills.
+        """Do deferred work once a step is launched: index the blocks that it fills.
 
         Until then it is done when a request that may share them, or who holds them, needs it.
         """
@@ -249,15 +249,20 @@ class Scheduler:
             num_new = row.num_reserved
             if request.status is RequestStatus.FINISHED:
                 continue
-            if num_new:
+            if num_new and request.num_void_tokens:
+                request.num_void_tokens -= num_new
+            elif num_new:
                 request.num_in_flight_tokens -= num_new
                 if row.proposed_token_ids:
                     num_new = _accepted(row, num_accepted[i] if num_accepted else None)
                     request.give_up_tokens(row.num_reserved - num_new)
                 tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                kept = self._append(request, tokens, num_new)
-                if not request.decodes_on_device:
-                    request.follow_proposals(kept)
+                if request.matcher is not None and request.thinks_freely:
+                    kept = self._append_thinking(request, tokens, num_new)
+                else:
+                    kept = self._append(request, tokens, num_new)
+                    if not request.decodes_on_device:
+                        request.follow_proposals(kept)
                 updates.append(RowUpdate(i, request, kept))
             elif row.ends_prefill_only:
                 self.finish(request, "length")
@@ -363,7 +368,7 @@ class Scheduler:
         return requeued
 
     def invalidate_prefix_cache(self) -> None:
-        """Stop finding what was cached so far: the weights have changed, or the caller wants it.
+        """Invalidate the prefix cache: the weights have changed, or the caller wants it.
 
         Running requests go on with the blocks they have, which are no longer shared.
         """
@@ -379,6 +384,19 @@ class Scheduler:
         )
         if num_partial > 1:
             raise RuntimeError("several requests are partly prefilled")
+
+    def _append_thinking(
+        self, request: Request, token_ids: Sequence[int], num_new: int
+    ) -> Sequence[int]:
+        """As `_append`, up to the end of the thinking: what follows it has a grammar."""
+        matcher = request.matcher
+        end = matcher.end_of_thinking(list(token_ids[:num_new])) if matcher else None
+        if matcher is None or end is None:
+            return self._append(request, token_ids, num_new)
+        request.cut(request.num_known_tokens + end)
+        kept = self._append(request, token_ids, end)
+        matcher.follow(request.output_token_ids)
+        return kept
 
     def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """Append the leading `num_new` tokens up to one that ends the request; returns them.

@@ -1,4 +1,4 @@
-"""Fills one step: which requests run, with how many tokens, and who makes room for whom."""
+"""Plans one step: its requests, the tokens of each, and preemption when blocks run out."""
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
@@ -129,7 +129,7 @@ class StepPlanner:
         return True
 
     def _budget_left_by_others(self, request: Request, schedule: Schedule) -> int:
-        """Tokens for a partial prompt: what is left but for one for each decode behind it."""
+        """Tokens for a partial prompt: the budget's rest, less one for each decode behind it."""
         num_behind = 0
         for other in reversed(self.queues.running.values()):
             if other is request:
@@ -138,7 +138,7 @@ class StepPlanner:
         return self._budget - schedule.num_tokens - num_behind
 
     def _place(self, request: Request, count: int, schedule: Schedule) -> None:
-        """Add a row of `count` tokens and what is proposed after them; their blocks are free."""
+        """Add a row of `count` tokens and the proposals after them; their blocks are free."""
         start = request.num_cached_tokens
         samples = start + count == request.num_tokens and not request.new.prefill_only
         proposed = request.proposed_token_ids if samples else []

@@ -1,4 +1,4 @@
-"""What a call of `RemoteLLM` is given, checked as an engine of this process would check it."""
+"""Checks the arguments of a `RemoteLLM` call as an engine in this process would."""
 
 from typing import Any
 

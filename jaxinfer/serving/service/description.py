@@ -1,9 +1,12 @@
-"""What a front end must know of an engine that runs in another process."""
+"""The description of an engine for front ends in other processes, and its message form."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.checkpoint.hub import resolve_model
@@ -11,12 +14,14 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.processes.requests import request_to_json
-from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
+from jaxinfer.serving.requests.packed_ids import unpack_ids
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.service.limits import ServiceLimits
 from jaxinfer.serving.startup.model_files import read_model_config, read_tokenizer
 
 # What a front end decides itself, or what the engine's process has no use for.
+_MOST_SHARED_BYTES = 4096
 _STAY_IN_FRONT_END = (
     *("stop", "output_kind", "detokenize", "skip_special_tokens"),
     *("include_stop_str_in_output", "truncate_prompt_tokens"),
@@ -113,7 +118,35 @@ def engine_message(request: NewRequest) -> dict[str, Any]:
     The number of completions stays: the engine's process makes as many requests.
     """
     params = changed_fields(request.params)
-    message = request_to_json(request) | {
-        "params": {name: params[name] for name in params if name not in _STAY_IN_FRONT_END}
+    prompt: dict[str, Any] = {"packed": request.prompt.packed}
+    if request.prompt.cache_salt is not None:
+        prompt["cache_salt"] = request.prompt.cache_salt
+    message = {
+        "prompt": prompt,
+        "params": {name: params[name] for name in params if name not in _STAY_IN_FRONT_END},
     }
-    return {name: value for name, value in message.items() if name not in ("key", "label", "kind")}
+    return request_to_json(request, leave=("key", "label", "kind", *message)) | message
+
+
+def request_of_message(message: Mapping[str, Any]) -> NewRequest:
+    """The request that `engine_message` was called of, as far as the message has it."""
+    prompt = message["prompt"]
+    records = {
+        "prompt": Prompt(unpack_ids(prompt["packed"]), None, **prompt),
+        "params": _params(message["params"]),
+    }
+    return NewRequest(**{**message, **records})
+
+
+def _params(fields: Mapping[str, Any]) -> SamplingParams:
+    encoded = msgspec.msgpack.encode(fields)
+    # Large ones, with a grammar for instance, are hardly ever alike, and not worth their memory.
+    return (
+        _shared_params(encoded) if len(encoded) <= _MOST_SHARED_BYTES else SamplingParams(**fields)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _shared_params(encoded: bytes) -> SamplingParams:
+    """Parameters that many requests are alike in are checked once; nothing changes them here."""
+    return SamplingParams(**msgspec.msgpack.decode(encoded))

@@ -73,7 +73,7 @@ class EngineLink:
 
         Raises:
             OSError: no engine listens there.
-            EngineDeadError: it ended before it said what it is.
+            EngineDeadError: it ended before it sent its description.
         """
         reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
         data = await read_frame(reader)
@@ -106,7 +106,7 @@ class EngineLink:
 
         Raises:
             EngineDeadError: the process has ended.
-            Exception: what it raised there.
+            Exception: as raised there.
         """
         if self.failure is not None:
             raise self.failure

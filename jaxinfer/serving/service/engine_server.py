@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxinfer.serving.engine.driver import EngineDriver
-from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.service.front_end_requests import FrontEndRequests
 from jaxinfer.serving.service.messages import (
     Add,
@@ -37,26 +36,23 @@ class EngineServer:
 
     Args:
         driver: runs the engine.
-        counts: its numbers; called in the engine's thread.
         num_slots: sequences that run at once.
         max_waiting: completions that may wait beyond these.
         hello: what front ends are told first: see `EngineDescription.to_message`.
         calls: what front ends may ask for besides pausing and sleeping, by name; done in the
-            engine's thread. To "ping" the event loop answers, whatever the engine does.
+            engine's thread. The event loop answers "ping", so that a busy engine delays no answer.
     """
 
     def __init__(
         self,
         driver: EngineDriver,
         *,
-        counts: Callable[[], EngineCounts],
         num_slots: int,
         max_waiting: int,
         hello: Mapping[str, Any],
         calls: Mapping[str, Callable[..., Any]],
     ) -> None:
         self._driver = driver
-        self._counts = counts
         self._capacity = num_slots + max_waiting
         self._hello = dict(hello)
         self._calls = {**_handover_calls(driver), **calls}
@@ -134,9 +130,7 @@ class EngineServer:
         _write(writer, data)
 
     def _has_room_for(self, count: int) -> bool:
-        counts = self._counts()
-        waiting = counts.waiting + self._driver.num_compiling
-        return counts.running + waiting + count <= self._capacity
+        return sum(map(len, self._front_ends)) + count <= self._capacity
 
     def _flush(self) -> None:
         for requests in self._front_ends:

@@ -1,15 +1,17 @@
-"""What one front end has asked of the engine, and what it has not been told yet."""
+"""The requests of one front end at the engine, and the results not sent to it yet."""
 
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxinfer.errors import QueueFullError
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.driver import EngineDriver
-from jaxinfer.serving.processes.requests import request_from_json
 from jaxinfer.serving.requests.new_request import NewRequest, new_key
 from jaxinfer.serving.requests.token_group import TokenOutput
+from jaxinfer.serving.service.description import request_of_message
 from jaxinfer.serving.service.messages import Add, Refused, Row, Step, ToFrontEnd
 from jaxinfer.serving.service.scores import ScoreBlocks, pack_prompt_scores
 
@@ -44,18 +46,23 @@ class FrontEndRequests:
         self.tasks: set[asyncio.Future[None]] = set()
         """Calls that run; of the event loop's thread."""
 
+    def __len__(self) -> int:
+        """Completions that have not ended."""
+        return len(self._keys)
+
     def add(self, message: Add) -> None:
         """Enqueue a request's completions, or tell the front end why not."""
         number = message.number
         try:
-            requests = [
-                dataclasses.replace(each, sink=functools.partial(self._take, number, index))
-                for index, each in enumerate(_completions(request_from_json(message.request)))
-            ]
-            if not self._has_room_for(len(requests)):
+            request = request_of_message(message.request)
+            if not self._has_room_for(request.params.n):
                 raise QueueFullError(_QUEUE_FULL)
-            for index, request in enumerate(requests):
-                self._keys[number, index] = request.key
+            requests = [
+                _completion(request, params, index, functools.partial(self._take, number, index))
+                for index, params in enumerate(_params_of_completions(request.params))
+            ]
+            for index, completion in enumerate(requests):
+                self._keys[number, index] = completion.key
             self._driver.submit_soon(requests)
         except Exception as error:
             self._refuse(number, error)
@@ -91,20 +98,28 @@ class FrontEndRequests:
         self._send(Refused(number, type(error).__name__, str(error)))
 
 
-def _completions(request: NewRequest) -> Iterator[NewRequest]:
-    """A request for each of the completions; the prompt is scored once."""
-    first = request.params.clone(n=1)
-    others = first.clone(prompt_logprobs=None)
-    for index in range(request.params.n):
-        key = new_key()
-        yield dataclasses.replace(
-            request,
-            params=others if index else first,
-            key=key,
-            label=key,
-            kind="tokens",
-            seed_offset=index,
-        )
+def _params_of_completions(params: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each completion; the prompt is scored once."""
+    if params.n == 1:
+        return [params]
+    first = params.clone(n=1)
+    return [first] + [first.clone(prompt_logprobs=None)] * (params.n - 1)
+
+
+def _completion(
+    request: NewRequest, params: SamplingParams, index: int, sink: Callable[[Any], None]
+) -> NewRequest:
+    """One of a request's completions, as a request of its own."""
+    key = new_key()
+    return dataclasses.replace(
+        request,
+        params=params,
+        key=key,
+        label=key,
+        kind="tokens",
+        seed_offset=index,
+        sink=sink,
+    )
 
 
 def _row(number: int, index: int, news: TokenOutput, blocks: ScoreBlocks) -> Row:

@@ -1,4 +1,4 @@
-"""How much a service takes on before it refuses, and how long it waits."""
+"""Limits of a service: waiting requests, undelivered tokens, and time."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ class ServiceLimits:
 
     Attributes:
         max_waiting_requests: completions that may wait for a slot; one more is refused with
-            `QueueFullError`. Those that free slots will take at the next step don't count.
+            `QueueFullError`. Completions that get a free slot at the next step don't count.
         max_undelivered_tokens: tokens of a streamed request that its reader has not taken yet; with
             more it is aborted. The engine never waits for a reader.
         request_timeout: seconds from a request's arrival to its end, after which it is aborted; 0

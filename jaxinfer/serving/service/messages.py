@@ -1,4 +1,4 @@
-"""What an engine's process and its front ends say to each other: MessagePack, length first."""
+"""Messages between an engine's process and its front ends: MessagePack, length first."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         number: what this front end knows the request by.
-        request: what `request_to_json` makes of it; `n` completions are made, and completion i
+        request: what `engine_message` makes of it; `n` completions are made, and completion i
             draws with `seed + i`.
     """
 

@@ -1,4 +1,4 @@
-"""An engine's metrics on their way to a front end."""
+"""Converts an engine's metrics to a message for front ends, and back."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""A request and the task that reads it: tokens are taken in as they come, and read as it can."""
+"""An open stream: a request whose tokens arrive and wait for the task that reads them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class OpenStream:
         return ended
 
     def end(self, reason: FinishReason, error: str | None = None) -> list[int]:
-        """End what is unfinished; the completions that were."""
+        """End the unfinished completions, and return them."""
         ended = self._request.end(reason, error)
         self._has_news.set()
         return ended
@@ -53,10 +53,10 @@ class OpenStream:
         self._has_news.set()
 
     async def next_output(self) -> RequestOutput:
-        """What is new, as soon as there is something.
+        """The next output, as soon as there is something new.
 
         Raises:
-            Exception: what it was refused with.
+            Exception: the reason of a refusal.
         """
         while True:
             await self._has_news.wait()

@@ -17,8 +17,8 @@ _NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgument
 class RemoteRequest:
     """Makes of an engine's tokens exactly what an engine of this process would have made.
 
-    The text, the stop strings and the log-probabilities are those of `RequestGroup`, which both
-    use. What raises on the way ends this request with the reason "error".
+    Both use `RequestGroup` for text, stop strings and log-probabilities. An exception on the way
+    ends this request with the reason "error".
 
     Args:
         new: as the caller asks for it.
@@ -68,7 +68,7 @@ class RemoteRequest:
         return [row.index] if ended_here else []
 
     def end(self, reason: FinishReason, error: str | None = None) -> list[int]:
-        """End what is unfinished; the completions that were."""
+        """End the unfinished completions, and return them."""
         self._group.error = self._group.error or error
         unfinished = self.unfinished
         for index in unfinished:

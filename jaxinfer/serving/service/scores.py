@@ -1,4 +1,4 @@
-"""Log-probabilities on their way to a front end: arrays as bytes, and back."""
+"""Packs log-probabilities into messages for front ends, arrays as bytes, and unpacks them."""
 
 import dataclasses
 from typing import Any
@@ -39,7 +39,7 @@ class ScoreBlocks:
         return block.index, len(block.rows) - 1, count
 
     def take(self) -> list[Scores]:
-        """What was added since the last call, in the order of the blocks' indices."""
+        """The scores added since the last call, in the order of the blocks' indices."""
         blocks, self._blocks = self._blocks, []
         return [_pack(block.scores, (block.rows,), block.num_top) for block in blocks]
 

@@ -1,1 +1,1 @@
-"""What the host keeps for the slot of each running sequence."""
+"""The host's state for the slot of each running sequence: block table, sampling, edits."""

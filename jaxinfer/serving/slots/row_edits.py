@@ -60,9 +60,10 @@ class RowEdits:
             last for *first, last in self.phrases if _ends_with(output_token_ids, first)
         )
 
-    def allowed_of(self, allowed: np.ndarray) -> np.ndarray:
-        """The bits of `allowed`, int32 ``[ceil(V / 32)]``, that the request allows anyway."""
-        return allowed if self.allowed is None else allowed & self.allowed
+    def restrict(self, allowed: np.ndarray) -> None:
+        """Clear the bits, int32 ``[at least ceil(V / 32)]``, of tokens that the request bans."""
+        if self.allowed is not None:
+            allowed[: len(self.allowed)] &= self.allowed
 
     def write(self, row: LogitEdits, late: LateEdits) -> None:
         """Fill one row of NumPy arrays, of no edits so far, with all that applies now."""

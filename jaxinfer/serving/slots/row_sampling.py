@@ -1,4 +1,4 @@
-"""A request's sampling as the host keeps it: its columns, its logit edits, and what it needs."""
+"""A request's sampling on the host: its packed columns, its logit edits, and its sampler mode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

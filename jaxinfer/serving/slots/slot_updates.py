@@ -1,4 +1,4 @@
-"""What the device must be told of slots before their rows are sampled: edits, tokens so far."""
+"""Updates of slots on the device before their rows are sampled: logit edits, token counts."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxinfer.serving.guided.masks import MASK_ROWS
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import EDIT_WIDTH, LogitEdits
 from jaxinfer.serving.slots.row_edits import LateEdits, RowEdits
@@ -14,7 +15,7 @@ from jaxinfer.serving.slots.row_edits import LateEdits, RowEdits
 SLOTS_AN_UPDATE = 8
 """Slots that one update names at most."""
 
-MASKS_AN_UPDATE = (8, 64)
+MASKS_AN_UPDATE = (8, MASK_ROWS)
 """Slots of the updates that set masks alone; the larger for more rows than the smaller takes."""
 
 TOKENS_AN_UPDATE = 2048
@@ -55,7 +56,7 @@ class SlotUpdates:
     vocab_size: int
 
     def edits(self, rows: Iterable[tuple[int, RowEdits, LateEdits]]) -> Iterator[EditsUpdate]:
-        """Updates that give slots these edits, with those that apply for now."""
+        """Updates that give slots these edits, lasting ones and the current step's."""
         for batch in itertools.batched(rows, SLOTS_AN_UPDATE):
             slots = self._nowhere(SLOTS_AN_UPDATE)
             edits = LogitEdits(
@@ -69,16 +70,21 @@ class SlotUpdates:
                 row.write(LogitEdits(*(array[i] for array in edits)), late)
             yield EditsUpdate(slots, edits)
 
-    def masks(self, rows: Sequence[tuple[int, np.ndarray]]) -> Iterator[MasksUpdate]:
-        """Updates that set which tokens slots allow, int32 ``[ceil(V / 32)]`` each."""
+    def masks(self, slots: Sequence[int], allowed: np.ndarray) -> Iterator[MasksUpdate]:
+        """Updates that set which tokens slots allow; their masks are views, not copies.
+
+        Args:
+            slots: of the first rows of `allowed`; `num_slots` for a row that is not needed.
+            allowed: int32 ``[rows, at least ceil(V / 32)]``; as many rows as the updates have.
+        """
         small, large = MASKS_AN_UPDATE
-        for batch in itertools.batched(rows, large):
-            count = small if len(batch) <= small else large
-            slots = self._nowhere(count)
-            allowed = np.zeros((count, -(-self.vocab_size // 32)), np.int32)
-            for i, (slot, bits) in enumerate(batch):
-                slots[i], allowed[i] = slot, bits
-            yield MasksUpdate(slots, allowed)
+        num_words = -(-self.vocab_size // 32)
+        for start in range(0, len(slots), large):
+            some = slots[start : start + large]
+            count = small if len(some) <= small else large
+            padded = self._nowhere(count)
+            padded[: len(some)] = some
+            yield MasksUpdate(padded, allowed[start : start + count, :num_words])
 
     def counts(self, holders: Iterable[tuple[int, Request]]) -> Iterator[CountsUpdate]:
         """Updates that count all known tokens of new holders, and no others, in their slots."""

@@ -1,4 +1,4 @@
-"""The table of all that rows and tokens bring to the device in a step: a line declares a datum.
+"""The table of a step's inputs, one line for each array that rows and tokens bring to the device.
 
 Sizes of packed vectors, where each array lies, padding, packing, warm-up and the cut of a long
 prefill all follow from these lines.
@@ -37,7 +37,7 @@ class Datum:
             ``[n]``, ``[n + 1]`` or ``[n, up to W]``. Runs in every step, so without a loop over
             tokens. In a shape's `extra`, a function of a module: shapes are pickled for the
             processes that trace.
-        padding: what is in all other entries, rows and tokens of padding.
+        padding: the value of all other entries, rows and tokens of padding.
         dtype: of 4 bytes, since all arrays travel in one int32 vector.
         only: the kind of step that takes it; None for both. The steps of a multi-step decode all
             get what was packed for the first.
@@ -111,5 +111,5 @@ STEP_DATA = (
 def data_of(
     step: Literal["prefill", "decode"], data: Iterable[Datum] = STEP_DATA
 ) -> tuple[Datum, ...]:
-    """Those that one kind of step takes."""
+    """The data that one kind of step takes."""
     return tuple(datum for datum in data if datum.only in (None, step))

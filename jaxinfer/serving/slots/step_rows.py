@@ -1,4 +1,4 @@
-"""The rows of one step as NumPy arrays: all that a datum of the step may be made from."""
+"""The rows of one step as NumPy arrays, from which each of its inputs is computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

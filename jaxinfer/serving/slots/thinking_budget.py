@@ -1,9 +1,10 @@
-"""Ends a request's thinking when it has spent its budget: says which token must come next."""
+"""Enforces a request's thinking budget: the tokens that end its thinking when it is spent."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from jaxinfer.serving.guided.thinking import thinking_stage
 from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
 
 _LATEST_OPENING = 4
@@ -60,7 +61,4 @@ def is_thinking_open(
         eos_token_ids: tokens that end each turn of the prompt; what is before the last of them
             does not count.
     """
-    turn_starts = np.flatnonzero(np.isin(prompt, eos_token_ids))
-    turn = prompt[turn_starts[-1] + 1 :] if len(turn_starts) else prompt
-    tags = turn[(turn == tokens.open) | (turn == tokens.close)]
-    return bool(len(tags)) and int(tags[-1]) == tokens.open
+    return thinking_stage(prompt, tokens, eos_token_ids) == "open"

@@ -26,7 +26,7 @@ from jaxinfer.serving.startup.plan import plan_engine
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What every engine of a model is built from, whatever its devices.
+    """The settings that all engines of a model share, on any devices.
 
     Attributes:
         model_config: the model's shape.
@@ -37,7 +37,7 @@ class EngineSetup:
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
         owns_params: whether nothing else holds the parameters.
-        grammars: compiles those of requests; None without a tokenizer.
+        grammars: compiles the grammars of requests; None without a tokenizer.
         fewest: from this process's number of KV blocks to that of all processes.
     """
 
@@ -67,7 +67,7 @@ def start_engine(
         setup: the model and the wishes.
         params: the parameter tree; arrays that are placed already are used without a copy.
         mesh: the engine's devices.
-        lowering: what it shares with other replicas of the model.
+        lowering: shared with other replicas of the model.
         devices: all replicas' devices, which bound the KV blocks.
 
     Raises:
@@ -135,7 +135,7 @@ def start_runner(
 
 
 def compile_ahead(started: Sequence[StartedEngine]) -> None:
-    """Compile what is wanted before the first request."""
+    """Compile all programs that are wanted before the first request."""
     for each in started:
         if each.runner.compiles_ahead:
             each.runner.compile_all()

@@ -40,6 +40,7 @@ from jaxinfer.serving.processes.meeting import meet
 from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.prompts import PromptReader
+from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
 from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,
@@ -70,7 +71,7 @@ _UNUSED_SWAP_SPACE = (
 
 @dataclasses.dataclass(frozen=True)
 class LoadedEngine:
-    """A running engine and what its callers need beside it.
+    """A running engine with its tokenizer, defaults and reports.
 
     Attributes:
         engine: one engine, or a group of replicas.
@@ -82,7 +83,7 @@ class LoadedEngine:
         tokenizer: None for token ids only.
         generation: what the model's authors recommend for sampling.
         default_params: for calls that give none.
-        grammars: compiles those of requests; None without a tokenizer.
+        grammars: compiles the grammars of requests; None without a tokenizer.
         start_up: where the time of the start went.
     """
 
@@ -162,7 +163,10 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         _check_dtype(source.params, config.dtype)
     grammars = None
     if tokenizer is not None:
-        grammars = GrammarCompiler(tokenizer, model_config.vocab_size, eos_token_ids)
+        vocab_size = model_config.vocab_size
+        grammars = GrammarCompiler(
+            tokenizer, vocab_size, eos_token_ids, thinking=thinking_tokens(tokenizer, vocab_size)
+        )
     setup = EngineSetup(
         model_config,
         config,
@@ -236,7 +240,7 @@ def say(config: EngineConfig, text: str) -> None:
 def _engine_of_processes(
     started: Sequence[StartedEngine], config: EngineConfig, group: ProcessGroup | None
 ) -> tuple[RequestEngine, FollowingEngine | None]:
-    """What takes requests in this process, and what follows process 0 if that takes them."""
+    """The engine that takes requests here, or the follower if process 0 takes them."""
     engine = started[0].engine
     if len(started) > 1:
         return group_replicas(started, config), None
@@ -248,7 +252,7 @@ def _engine_of_processes(
 
 
 def _on_this_process(config: EngineConfig, group: ProcessGroup, mesh: Mesh) -> EngineConfig:
-    """The same, but for what only process 0 shows and what must not be found on one alone."""
+    """The arguments for this process: only process 0 shows progress; no cache on a GPU."""
     platform = mesh.devices.flat[0].platform
     return dataclasses.replace(
         config,

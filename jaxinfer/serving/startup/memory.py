@@ -1,4 +1,4 @@
-"""How many KV blocks fit: measured on a GPU, by rule on a CPU, and refused when too few."""
+"""The number of KV blocks that fit: measured on a GPU, by rule on a CPU; too few are an error."""
 
 import ctypes
 import math
@@ -11,6 +11,7 @@ import psutil
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.planning.blocks import engine_bytes
+from jaxinfer.serving.compile.program_bytes import program_bytes
 
 # XLA's allocator takes this share of a GPU unless the environment says otherwise.
 _DEFAULT_ALLOCATOR_SHARE = 0.75
@@ -67,7 +68,7 @@ def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
 
     Never more than 95% of what XLA's allocator may take.
 
-    What is in use now are the weights, and whatever else the process keeps there. Ask before
+    The memory in use now holds the weights and the process's other arrays. Ask before
     anything compiles: XLA tries kernels out on the device.
 
     Args:
@@ -102,7 +103,7 @@ def bytes_per_device(params: Any) -> int:
 
 def step_bytes(programs: Sequence[jax.stages.Compiled]) -> int:
     """Device memory that the largest of these programs needs beyond its arguments."""
-    return max((_program_bytes(program) for program in programs), default=0)
+    return max((program_bytes(program) for program in programs), default=0)
 
 
 def return_freed_memory() -> None:
@@ -117,16 +118,6 @@ def return_freed_memory() -> None:
 
 def _most_blocks_on_cpu(block_bytes: int) -> int:
     return int(psutil.virtual_memory().available * _LARGEST_SHARE_OF_RAM) // block_bytes
-
-
-def _program_bytes(program: jax.stages.Compiled) -> int:
-    analysis = program.memory_analysis()
-    if analysis is None:
-        return 0
-    # Aliased results are the donated pages. The other results of a step may still be alive while
-    # the next step, launched before they are read, makes its own.
-    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    return analysis.temp_size_in_bytes + 2 * results
 
 
 def _free_bytes(device: ReportsMemory, utilization: float) -> int:

@@ -1,4 +1,4 @@
-"""Which devices an engine runs on: the caller's mesh, that of its parameters, or a new one."""
+"""The devices of an engine: the caller's mesh, the mesh of its parameters, or a new one."""
 
 import os
 from typing import Any
@@ -35,7 +35,7 @@ def choose_mesh(config: EngineConfig, source: ModelSource) -> Mesh:
             "devices to split the model over; leave tensor_parallel_size out"
         )
     count = num_replicas(mesh, source.rules)
-    if count == 1:  # replicas take what they need from wherever it lies
+    if count == 1:  # replicas copy their parameters from any device
         _check_devices(source.params, mesh)
     if replicas not in (1, count):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a model's directory says beside its weights: shape, tokenizer, how to sample and to end."""
+"""Reads a model's directory beside its weights: shape, tokenizer, sampling defaults, end tokens."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a caller brings to an engine beside text and numbers: arrays, a mesh, functions."""
+"""A caller's own arrays, mesh and functions for an engine, checked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class ParamsMaker(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ModelSource:
-    """What the caller brought along instead of, or beside, a model directory.
+    """A caller's own parts of a model, instead of a model directory or beside it.
 
     Attributes:
         params: the caller's own arrays; None loads the weights of `EngineConfig.model`.
@@ -55,7 +55,7 @@ class ModelSource:
     sampler: CustomSampler | None = None
 
     def describe(self) -> dict[str, str]:
-        """As `ParamsMaker.describe`; the same without one in every process."""
+        """The maker's description (see `ParamsMaker.describe`), or an empty one."""
         return {} if self.maker is None else self.maker.describe()
 
     def made(self, config: EngineConfig) -> "ModelSource":

@@ -1,4 +1,4 @@
-"""Decides, before anything is allocated, how an engine runs: its kernels, shapes and KV blocks."""
+"""Plans an engine before anything is allocated: its kernels, shapes and number of KV blocks."""
 
 import contextlib
 import functools
@@ -31,6 +31,7 @@ from jaxinfer.serving.programs.program_set import (
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
+from jaxinfer.serving.runner.memory_marks import memory_mark
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup import memory
 from jaxinfer.startup_report import StartupReport
@@ -60,8 +61,8 @@ def plan_engine(
     """Choose kernels and shapes and count the KV blocks; on a GPU something compiles for that.
 
     Args:
-        params: what they are, from `describe_params`; they must be on the devices already, because
-            what they take there is measured.
+        params: their description, from `describe_params`; they must be on the devices already:
+            their memory there is measured.
         model_config: the model's shape.
         engine_config: sizes and wishes.
         mesh: the devices.
@@ -79,6 +80,7 @@ def plan_engine(
     """
     device = mesh.local_devices[0]
     start = time.perf_counter()
+    mark = memory_mark("weights loaded", mesh.local_devices)
     dtype = params["model"]["embed_tokens"].dtype.name
     backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     context = StepContext(
@@ -153,7 +155,16 @@ def plan_engine(
     compiled.adopt(first, _without_pages(buckets))
     seconds = time.perf_counter() - start
     return EnginePlan(
-        device.platform, buckets, programs, compiled, lowering, counter, report, seconds
+        device.platform,
+        buckets,
+        programs,
+        compiled,
+        lowering,
+        counter,
+        report,
+        seconds,
+        mark,
+        slot_bytes=memory.bytes_per_device((programs.last_tokens, programs.slot_state)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Starts replicas: the first as any engine, the others after its example."""
+"""Starts replicas: the first like any engine, the others with its number of blocks and programs."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from jaxinfer.startup_report import StartupReport
 def start_replicas(
     setup: EngineSetup, params: Mapping[str, Any], meshes: Sequence[Mesh]
 ) -> list[StartedEngine]:
-    """Build an engine on each mesh; they have equally many KV blocks and share what is traced.
+    """Build an engine on each mesh; they have equally many KV blocks and share traced programs.
 
     Args:
         setup: the model and the wishes, for each replica.

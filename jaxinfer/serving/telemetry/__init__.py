@@ -1,1 +1,1 @@
-"""What an operator of a server sees: metrics for Prometheus and an access log."""
+"""Telemetry for a server's operator: metrics for Prometheus and an access log."""

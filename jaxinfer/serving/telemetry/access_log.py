@@ -1,4 +1,4 @@
-"""An access log for an ASGI server: one JSON object a request, and never what was asked."""
+"""An access log for an ASGI server: one JSON object a request, without prompts or answers."""
 
 import json
 import secrets
@@ -76,7 +76,7 @@ class AccessLog:
 
 
 class _Request:
-    """What is noted of one request as it passes."""
+    """The notes on one request as it passes."""
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.has_raised = False

@@ -1,4 +1,4 @@
-"""Series as Prometheus's metric families: what the engine counts and what front ends count."""
+"""Converts counts of the engine and of front ends to Prometheus's metric families."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ _OWN = frozenset(counter.name for counter in series.COUNTERS)
 
 
 def engine_families(metrics: Iterable[Metric], labels: Sequence[tuple[str, str]]) -> list[Family]:
-    """Families of what an engine counts, but for the names that front ends count.
+    """Families of an engine's counts, without the names that front ends count.
 
     Args:
         metrics: as `AsyncLLM.get_metrics` returns them.
@@ -117,7 +117,7 @@ def _add(
 
 
 def with_prefix(families: Iterable[Family], prefix: str) -> Iterator[Family]:
-    """The same families, their names and those of their samples beginning with `prefix`."""
+    """The same families, with `prefix` before the names of families and samples."""
     for family in families:
         family.name = prefix + family.name
         family.samples = [sample._replace(name=prefix + sample.name) for sample in family.samples]

@@ -1,4 +1,4 @@
-"""Numbers that one process adds to and others read: an array, in a file if there are several.
+"""A table of numbers that one process changes and others read; in a file for several processes.
 
 Every front end of a server has a file in one directory. A front end that is asked for metrics adds
 up all of them, so it does not matter which one a scrape reaches, and what an ended front end has

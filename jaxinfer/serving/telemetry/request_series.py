@@ -1,4 +1,4 @@
-"""The series that a front end counts of its requests, and where each lies in its table."""
+"""The series that a front end counts of its requests, and the place of each in its table."""
 
 import bisect
 import dataclasses
@@ -22,7 +22,7 @@ class HistogramSpec:
 
     Attributes:
         name: as shown, without the prefix.
-        help: what it is of.
+        help: the quantity it is of.
         bounds: upper bounds of the buckets, ascending.
         offset: index of its first number in the table.
     """
@@ -34,7 +34,7 @@ class HistogramSpec:
 
     @property
     def size(self) -> int:
-        """Its numbers in the table."""
+        """The number of its entries in the table."""
         return len(self.bounds) + 2
 
     def observe(self, values: "memoryview[float]", value: float) -> None:

@@ -28,7 +28,7 @@ class RequestWatch:
         self._is_finished = False
 
     def observe(self, output: RequestOutput, now: float) -> None:
-        """Count what is new in an output.
+        """Count the new tokens of an output.
 
         Args:
             output: the request's next one.

@@ -28,7 +28,7 @@ class Telemetry:
     """Counts one front end's requests; shows them with other front ends' and the engine's.
 
     Any front end may be scraped: with a `directory` in common each shows the sums of all. Tokens
-    and ends of requests are those that clients were told of; an engine may have drawn more.
+    and ends of requests count as delivered to clients; an engine may have drawn more.
 
     Args:
         model_name: the label `model_name` of every series.
@@ -39,7 +39,7 @@ class Telemetry:
         clock: seconds.
 
     Raises:
-        ValueError: the prefix is none that Prometheus takes.
+        ValueError: Prometheus does not take the prefix.
         OSError: the directory can't be written.
     """
 
@@ -112,7 +112,7 @@ class Telemetry:
 
 
 class _Families(Collector):
-    """Families that were made already."""
+    """A collector of families that were made before."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = list(families)
@@ -122,5 +122,5 @@ class _Families(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Family]:
-        """All of them."""
+        """All families."""
         return iter(self._families)

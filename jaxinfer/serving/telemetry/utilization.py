@@ -1,4 +1,4 @@
-"""How much of a device's speed steps reach: MBU of decode steps and MFU of prefill steps."""
+"""Utilization of a device's speed: MBU of decode steps and MFU of prefill steps."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepFloors:
-    """What steps cost a replica at least, from its model's shape and its devices' speeds.
+    """The least times of a replica's steps, from its model's shape and its devices' speeds.
 
     Attributes:
         weight_bytes: read once in each step.
@@ -44,7 +44,7 @@ class Utilization:
     prefill_floor_s: float = 0.0
 
     def since(self, earlier: "Utilization") -> "Utilization":
-        """What came after `earlier`."""
+        """The difference to an `earlier` state."""
         return Utilization(
             self.decode_s - earlier.decode_s,
             self.decode_floor_s - earlier.decode_floor_s,

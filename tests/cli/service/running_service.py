@@ -1,6 +1,7 @@
 """`jaxinfer serve` as a user starts it: a process, its children, its port."""
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -19,15 +20,24 @@ PROMPT = "Once upon a time"
 class RunningService:
     """A service that has said that it is ready.
 
+    Args:
+        options: flags beside `OPTIONS`; the last of a kind wins.
+        environment: variables beside this process's.
+
     Attributes:
         process: the command.
         lines: what it has written to standard error so far.
         url: of its port.
     """
 
-    def __init__(self, *options):
+    def __init__(self, *options, environment=None):
         command = [sys.executable, "-m", "jaxinfer.serve", *OPTIONS, *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
         self.lines = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -61,7 +71,7 @@ class RunningService:
 
     def metric(self, name):
         """A metric's value."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text  # a step may compile
         return float(re.search(rf"^jaxinfer:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)[1])
 
     def stream(self, max_tokens=700):

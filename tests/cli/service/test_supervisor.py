@@ -18,7 +18,7 @@ SILENCE = 1.5  # a child reports every second
 
 @contextlib.asynccontextmanager
 async def supervised(directory):
-    """Processes of a service without an engine: the engine's, and those of two front ends."""
+    """The processes of a service with two front ends, without a real engine."""
     settings = {"socket": str(directory / "socket" / "engine")}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         plan = ServicePlan(

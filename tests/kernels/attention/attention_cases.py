@@ -32,7 +32,7 @@ class Case:
     spare_width: int = 0  # block-table columns beyond the longest row
     decode: bool = False
     group: int = 1  # neighbouring rows that begin with the same pages
-    shared_keys: int = 0  # in those, whole pages
+    shared_keys: int = 0  # of these rows, in whole pages
 
 
 def edges(block_size: int) -> tuple[int, ...]:

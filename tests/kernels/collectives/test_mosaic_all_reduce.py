@@ -129,7 +129,7 @@ def test_sums_of_many_sizes_follow_one_another(mesh, peers):
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [2**31 - 20, 2**31 + 20, 2**32 - 20], ids=hex)
 def test_sums_stay_right_when_the_numbers_of_exchanges_go_round(mesh, count):
-    """Flags are as old as can be: blocks made so many exchanges by packets alone."""
+    """Flags are as old as can be: blocks have exchanged by packets alone since."""
     boxes = peer_buffers.allocate(peer_buffers.describe_peers(mesh, "tensor"))
     addresses = _addresses(boxes.memory)
     begin = jax.jit(

@@ -91,7 +91,7 @@ def test_numbers_take_turns_and_none_is_that_of_unwritten_memory(host):
 @pytest.mark.parametrize("age", [None, 1, 2, 2**31, 2**31 + 1])
 @pytest.mark.parametrize("as_packets", [True, False])
 def test_what_is_left_of_any_exchange_before_is_waited_past(host, number, age, as_packets):
-    """Until the wait gives up: nobody sends anything here."""
+    """Until the wait gives up: no partner sends anything here."""
     host.clock = _Clock(30 * SECOND)
     _begin_at(host, number - 1 if number != 2 else 2**32 - 1)
     old = 0 if age is None else (number - age) % 2**32

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.matmul.mosaic.medium_plan import MediumConfig, choose
-from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
+from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 
 
 def _problem(B, shapes, matrices, config):

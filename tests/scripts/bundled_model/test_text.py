@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from jaxinfer.evaluation.split import is_held_out
+from jaxinfer.evaluation.items.split import is_held_out
 from scripts.bundled_model.__main__ import TOKENIZER_TEXTS
 from scripts.bundled_model.config import SCHEDULES
 from scripts.bundled_model.corpus import (

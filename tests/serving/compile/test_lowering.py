@@ -23,7 +23,7 @@ _KEYS = [
     DecodeShape(4, 8),
     PrefillShape(16, 4, 8),
     SamplerKey(4, "full"),
-    MultiStepDecodeKey(DecodeShape(4, 8), "truncate", 2),
+    MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 2),  # the sampler above brings all arrays
     PromptLogprobsKey(16),
     SwapKey(2, to_host=False),
 ]

@@ -53,7 +53,7 @@ def test_workers_trace_what_this_process_would(tmp_path, workers_everywhere, dev
         assert made.temp_size_in_bytes == expected.temp_size_in_bytes
     second = Lowering(ProgramStore(tmp_path))
     again = _lower_all(second, programs)
-    assert list(again) == _KEYS  # nothing is missing, so nobody is asked
+    assert list(again) == _KEYS  # nothing is missing, so no worker starts
     assert all(again[key].as_text() == lowered[key].as_text() for key in _KEYS)
     assert (second.num_traced, second.num_read) == (0, 4)
 

@@ -109,9 +109,16 @@ class FakeRunner:
         if number in self.fail_samples:
             self._pages.clear()
             raise RuntimeError(f"sampling {number} ran out of memory")
-        for i, row in enumerate(self.launches[-1].rows):
-            if row.request.matcher is not None and row.request.slot is not None:
-                self._sample_allowed(row, step[1].sampled.tokens[i])
+        schedule = self.launches[-1]
+        for row in schedule.rows:
+            matcher = row.request.matcher
+            if matcher is not None and not matcher.is_free and row.request.slot is not None:
+                self._last_tokens[_slot(row)] = 0  # what samples nothing leaves rubbish in its slot
+        masks = schedule.masks
+        for i, mask in zip(masks.rows, masks.allowed, strict=False) if masks else ():
+            row = schedule.rows[i]
+            if row.request.slot is not None:
+                self._sample_allowed(row, step[1].sampled.tokens[i], mask)
         return step
 
     def fetch(self, step: Any) -> StepResult:
@@ -159,15 +166,15 @@ class FakeRunner:
             fed = [token_id]
             yield token_id
 
-    def _sample_allowed(self, row: ScheduledRow, tokens: np.ndarray) -> None:
-        """Draw again, by the grammar; what samples nothing leaves rubbish in its slot."""
-        self._last_tokens[_slot(row)] = 0
-        if row.samples:
-            bits = np.unpackbits(row.request.matcher.allowed.view(np.uint8), bitorder="little")
-            allowed = np.flatnonzero(bits).tolist()
-            context = self._context(row, row.start + row.num_fed)
-            tokens[0] = allowed[next_token(context, len(allowed))]
-            self._last_tokens[_slot(row)] = int(tokens[0])
+    def _sample_allowed(self, row: ScheduledRow, tokens: np.ndarray, mask: np.ndarray) -> None:
+        """Draw again, by the grammar, unless it allows all."""
+        if (mask == -1).all():
+            return
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits).tolist()
+        context = self._context(row, row.start + row.num_fed)
+        tokens[0] = allowed[next_token(context, len(allowed))]
+        self._last_tokens[_slot(row)] = int(tokens[0])
 
     def _verify_row(self, row: ScheduledRow) -> list[int]:
         """The tokens sampled after each proposal, and after the token before them."""

@@ -218,7 +218,7 @@ def test_aborting_does_not_wait_for_the_step_that_runs():
         start = time.perf_counter()
         setup.driver.abort_by_hand(["mine"])
         setup.driver.cancel(["nobody"])
-        assert time.perf_counter() - start < 0.1
+        assert time.perf_counter() - start < 5  # the launch would take 20
         release.set()
         waiter.join()
         assert not setup.driver.has_unfinished

@@ -8,6 +8,7 @@ import pytest
 
 from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided.matcher import Matcher
+from jaxinfer.serving.requests.request_group import Completion
 from tests.serving.engine.fake_runner import continuation
 from tests.serving.engine.test_engine import Setup
 from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_compiler
@@ -183,6 +184,21 @@ def test_other_parameters_go_with_a_grammar(params, masks_alone):
             jsonschema.validate(json.loads(answer.text), FIXED_KEYS[0])
 
 
+def test_the_next_tokens_are_drawn_before_callers_hear_of_the_last(monkeypatch):
+    setup, events = guided_setup(), []
+    setup.add("a", [1, 2], structured_outputs={"regex": "[a-z]{5}"}, max_tokens=9)
+    sample, extend = setup.runner.sample, Completion.extend
+    setup.runner.sample = lambda step: (events.append("draw"), sample(step))[1]
+
+    def extend_and_note(*arguments):
+        events.append("hear")
+        extend(*arguments)
+
+    monkeypatch.setattr(Completion, "extend", extend_and_note)
+    run(setup)
+    assert events[:4] == ["draw", "draw", "hear", "draw"]
+
+
 def test_forced_tokens_stop_at_the_request_s_length():
     outputs = run(answered(FIXED_KEYS[:1], max_tokens=3))
     answer = outputs["json 0"].outputs[0]
@@ -194,7 +210,7 @@ def test_ignore_eos_has_no_effect():
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("1", "stop", None)
 
 
-@pytest.mark.parametrize("step", ["follow", "update_allowed", "forced_tokens"])
+@pytest.mark.parametrize("step", ["follow", "finish_mask", "forced_tokens"])
 def test_a_grammar_that_fails_ends_its_own_request_alone(step, monkeypatch):
     expected = tokens_of(run(answered(FIXED_KEYS[:2])))
     setup, method = answered(FIXED_KEYS[:2]), getattr(Matcher, step)

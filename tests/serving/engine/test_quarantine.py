@@ -1,4 +1,4 @@
-"""A request that makes steps raise ends by itself; whoever runs beside it does not notice."""
+"""A request that makes steps raise ends alone; other requests are not affected."""
 
 import random
 

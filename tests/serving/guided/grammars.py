@@ -10,6 +10,8 @@ import jaxinfer
 from jaxinfer import StructuredOutputsParams
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.guided.masks import MaskBuffer
+from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
 
 SCHEMAS = [
     {"type": "integer", "minimum": 3, "maximum": 4000},
@@ -44,6 +46,29 @@ SCHEMAS = [
     },
     {"type": "string", "format": "date"},
     {"type": "array", "prefixItems": [{"type": "integer"}, {"const": "x"}], "items": False},
+    {"enum": [1, 2, 3], "minimum": 2},
+    {"type": ["string", "integer"], "maxLength": 2, "minimum": 5, "maximum": 9},
+    {"allOf": [{"multipleOf": 2}, {"multipleOf": 3}], "type": "integer", "maximum": 40},
+    {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 4},
+    {"allOf": [{"pattern": "^a"}, {"pattern": "b$"}], "type": "string", "maxLength": 5},
+    {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "integer", "minimum": -3}]},
+    {"oneOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
+    {
+        "type": "object",
+        "patternProperties": {"^a[a-c]?$": {"type": "null"}},
+        "additionalProperties": False,
+        "maxProperties": 2,
+    },
+    {"type": "string", "format": "uuid"},
+    {"type": "string", "format": "date-time"},
+    {"type": "string", "format": "ipv4"},
+    {
+        "type": "array",
+        "prefixItems": [{"type": "null"}],
+        "minItems": 2,
+        "maxItems": 3,
+        "items": {"type": "boolean"},
+    },
 ]
 """Ends are near in each: a uniformly random sampler comes to them."""
 
@@ -55,7 +80,10 @@ def bundled_tokenizer() -> Tokenizer:
 
 def compiler(**options) -> GrammarCompiler:
     tokenizer = bundled_tokenizer()
-    return GrammarCompiler(tokenizer, vocab_size(), tokenizer.eos_token_ids, **options)
+    thinking = thinking_tokens(tokenizer, vocab_size())
+    return GrammarCompiler(
+        tokenizer, vocab_size(), tokenizer.eos_token_ids, thinking=thinking, **options
+    )
 
 
 def vocab_size() -> int:
@@ -74,8 +102,9 @@ def matcher(**given):
 
 def allowed_ids(matcher) -> np.ndarray:
     """Ids that the packed mask allows."""
-    matcher.update_allowed()
-    return np.flatnonzero(np.unpackbits(matcher.allowed.view(np.uint8), bitorder="little"))
+    allowed = MaskBuffer().fill([matcher])[0]
+    matcher.finish_mask(allowed)
+    return np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little"))
 
 
 def random_answer(matcher, seed: int, most: int = 400) -> list[int] | None:

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from jaxinfer import StructuredOutputsParams
+from jaxinfer import MissingPackageError, StructuredOutputsParams
 from jaxinfer.serving.guided import backend
 from tests.serving.guided.grammars import bundled_tokenizer, compiler, shared_compiler
 
@@ -21,6 +21,7 @@ from tests.serving.guided.grammars import bundled_tokenizer, compiler, shared_co
         ({"json": {"type": "string", "pattern": "("}}, "unclosed group"),
         ({"json": {"type": "array", "uniqueItems": True}}, 'Unimplemented keys: ."uniqueItems"'),
         ({"json": {"not": {}}}, "Unimplemented keys"),
+        ({"json": {"properties": {"a": {"maxlength": 3}}}}, "'maxlength' is no keyword"),
         ({"json": {"$ref": "http://localhost/x.json"}}, "is not present in a registry"),
         ({"json": {"$ref": "#"}}, "NoExtension"),
         ({"json": {"x-guidance": {"lenient": True}}}, "no keyword of JSON schemas"),
@@ -88,8 +89,10 @@ def test_a_deadline_refuses_and_later_requests_go_on(monkeypatch):
 def test_a_missing_library_is_one_clear_error(monkeypatch):
     backend.llguidance.cache_clear()
     monkeypatch.setitem(sys.modules, "llguidance", None)  # as if it were not installed
-    with pytest.raises(ImportError, match=r"pip install 'jaxinfer\[guided\]'"):
-        backend.llguidance()
+    with pytest.raises(MissingPackageError, match=r"pip install 'jaxinfer\[guided\]'") as caught:
+        compiler().get(StructuredOutputsParams(regex="a"))
+    assert isinstance(caught.value, ImportError)
+    assert caught.value.name == "llguidance"
     monkeypatch.undo()
     assert builtins.__import__("llguidance") is backend.llguidance()
 

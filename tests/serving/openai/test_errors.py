@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.errors import QueueFullError, StepError
+from jaxinfer.errors import QueueFullError, ShuttingDownError, StepError
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.serving.openai.errors import as_api_error, presentable
 from tests.serving.openai.fake_engine import FakeEngine
@@ -194,6 +194,28 @@ def test_a_typo_names_its_neighbour(client):
     assert "did you mean 'temperature'?" in refused(answer, "temprature")
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].image_url: unknown"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].type: Input should"),
+        ({"messages": [{"role": "usr", "content": "a"}]}, "messages[0].role: Input should"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f f"}}]},
+            "tools[0].name: String should match",
+        ),
+        ({"stream_options": {"include": True}}, "stream_options.include: unknown field"),
+        ({"stop": ["a", ""]}, "stop: String should have at least 1 character"),
+    ],
+)
+def test_what_is_wrong_within_a_field_is_named_too(client, fields, message):
+    answer = client.post("/v1/chat/completions", {**CHAT, **fields})
+    assert message in refused(answer, next(iter(fields)))
+
+
 def test_fields_without_effect_and_nulls_are_taken(client):
     ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     nulls = dict.fromkeys([*NUMBERS, "stop", "logit_bias", "stream", "stream_options", "suffix"])
@@ -219,7 +241,8 @@ def test_an_unknown_route_is_a_json_404_that_names_it(client, path):
 
 
 def test_other_methods_and_media_types_are_refused(client):
-    refused(client.get("/v1/completions"), None, status=405)
+    message = refused(client.get("/v1/completions"), None, status=405)
+    assert message == "/v1/completions: GET is not taken here; use POST"
     refused(client.post("/v1/completions", data={"prompt": "a"}), None, status=415)
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     answer = client.post("/v1/completions", content=b"\x1f\x8b", headers=headers)
@@ -399,3 +422,8 @@ def instant_client(make_client, engine):
     """Answers at once, so that only what comes before the engine is tried."""
     done = CompletionOutput(0, "a", [5], finish_reason="length")
     return make_client(FakeEngine(engine, RequestOutput("r", None, [1], [done], finished=True)))
+
+
+def test_a_service_that_ends_is_told_from_one_that_is_full():
+    codes = {kind: as_api_error(kind("text")).code for kind in (QueueFullError, ShuttingDownError)}
+    assert codes == {QueueFullError: "queue_full", ShuttingDownError: "shutting_down"}

@@ -67,8 +67,8 @@ def test_silence_is_filled_with_comments():
 
 
 def test_a_talkative_stream_has_no_comments():
-    source = Source(*[b"data: 1\n\n"] * 20, seconds=0.01)
-    assert b"keep-alive" not in bodies(asyncio.run(run(event_stream(source, 0.1))))
+    source = Source(*[b"data: 1\n\n"] * 20, seconds=0.05)
+    assert b"keep-alive" not in bodies(asyncio.run(run(event_stream(source, 0.5))))
 
 
 def test_a_fault_is_the_last_event():

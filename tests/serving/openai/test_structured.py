@@ -8,6 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.serving.openai.events import events_of
+from tests.serving.openai.scripted import ScriptedEngine
 
 SCHEMA = {
     "type": "object",
@@ -114,3 +115,65 @@ def test_bad_grammars_leave_neighbours_alone(client):
     first, *refused, last = asyncio.run(main())
     assert [each.status_code for each in refused] == [400] * len(bad)
     assert first.json()["choices"] == last.json()["choices"]
+
+
+THINKING = {
+    "messages": [{"role": "user", "content": "Tell me the weather in Naples, please."}],
+    "max_tokens": 80,
+    "temperature": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": FORMAT}, {"structured_outputs": {"json": SCHEMA}}]
+)
+def test_a_model_thinks_before_its_grammar_begins(client, fields):
+    body = {**THINKING, **fields, "return_token_ids": True}
+    answer = client.post("/v1/chat/completions", body).json()
+    (choice,) = answer["choices"]
+    assert choice["message"]["reasoning"]
+    assert is_trip(choice["message"]["content"])
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    events = events_of(client.post("/v1/chat/completions", {**body, "stream": True}).text)
+    deltas = [c["delta"].get("content") or "" for e in events for c in e["choices"]]
+    assert "".join(deltas) == choice["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"structured_outputs": {"json": SCHEMA, "after_thinking": False}},
+    ],
+)
+def test_a_grammar_begins_at_once_where_there_is_no_thinking(client, more):
+    body = {**THINKING, "structured_outputs": {"json": SCHEMA}, **more}
+    (choice,) = client.post("/v1/chat/completions", body).json()["choices"]
+    assert "reasoning" not in choice["message"]
+    assert is_trip(choice["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "expected"),
+    [
+        ({}, "/v1/chat/completions", True),
+        ({"reasoning_parser": "none"}, "/v1/chat/completions", False),
+        ({}, "/v1/completions", False),
+    ],
+)
+def test_only_where_reasoning_is_read_a_grammar_waits_for_it(
+    engine, make_client, settings, path, expected
+):
+    scripted = ScriptedEngine(engine, "abc")
+    client = make_client(scripted, **settings)
+    body = THINKING if "chat" in path else PROMPT
+    assert client.post(path, {**body, "guided_regex": "[a-c]+"}).status_code == 200
+    assert scripted.params[0].structured_outputs.after_thinking is expected
+
+
+def test_a_message_that_goes_on_does_not_think_again(engine, make_client):
+    scripted = ScriptedEngine(engine, "abc")
+    turns = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "It is"}]
+    body = {"messages": turns, "continue_final_message": True, "guided_regex": "[a-c]+"}
+    assert make_client(scripted).post("/v1/chat/completions", body).status_code == 200
+    assert scripted.params[0].structured_outputs.after_thinking is False

@@ -19,6 +19,10 @@ UNKNOWN_KEYWORD = {
     "type": "function",
     "function": WEATHER | {"parameters": CITY | {"properties": {"city": {"not": {}}}}},
 }
+MISSPELT = {
+    "type": "function",
+    "function": WEATHER | {"parameters": CITY | {"properties": {"city": {"maxlength": 5}}}},
+}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 GREEDY = {"model": "tiny", "messages": [USER], "temperature": 0}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "東京 👨‍👩‍👧"}}\n</tool_call>'
@@ -246,6 +250,7 @@ def test_parsers_are_the_operators_to_choose(script):
         ({"enable_auto_tool_choice": False}, {}, "--enable-auto-tool-choice"),
         ({}, {"tool_choice": NAMED, "response_format": {"type": "json_object"}}, "response_format"),
         ({}, {"tools": [UNKNOWN_KEYWORD], "tool_choice": "required"}, "tools"),
+        ({}, {"tools": [MISSPELT], "tool_choice": NAMED}, "tools: parameters of 'get_weather'"),
     ],
 )
 def test_what_can_not_be_done_is_said_at_once(make_client, settings, fields, said):

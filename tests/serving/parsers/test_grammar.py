@@ -131,3 +131,15 @@ def test_tags_that_are_tokens_are_named_as_such(choice):
 def test_a_function_that_is_no_tool_is_refused():
     with pytest.raises(ValueError, match="'weather2', which is none of the tools"):
         tool_grammar(TOOLS, "weather2", parser="hermes")
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
+def test_keywords_that_no_grammar_enforces_are_refused_where_arguments_must_fit(parser):
+    city = {"type": "string", "maxlength": 5}
+    parameters = {"type": "object", "properties": {"city": city}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    message = "tools: parameters of 'weather': 'maxlength' is no keyword that can be enforced"
+    for choice, strict in (("required", ()), ("weather", ()), ("auto", ["weather"])):
+        with pytest.raises(ValueError, match=message):
+            tool_grammar([tool], choice, parser=parser, strict=strict)
+    assert tool_grammar([tool, *TOOLS], "auto", parser=parser, strict=["none of them"])

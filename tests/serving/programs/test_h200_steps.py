@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.measure.model_shapes import shape_config
+from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.compile.shared_forward import SharedForward

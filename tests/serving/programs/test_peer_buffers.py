@@ -44,7 +44,7 @@ def test_gpus_of_one_process_have_peer_buffers():
     ("mesh", "num_devices", "backend"),
     [
         (_mesh(0, 0), 2, "xla"),  # no kernels at all
-        (_mesh(0), 1, "mosaic"),  # nobody to sum with
+        (_mesh(0), 1, "mosaic"),  # no other device to sum with
         (_mesh(0, 1), 2, "mosaic"),  # addresses of another process mean nothing
         (_mesh(*[0] * 8), 8, "mosaic"),  # more than the kernel takes
         (_mesh(0, 0, 0, 0), 2, "mosaic"),  # another axis: two GPUs of each rank

@@ -27,7 +27,7 @@ def _plan(tables, contexts, block_size, rows_in_item, batch_rows):
 
 
 def _tables(shared_blocks, width, block_size, own_tokens):
-    """Rows that each share so many blocks with the row before, and have tokens of their own."""
+    """Rows that each share a number of blocks with the row before, and have tokens of their own."""
     ids = iter(range(1, 10**6))
     tables = np.zeros((len(shared_blocks), width), np.int32)
     contexts = np.zeros(len(shared_blocks), np.int32)
@@ -116,7 +116,7 @@ def test_rows_under_one_system_prompt_are_grouped_by_what_saves_most():
 
 @pytest.mark.parametrize("context", [1, 16, 128, 129])
 def test_blocks_that_a_row_has_not_filled_are_not_shared(context):
-    # Entries past a context may be those of whoever had the slot before.
+    # Entries past a context may be left from the slot's previous holder.
     tables = np.tile(np.arange(1, 65, dtype=np.int32), (8, 1))
     contexts = np.full(8, 1000, np.int32)
     contexts[3] = context

@@ -98,7 +98,7 @@ def test_requests_stand_in_one_queue_until_a_replica_has_room(threads):
             {row.request.request_id for s in setup.runner.launches for row in s.rows}
             for setup in group.setups
         ]
-    # Whoever is done sooner takes more of the queue.
+    # A replica that is done sooner takes more of the queue.
     assert len(served[1]) > len(served[0])
     assert sorted(order, key=int) == [str(i) for i in range(50)]
 

@@ -17,7 +17,7 @@ def host_request(
     seed: int = 0,
     **fields: Any,
 ) -> Request:
-    """A waiting request; `fields` are those of its `NewRequest`."""
+    """A waiting request; `fields` are its `NewRequest`'s."""
     params = params or SamplingParams()
     prompt = Prompt(list(token_ids), cache_salt=cache_salt)
     return Request(request_id, NewRequest(prompt=prompt, params=params, **fields), params, seed)

@@ -45,7 +45,7 @@ def test_every_field_arrives_whoever_asks_and_whatever_engine_answers(kind, ask,
     assert {output.request_id for output in outputs} == {"mine"}
     assert outputs[-1].finished
     (record,) = arrived
-    # Where outputs go, and how many there are, is for whoever waits for them to say.
+    # The caller that waits for outputs decides where they go and how many there are.
     assert dataclasses.replace(record, sink=None, kind=request.kind) == request
 
 

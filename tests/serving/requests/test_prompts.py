@@ -186,7 +186,7 @@ def test_a_model_that_does_not_think_has_no_budget_for_it():
     with pytest.raises(ValueError, match="thinking_token_budget: this model has no tokens"):
         IDS_ONLY.check_params(SamplingParams(thinking_token_budget=3))
     size = TOKENIZER.vocab_size
-    assert PromptReader(TOKENIZER, vocab_size=size, max_model_len=16)._thinks == (
+    assert PromptReader(TOKENIZER, vocab_size=size, max_model_len=16).thinks == (
         TOKENIZER.token_to_id("<think>") is not None
     )
 

@@ -56,7 +56,7 @@ def test_chunks_of_the_prompt_are_scored_in_place_also_when_computed_again():
 
 def test_a_chunk_that_is_not_finite_is_reported():
     assert not group(prompt_logprobs=0).score_prompt(prompt_scores([2], ok=False), 0, 0, 1)
-    # Nobody asked for scores: what the columns hold means nothing.
+    # No scores were asked for: the columns' content means nothing.
     assert group().score_prompt(prompt_scores([2], ok=False), 0, 0, 1)
 
 

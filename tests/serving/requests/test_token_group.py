@@ -1,4 +1,4 @@
-"""Completions that are requests of their own draw and end as those of one request."""
+"""Completions that are separate requests draw and end as the completions of one request do."""
 
 import dataclasses
 

@@ -150,7 +150,7 @@ class FakeDevice:
             )
 
     def verify(self, row: ScheduledRow) -> list[int]:
-        """Tokens after each proposal and before the first; those accepted become true."""
+        """Tokens after each proposal and before the first; accepted ones become true."""
         first = row.start + row.num_fed - len(row.proposed_token_ids)
         self.check_context(row.request, first)
         tokens = [

@@ -269,7 +269,7 @@ def test_building_a_decode_step_does_the_same_work_for_long_contexts():
 
 
 def _decoding(rows, shared_blocks, num_steps=1, **params):
-    """A step in which so many rows begin with the same blocks and have 3 each of their own."""
+    """A step whose rows all begin with the same blocks, and have 3 blocks each of their own."""
     common = list(range(1, 1 + shared_blocks))
     requests = []
     for slot in range(rows):

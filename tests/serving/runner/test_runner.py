@@ -10,7 +10,6 @@ from jaxinfer.serving.programs.kinds.swap import SwapKey
 from jaxinfer.serving.runner.runner import Runner
 from tests.serving.runner.tiny_runner import (
     CONFIG,
-    FEW_PROGRAMS,
     Loop,
     expected_greedy,
     expected_logits,
@@ -25,7 +24,7 @@ _PROMPTS = prompts(np.random.default_rng(0), [3, 17, 30, 1, 8, 9, 40])
 
 @pytest.fixture(scope="module")
 def runner():
-    runner = make_runner(swap_space=0.001, preemption_mode="swap", num_decode_steps=1)
+    runner = make_runner(swap_space=0.001, preemption_mode="swap")
     yield runner
     runner.close()
 
@@ -97,13 +96,13 @@ def test_swapped_blocks_come_back_bit_for_bit(runner):
         new = np.asarray(new)
         for (block, _), (target, _) in zip(pairs, back, strict=True):
             np.testing.assert_array_equal(new[target], old[block])
-        assert not new[33 - 1].any()
+        assert not new[runner.num_kv_blocks - 1].any()
     runner.reset_cache()
 
 
 @pytest.fixture(scope="module")
 def decodes_several_steps():
-    runner = make_runner(num_decode_steps=16, block_size=16)
+    runner = make_runner(num_decode_steps=16)
     yield runner
     runner.close()
 
@@ -200,7 +199,7 @@ def test_a_row_with_nan_is_marked_and_leaves_its_neighbours_alone(expected):
 
 @pytest.mark.slow
 def test_after_compiling_all_nothing_compiles():
-    runner = make_runner(**FEW_PROGRAMS)
+    runner = make_runner()
     runner.compile_all()
     # Once through the loop for what JAX builds around programs, such as transfers.
     rng = np.random.default_rng(3)
@@ -275,19 +274,19 @@ def test_closing_frees_the_pages_and_keeps_the_callers_arrays():
 
 def test_a_cache_too_small_for_one_request_names_the_length_that_fits():
     with pytest.raises(CapacityError, match="at most 56"):
-        make_runner(num_kv_blocks=8, max_model_len=64)
-    assert isinstance(make_runner(num_kv_blocks=9, max_model_len=64), Runner)
+        make_runner(block_size=8, num_kv_blocks=8)
+    assert isinstance(make_runner(block_size=8, num_kv_blocks=9), Runner)
 
 
 def test_the_report_counts_blocks_tokens_and_sequences(runner):
     report = runner.report
-    assert report.num_kv_blocks == runner.num_kv_blocks == 33
-    assert report.num_kv_tokens == 32 * 8
-    assert report.full_length_concurrency == pytest.approx(32 * 8 / 64)
+    assert report.num_kv_blocks == runner.num_kv_blocks == 65
+    assert report.num_kv_tokens == 64 * 16
+    assert report.full_length_concurrency == pytest.approx(64 * 16 / 64)
     assert report.kv_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(runner._kv))
     assert report.weight_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(runner._params))
     assert report.step_bytes is None
-    assert "33 blocks, 256 tokens" in str(report)
+    assert "65 blocks, 1,024 tokens" in str(report)
     assert "numba (fastest measured on CPUs for float32" in str(report)
 
 

@@ -1,4 +1,4 @@
-"""Steps that verify proposed tokens on a real runner: the tokens are those of plain decoding."""
+"""Steps that verify proposed tokens on a real runner give the tokens of plain decoding."""
 
 import random
 

@@ -20,24 +20,8 @@ from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.startup.engine_start import EngineSetup, start_runner
 from tests.model import tiny
 from tests.serving.requests.host_request import host_request
+from tests.serving.small_llm import CONFIG, SETTINGS
 
-CONFIG = ModelConfig(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=64,
-)
-# For what compiles everything: two batches, two prompts, multi-step decodes, all samplers.
-FEW_PROGRAMS = {
-    "max_num_seqs": 2,
-    "max_num_batched_tokens": 16,
-    "max_model_len": 48,
-    "num_decode_steps": 4,
-}
 GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
 
@@ -56,22 +40,15 @@ def make_runner(
     **engine: Any,
 ) -> Runner:
     """A runner that compiles lazily; all runners of a run of the tests share what they compile."""
-    defaults = {
-        "block_size": 8,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "compile_ahead": False,
-        "show_progress": False,
-    }
     setup = EngineSetup(
-        config, EngineConfig(**(defaults | engine)), ShardingRules(), **(hooks or {})
+        config, EngineConfig(**(SETTINGS | engine)), ShardingRules(), **(hooks or {})
     )
     given = tiny_params(config) if params is None else params
     return start_runner(setup, given, make_mesh(devices))
 
 
 def poison(runner: Runner) -> None:
-    """Fill every page with NaN, page 0 included: what nobody has written must never be read."""
+    """Fill every page with NaN, page 0 included: unwritten memory must never be read."""
     runner._kv = jax.tree.map(
         lambda pages: jax.device_put(np.full(pages.shape, np.nan, pages.dtype), pages.sharding),
         runner._kv,
@@ -130,7 +107,7 @@ class Loop:
             self.scheduler.update(schedule, tokens, result.num_ok, result.num_accepted)
 
     def run(self, num_steps: int = 1) -> list[list[int]]:
-        """Run until nobody is left; the outputs in order of `add`."""
+        """Run until no request is left; the outputs in order of `add`."""
         while self.scheduler.has_unfinished or self.in_flight:
             self.step(num_steps)
         return [request.output_token_ids for request in self.requests]
@@ -151,7 +128,7 @@ def expected_greedy(prompt: list[int], count: int, params: Any = None, config: A
 
 def expected_logits(tokens: list[int], params: Any = None, config: Any = CONFIG) -> np.ndarray:
     """Logits `[T, V]` of `forward`; padded, so that one program serves all lengths."""
-    padded = np.zeros(config.max_position_embeddings, np.int32)
+    padded = np.zeros(SETTINGS["max_model_len"], np.int32)
     padded[: len(tokens)] = tokens
     params = tiny_params(config) if params is None else params
     return np.asarray(_logits(params, config, padded))[: len(tokens)]

@@ -44,7 +44,7 @@ TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 
 @cache
 def counting(num_devices: int):
-    """`count_tokens` and `count_sampled` with the vocabulary on so many devices."""
+    """`count_tokens` and `count_sampled` with the vocabulary split over a number of devices."""
     devices = jax.devices()[:num_devices]
     mesh = jax.make_mesh((num_devices,), ("tensor",), devices=devices, axis_types=(AxisType.Auto,))
     split, whole = PartitionSpec(None, "tensor"), PartitionSpec()
@@ -132,7 +132,8 @@ def test_edits_reach_their_slots_and_no_others() -> None:
 def test_a_slot_s_mask_is_all_that_its_row_may_draw_from(data: st.DataObject) -> None:
     """Whatever the temperature, and whatever edits it has beside the mask."""
     masks = np.array([data.draw(st.integers(1, 2**VOCAB - 1)) for _ in range(SLOTS)], np.uint32)
-    rows = [(slot, masks[slot : slot + 1].view(np.int32)) for slot in range(SLOTS)]
+    bits = np.zeros((8, 1), np.uint32)
+    bits[:SLOTS, 0] = masks
     params = SamplingParams(
         temperature=data.draw(st.sampled_from([0.0, 1.0, 5.0])),
         logit_bias={3: 50.0},
@@ -140,7 +141,7 @@ def test_a_slot_s_mask_is_all_that_its_row_may_draw_from(data: st.DataObject) ->
     )
     row = prepare_row(params, seed=1, vocab_size=VOCAB, prompt_token_ids=[1])
     state = _state_of([(slot, row.edits, LateEdits()) for slot in range(SLOTS)])
-    (update,) = jax.tree.map(jnp.asarray, list(UPDATES.masks(rows)))
+    (update,) = jax.tree.map(jnp.asarray, list(UPDATES.masks(range(SLOTS), bits.view(np.int32))))
     allowed = set_masks_jitted(state.edits.allowed, *update)
     state = state._replace(edits=state.edits._replace(allowed=allowed))
     scalars = np.repeat(row.scalars[None], SLOTS, axis=0)
@@ -161,7 +162,8 @@ def _state_of(edits) -> SlotState:
 
 
 def test_masks_come_in_updates_of_two_sizes() -> None:
-    bits = np.array([5], np.int32)
-    updates = SlotUpdates(100, VOCAB).masks([(slot, bits) for slot in range(70)])
-    sizes = [(len(u.slots), (u.slots < 100).sum(), (u.allowed == 5).sum()) for u in updates]
-    assert sizes == [(64, 64, 64), (8, 6, 6)]
+    masks = np.arange(256, dtype=np.int32).reshape(128, 2)  # wider than the vocabulary
+    updates = list(SlotUpdates(100, VOCAB).masks(range(70), masks))
+    assert [(len(u.slots), (u.slots < 100).sum()) for u in updates] == [(64, 64), (8, 6)]
+    assert np.concatenate([u.allowed for u in updates])[:, 0].tolist() == list(range(0, 144, 2))
+    assert all(np.shares_memory(u.allowed, masks) for u in updates)

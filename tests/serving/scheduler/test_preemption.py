@@ -1,4 +1,4 @@
-"""Tests of who makes room for whom, and that nobody's text changes by it."""
+"""Preemption: which request makes room for which, and that no request's text changes by it."""
 
 import pytest
 

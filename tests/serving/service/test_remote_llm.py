@@ -1,4 +1,4 @@
-"""A front end's outputs are those of an engine in its own process, and its faults stay its own."""
+"""A front end's outputs equal an engine's in its own process, and its faults stay its own."""
 
 import asyncio
 import threading

@@ -61,7 +61,6 @@ class ToyService:
         engine = self.engine
         self.server = EngineServer(
             self.driver,
-            counts=engine.counts,
             num_slots=self.setup.scheduler.max_num_seqs,
             max_waiting=self.limits.max_waiting_requests,
             hello=self.description.to_message(),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from jaxinfer import SamplingParams
+from jaxinfer.serving.runner.runner import Runner
 from tests.serving.sampling.sampling_reference import processed_logits
-from tests.serving.small_llm import GREEDY, PROMPTS, reference_logits, small_llm
+from tests.serving.small_llm import GREEDY, PROMPTS, held_blocks, reference_logits, small_llm
 
 COUNT = 12
 PENALISED = GREEDY.clone(
@@ -51,11 +52,8 @@ def expected():
     [
         {},
         {"num_decode_steps": 1},
-        {
-            "num_kv_blocks": 6,
-            "max_model_len": 32,
-        },  # of which they want more, so that some are preempted
-        {"num_kv_blocks": 6, "max_model_len": 32, "preemption_mode": "swap", "swap_space": 0.01},
+        {"num_left": 4},  # blocks, of which they want more, so that some are preempted
+        {"num_left": 4, "preemption_mode": "swap", "swap_space": 0.01},
         {"max_num_batched_tokens": 5},
         {"tensor_parallel_size": 2},
     ],
@@ -63,9 +61,10 @@ def expected():
 )
 def test_mixed_batches_give_the_tokens_of_a_plain_loop(expected, options):
     prompts, params = zip(*REQUESTS, strict=True)
-    with small_llm(**({"max_num_seqs": 4, "block_size": 8} | options)) as llm:
+    engine = {name: value for name, value in options.items() if name != "num_left"}
+    with small_llm(**engine) as llm, held_blocks(llm, options.get("num_left", 64)):
         outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
-        if "num_kv_blocks" in options:
+        if "num_left" in options:
             assert any(output.metrics.num_preemptions for output in outputs)
     assert tokens(outputs) == expected
     for output, (prompt, params) in zip(outputs, REQUESTS, strict=True):
@@ -78,12 +77,20 @@ def test_mixed_batches_give_the_tokens_of_a_plain_loop(expected, options):
                 assert entry[token].logprob == pytest.approx(own, abs=1e-3)
 
 
-def test_a_slots_next_holder_hears_nothing_of_the_last_one():
+def test_a_slots_next_holder_hears_nothing_of_the_last_one(llm, monkeypatch):
     plain = GREEDY.clone(max_tokens=COUNT, logprobs=1)
-    with small_llm(max_num_seqs=1) as llm:
-        for prompt, params in [*REQUESTS[:4], (PROMPTS[0], plain), (PROMPTS[1], PENALISED)]:
-            (output,) = llm.generate([prompt], params, use_tqdm=False)
-            assert output.outputs[0].token_ids == reference(prompt, params)
+    slots = set()
+    launch = Runner.launch
+
+    def noted(self, schedule):
+        slots.update(row.request.slot for row in schedule.rows)
+        return launch(self, schedule)
+
+    monkeypatch.setattr(Runner, "launch", noted)
+    for prompt, params in [*REQUESTS[:4], (PROMPTS[0], plain), (PROMPTS[1], PENALISED)]:
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        assert output.outputs[0].token_ids == reference(prompt, params)
+    assert len(slots) == 1
 
 
 def test_bad_words_of_several_tokens_follow_tokens_that_were_in_flight(llm, tokenizer):

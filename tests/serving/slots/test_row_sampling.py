@@ -150,10 +150,11 @@ def test_more_edits_than_a_row_has_room_for_are_an_error() -> None:
 
 def test_a_grammar_s_mask_narrows_the_allowed_tokens():
     grammar = {"structured_outputs": {"regex": "a"}}
-    bits = np.array([0b1011, 7], np.int32)
-    for allowed, expected in [(None, [0b1011, 7]), ([1, 2, 34], [0b10, 0b100])]:
+    for allowed, expected in [(None, [0b1011, 7, 9]), ([1, 2, 34], [0b10, 0b100, 9])]:
+        bits = np.array([0b1011, 7, 9], np.int32)  # a word more than the vocabulary has
         params = SamplingParams(allowed_token_ids=allowed, **grammar)
         row = prepare_row(params, seed=0, vocab_size=64, prompt_token_ids=[1])
         assert row.first_mode == "full"
         assert row.scalars[Column.NEEDS] == Need.EDITS
-        assert row.edits.allowed_of(bits).tolist() == expected
+        row.edits.restrict(bits)
+        assert bits.tolist() == expected

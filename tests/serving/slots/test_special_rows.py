@@ -7,7 +7,9 @@ from jaxinfer.serving.runner.batch import BatchBuilder
 from tests.serving.small_llm import GREEDY, PROMPTS, small_llm
 
 EXHAUSTIVE = pytest.mark.exhaustive
-COUNT, ROWS = 10, 40
+# A token from each prompt's step, then one multi-step decode: no row is left over for a smaller
+# program.
+COUNT, ROWS = 9, 40
 SPECIAL = [
     GREEDY.clone(max_tokens=COUNT, repetition_penalty=1.4, frequency_penalty=0.8, logprobs=2),
     SamplingParams(
@@ -42,12 +44,21 @@ def alone():
         }
 
 
-MULTI_STEP, TENSOR_PARALLEL = {"num_decode_steps": 4}, {"tensor_parallel_size": 2}
+# Decodes take several steps a launch by default.
+SINGLE_STEP, TENSOR_PARALLEL = {"num_decode_steps": 1}, {"tensor_parallel_size": 2}
+BOTH = SINGLE_STEP | TENSOR_PARALLEL  # multi-step decodes on a mesh are test_row_needs.py's
 MIXED, MANY, TRUNCATING = (8, False, "mixed"), (9, False, "full"), (8, True, "full")
-# Where rows are sampled apart, with every option; where they are not, each option once.
+# Room for all prompts in one step, and tables as wide for one decode step a launch as for several.
+WIDE = {
+    "max_num_seqs": ROWS,
+    "max_num_batched_tokens": 256,
+    "num_kv_blocks": 200,
+    "max_model_len": 57,
+}
+# Where rows are sampled apart, with every option; where they are not, each number of steps.
 COVERING = [
-    *((MIXED, {}), (MIXED, MULTI_STEP), (MIXED, TENSOR_PARALLEL)),
-    *((MANY, {}), (TRUNCATING, MULTI_STEP)),
+    *((MIXED, {}), (MIXED, SINGLE_STEP), (MIXED, BOTH)),
+    *((MANY, {}), (TRUNCATING, SINGLE_STEP)),
 ]
 
 
@@ -57,7 +68,7 @@ COVERING = [
     [
         pytest.param(*case, options, marks=[] if (case, options) in COVERING else EXHAUSTIVE)
         for case in (MIXED, MANY, TRUNCATING)
-        for options in ({}, MULTI_STEP, TENSOR_PARALLEL)
+        for options in ({}, SINGLE_STEP, TENSOR_PARALLEL, BOTH)
     ],
 )
 def test_all_rows_get_what_they_get_alone(
@@ -77,7 +88,7 @@ def test_all_rows_get_what_they_get_alone(
     kinds = kinds[5:] + kinds[:5]  # special rows at both ends
     params = [KINDS[kind] for kind in kinds]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(ROWS)]
-    with small_llm(max_num_seqs=ROWS, num_kv_blocks=400, **options) as llm:
+    with small_llm(**WIDE, **options) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     assert mode in modes
     for i, (output, kind) in enumerate(zip(outputs, kinds, strict=True)):

@@ -1,4 +1,4 @@
-"""A thinking budget: which token comes next, by the tokens alone, and nobody else notices."""
+"""A thinking budget: the tokens decide which one comes next; other requests are not affected."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
-from jaxinfer.measure.model_shapes import shape_config
+from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params

@@ -20,16 +20,9 @@ from jaxinfer.serving.startup import memory
 from jaxinfer.serving.startup.mesh import choose_mesh
 from jaxinfer.serving.startup.model_source import ModelSource
 from tests.model.text.small_tokenizer import write_tokenizer
-from tests.serving.small_llm import CONFIG, MAX_MODEL_LEN, greedy_reference, small_llm, small_params
+from tests.serving.small_llm import CONFIG, SETTINGS, greedy_reference, small_llm, small_params
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-OPTIONS = {
-    "max_model_len": MAX_MODEL_LEN,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-    "num_kv_blocks": 65,
-    "compile_ahead": False,
-}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +33,7 @@ def directory(tmp_path_factory):
 
 
 def open_llm(directory, **options):
-    return LLM(directory, **(OPTIONS | {"show_progress": False} | options))
+    return LLM(directory, **(SETTINGS | options))
 
 
 def test_a_directory_is_loaded_whole(directory):
@@ -108,7 +101,7 @@ def test_a_length_beyond_the_models_positions_is_refused():
 
 @pytest.mark.slow
 def test_compiling_ahead_leaves_nothing_to_compile(directory, capsys):
-    with open_llm(directory, compile_ahead=True, max_num_seqs=2, show_progress=True) as llm:
+    with open_llm(directory, compile_ahead=True, show_progress=True) as llm:
         assert "Compiling" in capsys.readouterr().err
         before = llm.num_compilations
         llm.generate([[1, 2, 3], [4]], GREEDY, use_tqdm=False)

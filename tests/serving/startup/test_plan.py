@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.page_limit import most_pages
-from jaxinfer.measure.model_shapes import SHAPE_NAMES, shape_config
+from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params

@@ -1,4 +1,4 @@
-"""Numbers of several processes add up, whoever asks and whether or not a process still lives."""
+"""Numbers of several processes add up in each of them, also after one has ended."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 """Paged decode attention for Hopper: one query token a sequence, at the speed of the memory.
 
-What it computes: `softmax(scale * q k^T) v` for one query row per (sequence, head), with keys and
+It computes `softmax(scale * q k^T) v` for one query row per (sequence, head), with keys and
 values in pages named by a block table (PagedAttention, Kwon et al. 2023, arXiv:2309.06180).
 
 How, and where each idea comes from:
@@ -174,7 +174,7 @@ def paged_decode_attention(
 def _sharing_config(
     rows: int, group: int, window: int | None, config: DecodeConfig | None
 ) -> DecodeConfig:
-    """As given, or what was fastest of three when rows have a few hundred keys of their own."""
+    """As given, or the fastest of three for rows with a few hundred keys of their own."""
     config = config or DecodeConfig(KEYS)
     if window is not None:
         raise ValueError("rows with a window share no keys: give window or shared, not both")
@@ -338,7 +338,7 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_sme
             cluster_combine.combine_in_cluster(out, log_sum, write, **combine)
         elif p.shares:
             of_items = OfItems(*refs[:_OF_ITEMS])
-            # A row of a multi-step decode that has ended is empty, whatever it shared.
+            # A row of a multi-step decode that has ended is empty, even if it shared keys.
             joins = (span.length > 0) & of_items.saw_for(span.row)
             pl.when(~joins)(lambda: write(out))
             pl.when(joins)(

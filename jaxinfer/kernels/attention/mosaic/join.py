@@ -1,4 +1,4 @@
-"""Joins what a row sees alone with what work items see for it.
+"""Joins a row's attention over its own keys with that over the keys it shares with other rows.
 
 A softmax over two sets of keys is the mean of the softmaxes over each, weighted by the sums of
 their exponentials: each side leaves a normalised output and the base-2 logarithm of its sum

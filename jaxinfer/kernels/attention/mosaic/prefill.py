@@ -14,7 +14,7 @@ How, and where each idea comes from:
   2,048, less than repeats differed.
 * **PagedAttention** (Kwon et al. 2023): a stage of 128 keys is assembled from pages (`pages.py`).
 * **Grouped heads**: with an even GQA group the two consumers take two query heads of one kv head
-  at the same 64 positions, otherwise one head at 128 positions. The first halves what is wasted
+  at the same 64 positions, otherwise one head at 128 positions. The first halves the waste
   at the diagonal and at the ends of short sequences.
 * **Persistent blocks**: one block per multiprocessor walks a work list sorted longest first
   (`work_list.py`), to and fro, while its producer already loads the next tile.

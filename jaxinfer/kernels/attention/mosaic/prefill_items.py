@@ -1,4 +1,4 @@
-"""What one block of the prefill kernel works on: the static problem, and items of the work list."""
+"""The work of one block of the prefill kernel: the static problem, and items of the work list."""
 
 from __future__ import annotations
 

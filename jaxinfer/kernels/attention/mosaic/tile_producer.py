@@ -1,4 +1,4 @@
-"""The producer warp of kernels whose blocks walk through items of work."""
+"""The producer warp of attention kernels whose blocks walk through a list of work items."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Item(Protocol):
 
     @property
     def first_tile(self) -> Scalar:
-        """Of keys."""
+        """The first tile of keys."""
         ...
 
     @property
     def last_tile(self) -> Scalar:
-        """Exclusive."""
+        """One past the last tile of keys."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The query tiles of a ragged prefill, longest first: what the kernel's blocks share out."""
+"""The work list of a ragged prefill: its query tiles, longest first, for the kernel's blocks."""
 
 from __future__ import annotations
 

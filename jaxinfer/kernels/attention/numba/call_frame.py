@@ -1,4 +1,4 @@
-"""What XLA passes to a compiled function on a CPU: the buffers of one call.
+"""Reads the call frame that XLA passes to a compiled function on a CPU: the buffers of one call.
 
 XLA calls it with a pointer to a frame of 8-byte words (`XLA_FFI_CallFrame` in jaxlib's
 xla/ffi/api/c_api.h). Before the first call it asks which version of this interface the function
@@ -77,7 +77,7 @@ def _buffer(buffers, index, rank):
 def register(name: str, handler: Callable[[Any], Any]) -> None:
     """Compile a function of a frame's pointer into a target of `jax.ffi.ffi_call` on CPUs.
 
-    What was compiled is kept beside the function's file, as long as that file does not change, or
+    The compiled function is kept beside its source file, as long as that file does not change, or
     in the user's cache directory.
     """
     try:

@@ -23,7 +23,7 @@ DECODE = "jaxinfer_paged_decode_attention"
 """What XLA knows the function by."""
 
 _CHUNK = 32  # keys
-_LOWEST = np.float32(-1e30)  # exponent of what has no weight
+_LOWEST = np.float32(-1e30)  # exponent of keys without weight
 # Sums may be vectorised; infinities and NaN keep their meaning.
 _FAST = {"reassoc", "contract", "nsz"}
 _ZERO, _ONE, _LEAST = np.float32(0), np.float32(1), np.float32(-126)

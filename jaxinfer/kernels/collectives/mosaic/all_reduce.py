@@ -205,7 +205,7 @@ def _norm_block(
     normal: Ref,
 ) -> None:
     block, layout = lax.axis_index("block"), _layout()
-    # Loads of what is there before the wait for what is not.
+    # Load data that is there before waiting for data that is not.
     old = load_global(onto.at[block], layout).astype(jnp.float32)
     scale = load_global(weight, layout.reduce(0)).astype(jnp.float32)
     new = _summed(peer_buffer, peers, x, block, layout)

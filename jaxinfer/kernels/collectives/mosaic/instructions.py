@@ -1,4 +1,4 @@
-"""What one thread does in an exchange through peer buffers, in PTX; called by `peer_buffer.py`.
+"""PTX instructions of one thread in an exchange through peer buffers; called by `peer_buffer.py`.
 
 Exchanges are numbered modulo 2**32: decoding makes as many within a few days. A wait looks for
 equal numbers, so that what an earlier exchange left behind never passes for this one's, however
@@ -26,7 +26,7 @@ _LOOKS = 256  # between two looks at the clock; a fraction of a millisecond
 _LIMIT_NS = 20 * 10**9
 _RECENT_NS = 10**9
 _NAN = 0x7FFF7FFF  # two of them, in bfloat16 and float16 alike
-# What follows a look that found nothing: another one, or NaN when it is of no use any more.
+# After a look that found nothing: another one, or NaN when the wait has timed out.
 _WAIT = f"""
     add.u32 looks, looks, 1;
     rem.u32 rest, looks, {_LOOKS};

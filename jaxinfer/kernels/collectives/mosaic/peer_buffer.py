@@ -37,7 +37,7 @@ MOST_PACKET_LINES = 5  # of them sent as packets
 
 @dataclasses.dataclass(frozen=True)
 class PeerBuffer:
-    """Where what lies in a peer buffer, as offsets in bytes.
+    """The layout of a peer buffer, as offsets in bytes.
 
     It begins with a count of exchanges for each block of threads, and for each partner a flag; then
     come the time of the last wait that gave up, and packets and lines, in two halves for odd and
@@ -59,7 +59,7 @@ class PeerBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """The size of a peer buffer in bytes."""
         return self._lines + self._places * self.num_lines * self.line_bytes
 
     @property

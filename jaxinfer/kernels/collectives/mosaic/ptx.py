@@ -1,4 +1,4 @@
-"""Instructions that Pallas does not offer, for use inside `plgpu.inline_mgpu`.
+"""PTX instructions that Pallas does not offer, for use inside `plgpu.inline_mgpu`.
 
 Values here are MLIR's: one thread's, not arrays.
 """

@@ -95,7 +95,7 @@ class _Problem:
 
     @property
     def registers(self) -> tuple[int, int] | None:
-        """Of a consumer's and a producer's thread; None leaves all what they start with."""
+        """Registers of a consumer's and of a producer's thread; None keeps the initial ones."""
         sums = self.config.group * self.columns // 128
         return _REGISTERS.get(self.consumers) if sums > _MOST_SUMS else None
 

@@ -1,4 +1,4 @@
-"""Which products of 32 to 256 rows `medium.py` computes, and how it cuts them."""
+"""The plan of a product of 32 to 256 rows: whether `medium.py` computes it, and its tile sizes."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ product is a read of the matrix; everything else should hide behind it. These ke
 * `project_add`: a projection added to the residual stream; or `project`, without that; or
   `project_sum_add`, where it is one device's share of a sum, and that is added.
 
-`small_plan.py` cuts a product into blocks, `small_product.py` is what a block does up to its
-sums, and this file what becomes of the sums.
+`small_plan.py` cuts a product into blocks, `small_block.py` computes a block's sums, and this file
+turns the sums into results.
 
 The norm commutes with the product: `(x / rms(x)) w^T = (x w^T) / rms(x)`. So blocks multiply by the
 norm's weight only, and the block that finishes an output divides by the root mean square.
@@ -116,7 +116,7 @@ def project_sum_add(
     """`residual` + the sum of all GPUs' `x @ weight.T`, each rounded; equal in every bit on all.
 
     Each block of threads gives the others its features as soon as it has them, so that only the
-    last ones cross the link while no weights are read. What is said of calls in `all_reduce` holds.
+    last ones cross the link while no weights are read. Call it as `all_reduce` demands.
     Not all blocks run at once: that no GPU waits for blocks which another can't start, because its
     own wait, rests on GPUs starting blocks in the order of their numbers, as they do.
 
@@ -181,7 +181,7 @@ def _run(kind, x, weights, *, norm=None, residual=None, peers=None, eps=0.0, con
         num_threads=2,
         thread_name="warpgroup",
         scratch_types=scratch,
-        # Whatever one thread writes and another reads is committed in between.
+        # All that one thread writes and another reads is committed in between.
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
         kernel_name=f"small_{kind}",
     )

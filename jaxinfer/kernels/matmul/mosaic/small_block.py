@@ -90,7 +90,7 @@ def multiply(
     """Sums `[TILE, N]` of every matrix over the block's slice, in fp32.
 
     The activations are prepared by pieces, each asked for while the one before it is multiplied:
-    weights that have arrived rest for as long as the first piece takes, whatever the slice.
+    weights that have arrived rest only as long as the first piece takes, for slices of any size.
 
     With a norm, `squares[N]` becomes the sum of each row's squares over the slice.
     """

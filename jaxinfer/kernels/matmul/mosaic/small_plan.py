@@ -1,4 +1,4 @@
-"""How a small product is cut into blocks: static choices, made while tracing."""
+"""The plan of a small product: how it is cut into blocks; static choices, made while tracing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ROWS = 16
 _ROWS = (1, 2, 4, 8, MOST_ROWS)
 _CHUNKS = (128, 64)  # of the contraction, in a pipeline stage; multiples of the 128-byte swizzle
 _MAX_CLUSTER = 8  # blocks, the largest portable cluster
-_SHARED_BYTES = 223 * 1024  # that a block may have, but for barriers and what it writes
+_SHARED_BYTES = 223 * 1024  # that a block may have beside its barriers and results
 _STREAMING = 66  # multiprocessors that can ask for all that the memory gives
 _STREAMING_WHOLE = 64  # where each asks for its whole slice at once
 _RING_BYTES = 128 * 1024  # of weights that a block has in flight, at most
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block, but for its barriers."""
+        """Shared memory of a block, without its barriers."""
         weights = self.stages * self.matrices * TILE * self.chunk * 2
         return weights + _bytes_beside(self.columns, self.matrices, self.size, self.splits)
 

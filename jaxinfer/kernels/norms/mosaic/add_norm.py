@@ -41,7 +41,7 @@ def add_norm(
 
     Args:
         x: residual stream, bfloat16 or float16.
-        delta: what is added to it, in the same dtype.
+        delta: added to `x`, in the same dtype.
         weight: of the norm.
         other: added to `delta` before, and that sum rounded; another device's share of it.
         eps: of the norm.

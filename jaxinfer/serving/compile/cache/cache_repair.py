@@ -1,6 +1,6 @@
 """Drops entries of JAX's compilation cache that can't be read, so that they are written anew.
 
-JAX itself warns of such an entry, compiles, and leaves it: it never overwrites what is there, and a
+JAX itself warns of such an entry, compiles, and leaves it: it never overwrites an entry, and a
 write that a full disk or an interrupt has cut short would be met again at every start.
 """
 
@@ -29,7 +29,7 @@ def damaged_entries_dropped(directory: Path) -> Iterator[None]:
     def read_or_drop(cache_key: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
         try:
             return read(cache_key, *args, **kwargs)
-        except Exception:  # whatever decompressing and deserializing raise
+        except Exception:  # decompressing and deserializing raise exceptions of many types
             dropped.append(cache_key)
             with contextlib.suppress(OSError):
                 (directory / f"{cache_key}-cache").unlink()

@@ -39,7 +39,7 @@ def written_in_background() -> Iterator[None]:
         compiler._cache_write = write_soon
         try:
             yield
-        except BaseException:  # Ctrl-C, too: what was not begun is compiled again next time
+        except BaseException:  # Ctrl-C, too: entries not begun are compiled again next time
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         finally:

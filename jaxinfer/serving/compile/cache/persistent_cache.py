@@ -1,4 +1,4 @@
-"""Where compiled and traced programs are kept, and JAX's own cache while an engine compiles."""
+"""Directories of compiled and traced programs, and JAX's own cache while an engine compiles."""
 
 import contextlib
 import os
@@ -35,9 +35,9 @@ def default_directory() -> Path:
 def persistent_cache(directory: str | None) -> Iterator[Path | None]:
     """Keep programs compiled inside this block on disk, and find what earlier processes compiled.
 
-    A cache that the user configured (``jax_compilation_cache_dir``, by whatever means) is theirs:
-    it serves as it is and nothing is changed. In any other, entries that can't be read are dropped
-    and written anew. One thread at a time is inside.
+    A cache that the user configured (``jax_compilation_cache_dir``, in any way) stays the user's:
+    it is used as it is and nothing in it is changed. In any other, entries that can't be read are
+    dropped and written anew. One thread at a time is inside.
 
     Args:
         directory: where; None is `default_directory`, "" keeps nothing.

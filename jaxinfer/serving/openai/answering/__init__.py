@@ -1,1 +1,1 @@
-"""What answers are split into, and how choices and items are written from the pieces."""
+"""Plans how an answer is split into reasoning, content and tool calls."""

@@ -1,9 +1,12 @@
-"""How a request's answer is read: which parsers, which calls, and whether a grammar is needed."""
+"""The plan for reading a request's answer: its parsers, its tool calls, and its grammar, if any."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.openai.errors import client_errors, invalid
 from jaxinfer.serving.openai.front import Front
@@ -11,11 +14,12 @@ from jaxinfer.serving.openai.protocol.tools import NamedToolChoice, Tool, ToolCh
 from jaxinfer.serving.parsers.answer import AnswerParser
 from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
 from jaxinfer.serving.parsers.reasoning import ReasoningState
+from jaxinfer.serving.parsers.reasoning_tokens import ReasoningTokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerPlan:
-    """Made before a request runs, so that what can't be read is refused at once.
+    """How to read an answer; made before the request runs, so that a mistake is refused at once.
 
     Attributes:
         tools: the tools, as chat templates know them.
@@ -26,6 +30,8 @@ class AnswerPlan:
             need a grammar. None if they need none.
         strict: names of strict tools.
         tag_tokens: tags that the model has as tokens of their own.
+        thinks: reasoning is read, and `<think>` and `</think>` are tokens of the model: a grammar
+            can begin after them.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -35,6 +41,21 @@ class AnswerPlan:
     forced: str | None = None
     strict: Sequence[str] = ()
     tag_tokens: Sequence[str] = ()
+    thinks: bool = False
+
+    def reasoning_counter(
+        self, state: ReasoningState, tokenizer: Tokenizer | None
+    ) -> Callable[[], ReasoningTokens] | None:
+        """Makes what counts the reasoning of an answer; None where none is read.
+
+        Args:
+            state: in which the prompt ends.
+            tokenizer: of the model.
+        """
+        name = self.reasoning_parser
+        if name is None or tokenizer is None:
+            return None
+        return functools.partial(ReasoningTokens, name, tokenizer, is_open=state == "open")
 
     def parser(self, state: ReasoningState) -> AnswerParser:
         """A parser for one answer to a prompt that ends in this state."""
@@ -67,7 +88,9 @@ def plan_answer(
     """
     written = [tool.for_template() for tool in tools]
     if not tools or choice == "none":
-        return AnswerPlan(tools=written, reasoning_parser=front.reasoning_parser)
+        return AnswerPlan(
+            tools=written, reasoning_parser=front.reasoning_parser, thinks=front.thinks
+        )
     if front.tool_parser is None:
         raise invalid(
             "tools: no parser for this model's calls; write tool_choice 'none', or start the "
@@ -92,6 +115,7 @@ def plan_answer(
         tools=written,
         tool_parser=front.tool_parser,
         reasoning_parser=front.reasoning_parser,
+        thinks=front.thinks,
         parallel=parallel is not False,
         forced=forced,
         strict=strict,
@@ -99,33 +123,55 @@ def plan_answer(
     )
 
 
-def guided(params: SamplingParams, plan: AnswerPlan, state: ReasoningState) -> SamplingParams:
-    """The parameters of a request whose calls must follow a grammar, if its plan says so.
+def guided(
+    params: SamplingParams,
+    plan: AnswerPlan,
+    state: ReasoningState,
+    *,
+    begin_is_given: bool = False,
+) -> SamplingParams:
+    """The parameters of a request with the grammar that its plan asks for.
+
+    Calls that must come have a grammar of their own. Any other grammar is for the content: it
+    begins after the thinking.
 
     Args:
         params: of the request.
         plan: how its answer is read.
         state: of the prompt.
+        begin_is_given: the request says itself where its grammar begins.
 
     Raises:
-        ApiError: 400: it has a grammar of its own, or one of its parameters goes with none.
+        ApiError: 400: it has a grammar of its own, one of its parameters goes with none, or the
+            schema of a tool can't be enforced.
     """
     if plan.forced is None or plan.tool_parser is None:
-        return params
+        return params if begin_is_given else _after_thinking(params, plan, state)
     if params.structured_outputs is not None:
         raise invalid(
             "tool_choice 'required', a named function and strict tools are a grammar of their own; "
             "leave out response_format and structured outputs",
             "tool_choice",
         )
-    grammar = tool_grammar(
-        plan.tools,
-        plan.forced,
-        parser=plan.tool_parser,
-        reasoning=state if plan.reasoning_parser else "over",
-        parallel=plan.parallel,
-        strict=plan.strict,
-        tokens=plan.tag_tokens,
-    )
+    with client_errors(("tools",)):
+        grammar = tool_grammar(
+            plan.tools,
+            plan.forced,
+            parser=plan.tool_parser,
+            reasoning=state if plan.reasoning_parser else "over",
+            parallel=plan.parallel,
+            strict=plan.strict,
+            tokens=plan.tag_tokens,
+        )
     with client_errors(("min_tokens",)):
         return params.clone(structured_outputs=grammar)
+
+
+def _after_thinking(
+    params: SamplingParams, plan: AnswerPlan, state: ReasoningState
+) -> SamplingParams:
+    """The parameters with a grammar that lets the model think first, where it can."""
+    grammar = params.structured_outputs
+    if grammar is None or not plan.thinks or state == "over":
+        return params
+    return params.clone(structured_outputs=dataclasses.replace(grammar, after_thinking=True))

@@ -1,1 +1,1 @@
-"""What every request passes before a route sees it: pure ASGI."""
+"""ASGI middleware that every request passes before its route: keys, size limits, HEAD, ids."""

@@ -1,4 +1,4 @@
-"""Lets in who has a key; every path is closed by default, whether it exists or not."""
+"""Checks API keys; every path needs one by default, whether it exists or not."""
 
 import hashlib
 import secrets
@@ -10,16 +10,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxinfer.serving.openai.errors import ApiError
 
 PROBES = frozenset({"/health", "/ready"})
-"""Paths that need no key, whatever is configured."""
+"""Paths that need no key in any configuration."""
 
 
 class Auth:
-    """Refuses requests without one of the keys, whatever their path and whether it exists.
+    """Refuses requests without one of the keys, on every path, whether it exists or not.
 
     The path is the one that was sent, which the Host header has no part in.
 
     Args:
-        app: what is behind it.
+        app: the next ASGI application.
         keys: none lets everybody in.
         open_paths: need no key.
     """

@@ -1,4 +1,4 @@
-"""Refuses bodies that are too large, whatever their headers say of their size."""
+"""Refuses request bodies that are too large; the size that headers declare is not trusted."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,7 +10,7 @@ class BodyLimit:
     """Answers 413 before more than `max_bytes` of a body are held.
 
     Args:
-        app: what is behind it.
+        app: the next ASGI application.
         max_bytes: of a body.
     """
 
@@ -40,7 +40,7 @@ class BodyLimit:
         await self._app(scope, counted, send)
 
     def _refusal(self) -> ApiError:
-        # What is left of the body is not read.
+        # The rest of the body is not read.
         return ApiError(
             413,
             f"the body is larger than {self._max_bytes} bytes; send less in one request",

@@ -1,4 +1,4 @@
-"""HEAD on every route that has GET, without a body."""
+"""Answers HEAD on every route that has GET."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -7,7 +7,7 @@ class Head:
     """Answers HEAD as GET, headers only.
 
     Args:
-        app: what is behind it.
+        app: the next ASGI application.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Returns a client's request id, which is a label and never a key."""
+"""Returns a client's X-Request-Id in the answer; it is a label and never a key."""
 
 import re
 
@@ -12,7 +12,7 @@ class RequestId:
     """Copies the header X-Request-Id of a request to its answer, if it is short plain text.
 
     Args:
-        app: what is behind it.
+        app: the next ASGI application.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -64,7 +64,7 @@ def page_file(path: str) -> PageFile:
         path: one of `PAGE_PATHS`.
 
     Raises:
-        KeyError: it is none.
+        KeyError: no file has that path.
     """
     name = PAGE_PATHS[path]
     folder = importlib.resources.files("jaxinfer.serving.openai.page") / "static"

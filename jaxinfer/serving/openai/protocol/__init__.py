@@ -1,1 +1,1 @@
-"""The bodies of requests and answers."""
+"""The bodies of HTTP requests and answers, as pydantic models and typed dictionaries."""

@@ -1,21 +1,28 @@
-"""What answers of several routes are made of; built as plain dictionaries, documented by type."""
+"""Answer parts that several routes share; plain dictionaries, documented by their types."""
 
 from typing import Literal, NotRequired, TypedDict
 
 
 class PromptTokensDetails(TypedDict):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens: the number found in the prefix cache."""
 
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    """Of the completions' tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
-    """Tokens of a request; those of a prompt count once, however many completions it has."""
+    """Tokens of a request; a prompt's tokens count once, for any number of completions."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class PromptLogprob(TypedDict):
@@ -50,7 +57,7 @@ class ModelList(TypedDict):
 
 
 class Version(TypedDict):
-    """Of the server."""
+    """The server's version."""
 
     version: str
 
@@ -62,7 +69,7 @@ class Load(TypedDict):
 
 
 class Status(TypedDict):
-    """That something was done, or how it is."""
+    """The status of an administrative action."""
 
     status: NotRequired[str]
     is_sleeping: NotRequired[bool]

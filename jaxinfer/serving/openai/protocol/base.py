@@ -1,4 +1,4 @@
-"""What all bodies of requests share: strict types, and fields that are refused or ignored."""
+"""The base of all request bodies: strict types, and fields that are refused or ignored."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: the bodies of requests and answers."""
+"""The bodies of `/v1/chat/completions`: requests, answers and chunks of a stream."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -99,12 +99,12 @@ class ChatBody(SamplingFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """Of the answer; None for the rest of the model's length."""
+        """Most tokens of the answer; None for the rest of the model's length."""
         return self.max_completion_tokens or self.max_tokens
 
 
 class TopLogprob(TypedDict):
-    """A token that could have come."""
+    """An alternative token at a position, with its log-probability."""
 
     token: str
     logprob: float

@@ -1,4 +1,4 @@
-"""`/v1/completions`: the bodies of requests and answers."""
+"""The bodies of `/v1/completions`: requests, answers and chunks of a stream."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -61,7 +61,7 @@ class CompletionBody(SamplingFields):
 
     @property
     def prompts(self) -> list[TextOrTokens]:
-        """Each of them."""
+        """The prompts as a list."""
         if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
             return [self.prompt]
         return self.prompt

@@ -1,4 +1,4 @@
-"""`/v1/responses`: the bodies of requests and answers."""
+"""The bodies of `/v1/responses`: requests, answers and their items."""
 
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -9,6 +9,7 @@ from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.base import Body, Ignored, OnlyFalse, Refused, StreamOptions
 from jaxinfer.serving.openai.protocol.chat import MAX_MESSAGES, Message, TextPart
 from jaxinfer.serving.openai.protocol.sampling import Count
+from jaxinfer.serving.openai.protocol.text_format import TextFormat, TextOptions
 from jaxinfer.serving.openai.protocol.tools import (
     MAX_TOOLS,
     ChosenFunction,
@@ -44,7 +45,7 @@ class InputCall(_Item):
 
 
 class InputCallOutput(_Item):
-    """What a call gave."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -67,7 +68,7 @@ class InputReasoning(_Item):
 
     @property
     def text(self) -> str:
-        """What was thought; its summary where that is all there is."""
+        """The text of the thinking, or its summary if there is no text."""
         return "".join(part.text for part in self.content or self.summary or ())
 
 
@@ -90,21 +91,6 @@ class ResponsesToolChoice(Body):
 
     type: Literal["function"]
     name: FunctionName
-
-
-class TextFormat(Body):
-    """The only format of an answer."""
-
-    type: Literal["text"]
-
-
-class TextOptions(Body):
-    """How the answer is written."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    format: TextFormat | None = None
-    verbosity: Ignored = None
 
 
 class ResponsesBody(Body):
@@ -158,6 +144,11 @@ class ResponsesBody(Body):
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options goes with stream: true", "stream_options")
         check_tools(self.chat_tools, self.chat_tool_choice)
+
+    @property
+    def text_format(self) -> TextFormat:
+        """What the answer must be; any text where the request does not say."""
+        return (self.text and self.text.format) or TextFormat(type="text", schema=None)
 
     @property
     def chat_tools(self) -> list[Tool]:
@@ -237,7 +228,7 @@ class OutputReasoningText(TypedDict):
 
 
 class OutputReasoning(TypedDict):
-    """What the model thought."""
+    """A reasoning item: the model's thinking."""
 
     type: Literal["reasoning"]
     id: str

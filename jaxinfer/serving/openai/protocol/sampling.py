@@ -1,4 +1,4 @@
-"""The fields that say how a request's tokens are chosen, shared by completions and chat."""
+"""The sampling fields of a request body, shared by completions and chat."""
 
 from typing import Annotated, Any
 
@@ -122,7 +122,7 @@ class SamplingFields(StructuredFields):
 
         Raises:
             TypeError, ValueError: as `SamplingParams`.
-            ApiError: 400; a field about grammars is not what it must be.
+            ApiError: 400; a field about grammars is wrong.
         """
         more["structured_outputs"] = self.grammar()
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}

@@ -35,7 +35,7 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer must be."""
+    """The required format of the answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -66,7 +66,9 @@ class StructuredFields(Body):
 
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = Field(
-        None, description="One of json, json_object, regex, choice, grammar, structural_tag."
+        None,
+        description="One of json, json_object, regex, choice, grammar, structural_tag; and "
+        "after_thinking.",
     )
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: the bodies of requests."""
+"""The request bodies of `/tokenize` and `/detokenize`."""
 
 from typing import Annotated, Any
 

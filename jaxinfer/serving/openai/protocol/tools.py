@@ -1,4 +1,4 @@
-"""Tools that a model may call, and calls that it made: fields of requests and answers."""
+"""Tools and tool calls as fields of requests and answers."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -55,7 +55,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
 class MadeFunctionCall(Body):
-    """What an earlier call called; keys that are not named here are ignored."""
+    """The function and arguments of an earlier call; keys that are not named here are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -115,7 +115,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
 
 
 class FunctionCall(TypedDict):
-    """What a call calls; in a stream, a part of it."""
+    """The function and arguments of a call; in a stream, a part of them."""
 
     name: NotRequired[str]
     arguments: str

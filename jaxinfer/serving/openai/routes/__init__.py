@@ -1,1 +1,1 @@
-"""The routes, each a function from a checked body to an answer."""
+"""The HTTP routes, each a function from a checked body to an answer."""

@@ -1,4 +1,4 @@
-"""Routes that change the engine; served where the operator allows it, always behind a key."""
+"""Administration routes, which change the engine; off by default, always behind a key."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxinfer.serving.openai.answering.json_answer import json_answer
 from jaxinfer.serving.openai.errors import ApiError, ErrorAnswer, client_errors
-from jaxinfer.serving.openai.front import Front
+from jaxinfer.serving.openai.front import Front, front_of
 from jaxinfer.serving.openai.protocol.answers import Status
 from jaxinfer.serving.openai.route import ApiRoute
-from jaxinfer.serving.openai.routes.common import front_of, json_answer
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -33,13 +33,13 @@ async def reset_prefix_cache(request: Request) -> Response:
 async def sleep(
     request: Request, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: Mode = "abort"
 ) -> Response:
-    """Give device memory back until `/wake_up`."""
+    """Release the device memory until `/wake_up`."""
     return await _call(front_of(request), "sleep", level=level, mode=mode)
 
 
 @router.post("/wake_up", response_model=None, responses=_OR_CONFLICT)
 async def wake_up(request: Request, tags: Annotated[list[Tag] | None, Query()] = None) -> Response:
-    """Take it again."""
+    """Take the device memory back after `/sleep`."""
     return await _call(front_of(request), "wake_up", tags=tags)
 
 
@@ -91,7 +91,7 @@ async def _conflicts(work: Callable[[], Awaitable[None]]) -> Response:
 
 
 async def _call(front: Front, name: str, **arguments: Any) -> Response:
-    """Call what not every engine has."""
+    """Call a method that not every engine has."""
     method = getattr(front.engine, name, None)
     if method is None:
         raise ApiError(501, f"this engine has no {name}")

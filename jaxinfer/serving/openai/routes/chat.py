@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""The route `POST /v1/chat/completions`: answers a conversation."""
 
 from collections.abc import AsyncGenerator
 
@@ -8,23 +8,18 @@ from starlette.responses import Response
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.openai.answering.chunks import Chunks
+from jaxinfer.serving.openai.answering.head import head
+from jaxinfer.serving.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answer
+from jaxinfer.serving.openai.answering.usage import UsageCount
 from jaxinfer.serving.openai.errors import client_errors
-from jaxinfer.serving.openai.front import Front, Job, Outputs, finals
+from jaxinfer.serving.openai.front import Front, Job, Outputs, finals, front_of
 from jaxinfer.serving.openai.logprobs import prompt_logprobs
-from jaxinfer.serving.openai.merging import begun
+from jaxinfer.serving.openai.merging import BEGIN_SECONDS, begun
 from jaxinfer.serving.openai.protocol.chat import ChatAnswer, ChatBody
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes.chat_choices import ChatChoices
-from jaxinfer.serving.openai.routes.common import (
-    BEGIN_SECONDS,
-    Chunks,
-    UsageCount,
-    front_of,
-    head,
-    id_header,
-    json_answer,
-)
 from jaxinfer.serving.openai.sse import DONE, EventStream
 from jaxinfer.serving.parsers.reasoning import ReasoningState, reasoning_state
 
@@ -45,18 +40,19 @@ async def chat(body: ChatBody, request: Request) -> Response:
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     begin = head(kind, "chatcmpl", front)
     job, state = await _job(body, plan, begin["id"], front)
+    count = UsageCount(plan.reasoning_counter(state, front.engine.tokenizer))
     choices = ChatChoices(body, front.engine.tokenizer, lambda: plan.parser(state))
     outputs = await front.start([job])
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, body, choices, Chunks(begin, body.stream_options)),
+            _events(outputs, choices, count, Chunks(begin, body.stream_options)),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
         )
     (output,) = await finals(outputs)
-    return json_answer({**begin, **_answer(body, output, choices)}, body.request_id)
+    return json_answer({**begin, **_answer(body, output, choices, count)}, body.request_id)
 
 
 def _params(body: ChatBody, front: Front) -> SamplingParams:
@@ -73,7 +69,7 @@ def _params(body: ChatBody, front: Front) -> SamplingParams:
 async def _job(
     body: ChatBody, plan: AnswerPlan, label: str, front: Front
 ) -> tuple[Job, ReasoningState]:
-    """What the engine is asked for, and where the prompt ends."""
+    """The engine's job for a request, and the reasoning state at the prompt's end."""
     params = _params(body, front)
     text = await front.prompts.render(
         [message.for_template() for message in body.messages],
@@ -84,7 +80,8 @@ async def _job(
     )
     final_message = body.messages[-1].text if body.continue_final_message else None
     state = reasoning_state(text, final_message)
-    params = guided(params, plan, state)
+    begin_is_given = "after_thinking" in (body.structured_outputs or {})
+    params = guided(params, plan, state, begin_is_given=begin_is_given)
     (prompt,) = await front.prompts.read(
         [text],
         name="messages",
@@ -102,8 +99,9 @@ async def _job(
     return job, state
 
 
-def _answer(body: ChatBody, output: RequestOutput, choices: ChatChoices) -> dict[str, object]:
-    count = UsageCount()
+def _answer(
+    body: ChatBody, output: RequestOutput, choices: ChatChoices, count: UsageCount
+) -> dict[str, object]:
     count.add(0, output)
     answer: dict[str, object] = {
         "choices": [choices.whole(each) for each in output.outputs],
@@ -117,13 +115,12 @@ def _answer(body: ChatBody, output: RequestOutput, choices: ChatChoices) -> dict
 
 
 async def _events(
-    outputs: Outputs, body: ChatBody, choices: ChatChoices, chunks: Chunks
+    outputs: Outputs, choices: ChatChoices, count: UsageCount, chunks: Chunks
 ) -> AsyncGenerator[bytes]:
-    count = UsageCount()
     async for index, output in outputs:
         count.add(index, output)
         usage = count.usage() if chunks.each_has_usage else None
-        # One write for all that came at once.
+        # One write for all outputs that came at once.
         yield b"".join(
             chunks.event(part, usage)
             for completion in output.outputs

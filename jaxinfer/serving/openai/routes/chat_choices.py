@@ -1,4 +1,4 @@
-"""Choices of `/v1/chat/completions`, whole or in parts."""
+"""Writes the choices of `/v1/chat/completions`, whole or as parts of a stream."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ class ChatChoices:
         return choice
 
     def stream(self, completion: CompletionOutput) -> Iterator[dict[str, Any]]:
-        """Parts for chunks: the role, what is new, then the end; nothing after it."""
+        """Parts for chunks: the role, the new pieces, then the end; nothing after it."""
         index = completion.index
         stream = self._streams.get(index)
         if stream is None:
@@ -67,7 +67,7 @@ class ChatChoices:
         ]
         body = self._body
         if not deltas and (body.logprobs or body.return_token_ids) and completion.token_ids:
-            deltas = [{"content": ""}]  # what is known of tokens whose text is held back
+            deltas = [{"content": ""}]  # tokens whose text is held back
         for i, delta in enumerate(deltas):
             part = _part(index, delta)
             if i == 0:

@@ -1,4 +1,4 @@
-"""Choices of `/v1/completions`, whole or in parts."""
+"""Writes the choices of `/v1/completions`, whole or as parts of a stream."""
 
 from collections.abc import Iterator
 
@@ -39,7 +39,7 @@ class ChoiceWriter:
         self._has_ended = False
 
     def write(self, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
-        """The choice, or what is new of it; the first part has the prompt, where it is echoed."""
+        """The choice or its new part; the first part has the prompt, if that is echoed."""
         body = self._body
         first, self._is_first = self._is_first, False
         prompt = self._prompt_text(output) if first and body.echo else None
@@ -57,7 +57,7 @@ class ChoiceWriter:
     def stream(
         self, completion: CompletionOutput, output: RequestOutput
     ) -> Iterator[CompletionChoice]:
-        """Parts for chunks: what is new, then the end by itself; nothing where nothing is new."""
+        """Parts for chunks: the new text, then the end by itself; none without new text."""
         if self._has_ended:
             return
         is_new = bool(completion.text or (self._is_first and self._body.echo))

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""The route `POST /v1/completions`: continues prompts."""
 
 from collections.abc import AsyncGenerator
 
@@ -8,9 +8,13 @@ from starlette.responses import Response
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.openai.answering.chunks import Chunks
+from jaxinfer.serving.openai.answering.head import head
+from jaxinfer.serving.openai.answering.json_answer import id_header, json_answer
+from jaxinfer.serving.openai.answering.usage import UsageCount
 from jaxinfer.serving.openai.errors import client_errors, invalid
-from jaxinfer.serving.openai.front import Front, Job, Outputs, finals
-from jaxinfer.serving.openai.merging import begun
+from jaxinfer.serving.openai.front import Front, Job, Outputs, finals, front_of
+from jaxinfer.serving.openai.merging import BEGIN_SECONDS, begun
 from jaxinfer.serving.openai.protocol.completion import (
     MAX_TOKENS,
     CompletionAnswer,
@@ -18,15 +22,6 @@ from jaxinfer.serving.openai.protocol.completion import (
     CompletionChoice,
 )
 from jaxinfer.serving.openai.route import ApiRoute
-from jaxinfer.serving.openai.routes.common import (
-    BEGIN_SECONDS,
-    Chunks,
-    UsageCount,
-    front_of,
-    head,
-    id_header,
-    json_answer,
-)
 from jaxinfer.serving.openai.routes.completion_choices import ChoiceWriter
 from jaxinfer.serving.openai.sse import DONE, EventStream
 

@@ -1,4 +1,4 @@
-"""Probes and counters: `/health`, `/ready`, `/version`, `/load`, `/metrics`, `/v1/models`."""
+"""Probes and counts: `/health`, `/ready`, `/version`, `/load`, `/metrics`, `/v1/models`."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -6,11 +6,11 @@ from starlette.responses import Response
 
 from jaxinfer import __version__
 from jaxinfer.errors import JaxinferError
+from jaxinfer.serving.openai.answering.json_answer import json_answer
 from jaxinfer.serving.openai.errors import ApiError
-from jaxinfer.serving.openai.front import Front
+from jaxinfer.serving.openai.front import Front, front_of
 from jaxinfer.serving.openai.protocol.answers import Load, ModelCard, ModelList, Version
 from jaxinfer.serving.openai.route import ApiRoute
-from jaxinfer.serving.openai.routes.common import front_of, json_answer
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -27,7 +27,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", response_class=Response, responses={200: {"description": "It serves."}})
 async def ready(request: Request) -> Response:
-    """The same; a server that listens has loaded its model."""
+    """As `/health`: a server that listens has loaded its model."""
     return await health(request)
 
 
@@ -61,7 +61,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": ModelCard}})
 async def model(name: str, request: Request) -> Response:
-    """One of them."""
+    """One served name of the model."""
     front = front_of(request)
     front.check_model(name)
     return json_answer(_card(name, front))

@@ -1,12 +1,12 @@
-"""Events of a streamed `/v1/responses`, and the items that its answer is made of."""
+"""Writes the events of a streamed `/v1/responses`, and the items of its answer."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from jaxinfer.serving.openai.answering.head import new_id
 from jaxinfer.serving.openai.protocol.answers import Usage
 from jaxinfer.serving.openai.protocol.responses import OutputItem, ResponsesAnswer
-from jaxinfer.serving.openai.routes.common import new_id
 from jaxinfer.serving.openai.sse import encode
 from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
@@ -26,12 +26,12 @@ class ResponseEvents:
         self._is_open = False
 
     def begin(self) -> Iterator[bytes]:
-        """What comes before the first text."""
+        """The events before the first text."""
         yield self._event("response.created", response=self.answer)
         yield self._event("response.in_progress", response=self.answer)
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        """More of the answer; a piece of another kind begins an item."""
+        """The events of a piece of the answer; a piece of another kind begins an item."""
         match piece:
             case Reasoning(text) | Content(text):
                 make = _reasoning_item if isinstance(piece, Reasoning) else _message_item
@@ -45,7 +45,7 @@ class ResponseEvents:
                 yield self._delta(text)
 
     def end(self, reason: str | None, usage: Usage) -> Iterator[bytes]:
-        """What comes after the last text."""
+        """The events after the last text."""
         if not self._items:
             yield from self._begin(_message_item("", "in_progress"))
         yield from self._close(_status(reason))
@@ -116,7 +116,7 @@ _PREFIXES = {
 def whole_answer(
     answer: ResponsesAnswer, pieces: Sequence[Piece], reason: str | None, usage: Usage
 ) -> ResponsesAnswer:
-    """The answer with all its items, which are those of its stream."""
+    """The answer with all its items, the same as in its stream."""
     events = ResponseEvents(answer)
     for piece in pieces:
         deque(events.add(piece), maxlen=0)
@@ -148,6 +148,7 @@ def _finish(
     status = _status(reason)
     why = {"length": "max_output_tokens"}.get(reason or "", reason or "")
     cached = usage["prompt_tokens_details"]["cached_tokens"]
+    details = usage.get("completion_tokens_details", {"reasoning_tokens": 0})
     return {
         **answer,
         "status": status,
@@ -157,7 +158,7 @@ def _finish(
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": details["reasoning_tokens"]},
             "total_tokens": usage["total_tokens"],
         },
     }

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""The route `POST /v1/responses`: answers a text or a conversation."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -9,19 +9,16 @@ from starlette.responses import Response
 
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.openai.answering.head import new_id
+from jaxinfer.serving.openai.answering.json_answer import json_answer
 from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answer
+from jaxinfer.serving.openai.answering.usage import UsageCount
 from jaxinfer.serving.openai.errors import ApiError, client_errors
-from jaxinfer.serving.openai.front import Front, Job, Outputs, finals
-from jaxinfer.serving.openai.merging import begun
+from jaxinfer.serving.openai.front import Front, Job, Outputs, finals, front_of
+from jaxinfer.serving.openai.merging import BEGIN_SECONDS, begun
 from jaxinfer.serving.openai.protocol.responses import ResponsesAnswer, ResponsesBody
+from jaxinfer.serving.openai.protocol.text_format import FORMAT_FIELD
 from jaxinfer.serving.openai.route import ApiRoute
-from jaxinfer.serving.openai.routes.common import (
-    BEGIN_SECONDS,
-    UsageCount,
-    front_of,
-    json_answer,
-    new_id,
-)
 from jaxinfer.serving.openai.routes.response_events import ResponseEvents, whole_answer
 from jaxinfer.serving.openai.sse import EventStream, encode
 from jaxinfer.serving.parsers.answer import AnswerParser
@@ -51,17 +48,18 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
     answer = _in_progress(body, params, front)
     job, state = await _job(body, params, plan, answer["id"], front)
     pieces = _Pieces(plan.parser(state), shows_reasoning=body.include_reasoning is not False)
+    count = UsageCount(plan.reasoning_counter(state, front.engine.tokenizer))
     outputs = await front.start([job])
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, answer, pieces),
+            _events(outputs, answer, pieces, count),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             error_event=_error_event,
         )
     (output,) = await finals(outputs)
-    return json_answer(_finished(answer, output, pieces))
+    return json_answer(_finished(answer, output, pieces, count))
 
 
 def _params(body: ResponsesBody, front: Front) -> SamplingParams:
@@ -70,6 +68,7 @@ def _params(body: ResponsesBody, front: Front) -> SamplingParams:
     return front.engine.get_default_sampling_params().clone(
         max_tokens=body.max_output_tokens,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+        structured_outputs=body.text_format.grammar(),
         **{name: value for name, value in own.items() if value is not None},
     )
 
@@ -77,7 +76,7 @@ def _params(body: ResponsesBody, front: Front) -> SamplingParams:
 async def _job(
     body: ResponsesBody, params: SamplingParams, plan: AnswerPlan, label: str, front: Front
 ) -> tuple[Job, ReasoningState]:
-    """What the engine is asked for, and where the prompt ends."""
+    """The engine's job for a request, and the reasoning state at the prompt's end."""
     text = await front.prompts.render(
         body.messages(), chat_template_kwargs=body.chat_template_kwargs, tools=plan.tools
     )
@@ -86,7 +85,7 @@ async def _job(
         [text], name="input", add_special_tokens=False, cache_salt=body.cache_salt
     )
     params = guided(params, plan, state)
-    grammar_field = "tools" if plan.forced else None
+    grammar_field = "tools" if plan.forced else FORMAT_FIELD if params.structured_outputs else None
     return Job(prompt=prompt, params=params, label=label, grammar_field=grammar_field), state
 
 
@@ -107,7 +106,7 @@ def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> R
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": body.text_format.as_sent()},
         "tool_choice": given.get("tool_choice", "auto" if body.tools else "none"),
         "tools": given.get("tools", []),
         "top_p": params.top_p,
@@ -136,8 +135,9 @@ class _Pieces:
         return [p for p in pieces if self._shows_reasoning or not isinstance(p, Reasoning)]
 
 
-def _finished(answer: ResponsesAnswer, output: RequestOutput, pieces: _Pieces) -> ResponsesAnswer:
-    count = UsageCount()
+def _finished(
+    answer: ResponsesAnswer, output: RequestOutput, pieces: _Pieces, count: UsageCount
+) -> ResponsesAnswer:
     count.add(0, output)
     (completion,) = output.outputs
     reason = completion.finish_reason
@@ -145,9 +145,9 @@ def _finished(answer: ResponsesAnswer, output: RequestOutput, pieces: _Pieces) -
 
 
 async def _events(
-    outputs: Outputs, answer: ResponsesAnswer, pieces: _Pieces
+    outputs: Outputs, answer: ResponsesAnswer, pieces: _Pieces, count: UsageCount
 ) -> AsyncGenerator[bytes]:
-    events, count = ResponseEvents(answer), UsageCount()
+    events = ResponseEvents(answer)
     for event in events.begin():
         yield event
     reason = None

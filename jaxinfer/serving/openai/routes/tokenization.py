@@ -1,11 +1,12 @@
-"""`/tokenize`, `/detokenize` and, where the operator allows it, `/tokenizer_info`."""
+"""The routes `/tokenize`, `/detokenize` and, if the operator allows it, `/tokenizer_info`."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxinfer.serving.openai.answering.json_answer import json_answer
 from jaxinfer.serving.openai.errors import invalid
-from jaxinfer.serving.openai.front import Front
+from jaxinfer.serving.openai.front import Front, front_of
 from jaxinfer.serving.openai.protocol.answers import (
     DetokenizeAnswer,
     TokenizeAnswer,
@@ -13,7 +14,6 @@ from jaxinfer.serving.openai.protocol.answers import (
 )
 from jaxinfer.serving.openai.protocol.tokenization import DetokenizeBody, TokenizeBody
 from jaxinfer.serving.openai.route import ApiRoute
-from jaxinfer.serving.openai.routes.common import front_of, json_answer
 
 router = APIRouter(route_class=ApiRoute)
 info_router = APIRouter(route_class=ApiRoute)
@@ -61,7 +61,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 
 @info_router.get("/tokenizer_info", response_model=None, responses={200: {"model": TokenizerInfo}})
 async def tokenizer_info(request: Request) -> Response:
-    """What a client needs to format and count prompts as this server does."""
+    """The chat template and special tokens, so that clients can format prompts themselves."""
     front = front_of(request)
     tokenizer = front.prompts.tokenizer
     special = tokenizer.special_tokens

@@ -1,4 +1,4 @@
-"""Routes of other kinds of models: a clear error in place of a 404."""
+"""Routes for other kinds of models (embeddings, scores, speech): a clear error, not a 404."""
 
 from fastapi import APIRouter
 

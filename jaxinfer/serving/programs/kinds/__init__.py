@@ -1,1 +1,1 @@
-"""The kinds of device programs, a file each; kind.py says what each one answers."""
+"""The kinds of device programs, a file each; kind.py has their common interface."""

@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CountTokensKey:
-    """Counts known tokens of new holders of some slots."""
+    """The key of a program that counts the known tokens of slots' new holders."""
 
     slots: int
     tokens: int
 
 
 class CountTokensKind(ProgramKind[CountTokensKey]):
-    """Counts of known tokens, by the slots and tokens of one. None are warmed up."""
+    """Programs that count known tokens, keyed by numbers of slots and tokens; not warmed up."""
 
     key_type = CountTokensKey
     uses_pages = False
     is_slow_to_trace = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[CountTokensKey]:
-        """One, for updates of the size that hosts make."""
+        """One key, for the size of the host's updates."""
         return [CountTokensKey(SLOTS_AN_UPDATE, TOKENS_AN_UPDATE)]
 
     def program(self, programs: "Programs", key: CountTokensKey) -> "Program":
-        """`slot_state.count_tokens`."""
+        """The program of `slot_state.count_tokens`."""
         run = functools.partial(count_tokens, axis=programs.context.axis)
         counts = programs.slot_state.token_counts
         arguments = (counts, programs.whole((key.slots,)), programs.whole((3, key.tokens)))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DecodeKind(ProgramKind[DecodeShape]):
-    """Decode steps, by their buckets."""
+    """Programs of single decode steps, keyed by bucket."""
 
     key_type = DecodeShape
 
@@ -27,25 +27,25 @@ class DecodeKind(ProgramKind[DecodeShape]):
         return buckets.decode_shapes()[::-1]
 
     def largest(self, buckets: Buckets, backend: Backend) -> Sequence[DecodeShape]:
-        """The largest bucket, but Mosaic's: a prefill of as many rows needs more.
+        """The largest bucket; none with Mosaic, where a prefill of as many rows needs more memory.
 
         Its kernels keep a decode's sums on the chip.
         """
         return () if backend == "mosaic" else buckets.decode_shapes()[-1:]
 
     def program(self, programs: "Programs", key: DecodeShape) -> "Program":
-        """`steps.decode_step`."""
+        """The program of `steps.decode_step`."""
         step = functools.partial(decode_step, forward=programs.forward)
         return step_program(programs, "decode_step", step, key, num_outputs=2)
 
     def options(self, key: DecodeShape, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
-        """A step's."""
+        """The options of a step: see `step_options`."""
         return step_options(key.rows, num_devices=num_devices, peer_buffers=peer_buffers)
 
     def warm_up(
         self, programs: "Programs", key: DecodeShape, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
-        """One token in the first row."""
+        """Run it on a batch of one token in the first row."""
         packed = uploaded(programs, decode_padding(key))
         kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
         return replace(arrays, kv=kv)

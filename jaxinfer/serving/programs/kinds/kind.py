@@ -1,4 +1,4 @@
-"""What a kind of device program answers; everything else treats all kinds alike."""
+"""The interface of a kind of device program; all other code treats the kinds alike."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from jaxinfer.serving.programs.programs import Program, Programs
 
 WHOLE = PartitionSpec()
-"""Of arrays that every device has all of."""
+"""The partition of arrays that every device holds whole."""
 
 
 class ProgramKey(Protocol):
-    """Which program of its kind: a frozen dataclass, the only one of its name.
+    """The key of a program within its kind: a frozen dataclass, the only one of its name.
 
     Fields are JSON's plain values, tuples of them, and dataclasses of these. Its ``repr`` must say
     all that tells its program from others: the program store goes by it.
@@ -29,13 +29,13 @@ class ProgramKey(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __hash__(self) -> int:
-        """As equal keys have it in common."""
+        """Equal for equal keys."""
         ...
 
 
 @dataclass(frozen=True)
 class DeviceArrays:
-    """What an engine keeps on its devices and hands to programs.
+    """The arrays that an engine keeps on its devices and hands to programs.
 
     Attributes:
         params: the parameter tree.
@@ -70,7 +70,7 @@ class ProgramKind[Key: ProgramKey](ABC):
 
     @abstractmethod
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[Key]:
-        """All that an engine has, the slowest to compile first.
+        """The keys of all programs that an engine has, the slowest to compile first.
 
         Args:
             buckets: its shapes.
@@ -79,14 +79,14 @@ class ProgramKind[Key: ProgramKey](ABC):
 
     @abstractmethod
     def program(self, programs: "Programs", key: Key) -> "Program":
-        """One program, for the engine that `programs` describes."""
+        """The program of a key, for the engine that `programs` describes."""
 
     def largest(self, buckets: Buckets, backend: Backend) -> Sequence[Key]:
-        """Candidates for the largest peak memory of the engine."""
+        """Keys of the programs that may have the largest peak memory of the engine."""
         return ()
 
     def options(self, key: Key, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
-        """XLA's options on a GPU, beside what all programs have.
+        """XLA's options for a program on a GPU, beside the options of all programs.
 
         Args:
             key: the program.
@@ -96,11 +96,11 @@ class ProgramKind[Key: ProgramKey](ABC):
         return {}
 
     def kernels(self, key: Key) -> Hashable:
-        """Equal for programs with the same large kernels, which one process best traces in turn."""
+        """A value that programs with the same large kernels share: one process traces them best."""
         return key
 
     def num_warm_up_runs(self, key: Key) -> int:
-        """How often to run it before the first request does.
+        """The number of runs on padding before the first request.
 
         The first run of a program loads its code, and one of the next records its kernels as a
         CUDA graph, which takes longer than a short step itself.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MultiStepDecodeKey:
-    """Several decode steps in one program."""
+    """The key of a program of several decode steps."""
 
     shape: DecodeShape
     mode: SamplerMode
@@ -27,13 +27,13 @@ class MultiStepDecodeKey:
 
 
 class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
-    """Multi-step decodes, by their buckets and what their sampler can do."""
+    """Programs of multi-step decodes, keyed by bucket and sampler mode."""
 
     key_type = MultiStepDecodeKey
     runs_user_code = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[MultiStepDecodeKey]:
-        """Every bucket of a multi-step decode in the modes that it has."""
+        """A key for each bucket of a multi-step decode, in each of its modes."""
         return [
             MultiStepDecodeKey(shape, mode, steps)
             for shape, steps in buckets.multi_step_shapes()
@@ -41,7 +41,7 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
         ]
 
     def program(self, programs: "Programs", key: MultiStepDecodeKey) -> "Program":
-        """`sample_steps.decode_multi_step`, or `decode_full_multi_step` with the slots."""
+        """The program of `decode_multi_step` or, with the slots, `decode_full_multi_step`."""
         fixed = {
             "context": programs.context,
             "shape": key.shape,
@@ -66,7 +66,7 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
     def options(
         self, key: MultiStepDecodeKey, *, num_devices: int, peer_buffers: bool
     ) -> dict[str, Any]:
-        """As a decode step's."""
+        """As of a single decode step."""
         return step_options(
             key.shape.rows,
             num_devices=num_devices,
@@ -75,7 +75,7 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
         )
 
     def kernels(self, key: MultiStepDecodeKey) -> Hashable:
-        """As a decode step's."""
+        """As of a single decode step."""
         return key.shape
 
     def warm_up(
@@ -85,7 +85,7 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
         run: Callable[..., Any],
         arrays: DeviceArrays,
     ) -> DeviceArrays:
-        """One token in the first row."""
+        """Run it on a batch of one token in the first row."""
         sampling = zeros(programs.sampling(key.shape.rows, key.mode))
         inputs = uploaded(programs, [decode_padding(key.shape), sampling])
         inputs = (arrays.params, arrays.kv, *inputs, arrays.last_tokens)

@@ -23,7 +23,7 @@ _LONG_TOKENS = 2048  # beyond them the host is ahead of the device, recording or
 
 
 class PrefillKind(ProgramKind[PrefillShape]):
-    """Prefill steps, by their buckets."""
+    """Programs of prefill steps, keyed by bucket."""
 
     key_type = PrefillShape
 
@@ -32,11 +32,11 @@ class PrefillKind(ProgramKind[PrefillShape]):
         return buckets.prefill_shapes()[::-1]
 
     def largest(self, buckets: Buckets, backend: Backend) -> Sequence[PrefillShape]:
-        """The largest bucket that scores."""
+        """The largest bucket that scores prompts."""
         return buckets.prefill_shapes()[-1:]
 
     def program(self, programs: "Programs", key: PrefillShape) -> "Program":
-        """`steps.prefill_step`, with the tokens of a long one in halves on several devices."""
+        """The program of `steps.prefill_step`; on several devices a long one runs in halves."""
         step, sizes = prefill_step, part_sizes(key.tokens, programs.context.num_devices)
         if len(sizes) > 1:
             in_parts = functools.partial(run_parts, sizes=sizes)
@@ -44,7 +44,7 @@ class PrefillKind(ProgramKind[PrefillShape]):
         return step_program(programs, "prefill_step", step, key, num_outputs=3)
 
     def options(self, key: PrefillShape, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
-        """A step's, whose tokens may go through the layers in parts."""
+        """The options of a step whose tokens may go through the layers in parts."""
         return step_options(
             key.tokens,
             num_devices=num_devices,
@@ -53,17 +53,17 @@ class PrefillKind(ProgramKind[PrefillShape]):
         )
 
     def kernels(self, key: PrefillShape) -> Hashable:
-        """Alike for any number of tokens."""
+        """The same kernels for any number of tokens."""
         return key.rows, key.all_tokens
 
     def num_warm_up_runs(self, key: PrefillShape) -> int:
-        """Once if it is long."""
+        """One run for long prefills."""
         return 1 if key.tokens > _LONG_TOKENS else super().num_warm_up_runs(key)
 
     def warm_up(
         self, programs: "Programs", key: PrefillShape, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
-        """One token in the first row."""
+        """Run it on a batch of one token in the first row."""
         packed = uploaded(programs, _padding(key))
         kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
         return replace(arrays, kv=kv)

@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptLogprobsKey:
-    """Log-probabilities of a prefill step's tokens."""
+    """The key of a program that scores a prefill step's tokens."""
 
     tokens: int
 
 
 class PromptLogprobsKind(ProgramKind[PromptLogprobsKey]):
-    """Log-probabilities of prompts, by the tokens of a step. None are warmed up."""
+    """Programs that score prompts, keyed by the number of tokens in a step; not warmed up."""
 
     key_type = PromptLogprobsKey
     uses_pages = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[PromptLogprobsKey]:
-        """One for each number of tokens of a prefill step that scores."""
+        """A key for each number of tokens of a prefill step that scores."""
         return [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.scored})]
 
     def largest(self, buckets: Buckets, backend: Backend) -> Sequence[PromptLogprobsKey]:
-        """That with the most tokens."""
+        """The program with the most tokens."""
         return (PromptLogprobsKey(buckets.prefill[-1][0]),)
 
     def program(self, programs: "Programs", key: PromptLogprobsKey) -> "Program":
-        """`sample_steps.prompt_logprobs_step`."""
+        """The program of `sample_steps.prompt_logprobs_step`."""
         run = functools.partial(prompt_logprobs_step, context=programs.context)
         residual = programs.whole((key.tokens, programs.context.config.hidden_size), programs.dtype)
         arguments = (
@@ -50,5 +50,5 @@ class PromptLogprobsKind(ProgramKind[PromptLogprobsKey]):
     def options(
         self, key: PromptLogprobsKey, *, num_devices: int, peer_buffers: bool
     ) -> dict[str, Any]:
-        """The head's."""
+        """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)

@@ -28,11 +28,11 @@ KINDS: dict[type, ProgramKind[Any]] = {
         SwapKind(),
     )
 }
-"""By the class of its keys, the slowest to compile first."""
+"""All kinds by the class of their keys, the slowest to compile first."""
 
 
 def kind_of(key: ProgramKey) -> ProgramKind[Any]:
-    """The kind that a program is of.
+    """The kind of the program with this key.
 
     Raises:
         KeyError: no kind has such keys.

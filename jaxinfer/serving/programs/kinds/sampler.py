@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplerKey:
-    """A sampler, by its number of rows."""
+    """The key of a sampler: its number of rows and its mode."""
 
     rows: int
     mode: SamplerMode
 
 
 class SamplerKind(ProgramKind[SamplerKey]):
-    """Samplers, by their rows and what they can do."""
+    """Programs that sample, keyed by number of rows and mode."""
 
     key_type = SamplerKey
     uses_pages = False
     runs_user_code = True
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SamplerKey]:
-        """In every mode, all that it meets."""
+        """A key for each mode and each number of rows that it meets."""
         return [
             SamplerKey(rows, mode)
             for mode in typing.get_args(SamplerMode)
@@ -42,12 +42,12 @@ class SamplerKind(ProgramKind[SamplerKey]):
         ]
 
     def largest(self, buckets: Buckets, backend: Backend) -> Sequence[SamplerKey]:
-        """Both that look at more than the logits, with the most rows."""
+        """The samplers of modes "full" and "truncate", with the most rows."""
         rows = buckets.rows[-1]
         return SamplerKey(rows, "full"), SamplerKey(rows, "truncate")
 
     def program(self, programs: "Programs", key: SamplerKey) -> "Program":
-        """`sample_steps.sample_step`, or `sample_full_step` with the slots."""
+        """The program of `sample_steps.sample_step` or, with the slots, `sample_full_step`."""
         inputs = (
             programs.context.architecture.head_params(programs.params),
             *_inputs(programs, key),
@@ -63,13 +63,13 @@ class SamplerKind(ProgramKind[SamplerKey]):
         return programs.sharded(name, run, arguments, (WHOLE, WHOLE), donate=(4,))
 
     def options(self, key: SamplerKey, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
-        """The head's."""
+        """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)
 
     def warm_up(
         self, programs: "Programs", key: SamplerKey, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
-        """Zeros."""
+        """Run it on zeros."""
         inputs = uploaded(programs, zeros(_inputs(programs, key)))
         inputs = (arrays.head, *inputs, arrays.last_tokens)
         if key.mode in WITH_SLOTS:
@@ -80,6 +80,6 @@ class SamplerKind(ProgramKind[SamplerKey]):
 
 
 def _inputs(programs: "Programs", key: SamplerKey) -> tuple[Any, ...]:
-    """Hidden states of the rows, where they stand, and how they are sampled."""
+    """The sampler's inputs: hidden states of the rows, their slots, and how they are sampled."""
     hidden = programs.whole((key.rows, programs.context.config.hidden_size), programs.dtype)
     return hidden, programs.whole((2, key.rows)), programs.sampling(key.rows, key.mode)

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SetEditsKey:
-    """Replaces the logit edits of some slots."""
+    """The key of a program that replaces the logit edits of some slots."""
 
     slots: int
 
 
 class SetEditsKind(ProgramKind[SetEditsKey]):
-    """Replacements of logit edits, by the slots of one. None are warmed up."""
+    """Programs that replace logit edits, keyed by the number of slots; not warmed up."""
 
     key_type = SetEditsKey
     uses_pages = False
     is_slow_to_trace = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SetEditsKey]:
-        """One, for updates of the size that hosts make."""
+        """One key, for the size of the host's updates."""
         return [SetEditsKey(SLOTS_AN_UPDATE)]
 
     def program(self, programs: "Programs", key: SetEditsKey) -> "Program":
-        """`slot_state.set_edits`."""
+        """The program of `slot_state.set_edits`."""
         edits = programs.slot_state.edits
         arguments = (edits, programs.whole((key.slots,)), programs.edits(key.slots))
         return programs.sharded("set_edits", set_edits, arguments, edits, donate=(0,))
@@ -40,26 +40,26 @@ class SetEditsKind(ProgramKind[SetEditsKey]):
 
 @dataclass(frozen=True)
 class SetMasksKey:
-    """Replaces which tokens some slots allow."""
+    """The key of a program that replaces the masks of allowed tokens of some slots."""
 
     slots: int
 
 
 class SetMasksKind(ProgramKind[SetMasksKey]):
-    """Replacements of masks, by the slots of one. None are warmed up."""
+    """Programs that replace masks of allowed tokens, keyed by number of slots; not warmed up."""
 
     key_type = SetMasksKey
     uses_pages = False
     is_slow_to_trace = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SetMasksKey]:
-        """One for each size that hosts make."""
+        """A key for each size of the host's updates."""
         small, large = MASKS_AN_UPDATE
         sizes = (small, large) if buckets.rows[-1] > small else (small,)
         return [SetMasksKey(size) for size in sizes]
 
     def program(self, programs: "Programs", key: SetMasksKey) -> "Program":
-        """`slot_state.set_masks`."""
+        """The program of `slot_state.set_masks`."""
         allowed = programs.slot_state.edits.allowed
         given = programs.edits(key.slots).allowed
         arguments = (allowed, programs.whole((key.slots,)), given)

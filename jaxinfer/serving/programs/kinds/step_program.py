@@ -1,4 +1,4 @@
-"""What programs that pass tokens through the model's layers have in common."""
+"""Shared by programs that pass tokens through the model's layers: their form and XLA's options."""
 
 import functools
 from collections.abc import Callable, Mapping

@@ -17,24 +17,24 @@ BLOCKS_A_COPY = 16
 
 @dataclass(frozen=True)
 class SwapKey:
-    """Copies of whole blocks between the pages and host memory."""
+    """The key of a program that copies whole blocks between the pages and host memory."""
 
     num_blocks: int
     to_host: bool
 
 
 class SwapKind(ProgramKind[SwapKey]):
-    """Copies of blocks, by their number and direction. None are warmed up."""
+    """Programs that copy blocks, keyed by their number and direction; not warmed up."""
 
     key_type = SwapKey
     is_slow_to_trace = False
 
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SwapKey]:
-        """One for each direction, if blocks move at all."""
+        """A key for each direction, if blocks are swapped at all."""
         return [SwapKey(BLOCKS_A_COPY, to_host) for to_host in (True, False) if swaps]
 
     def program(self, programs: "Programs", key: SwapKey) -> "Program":
-        """`swap_steps.gather_blocks` or `scatter_blocks`."""
+        """The program of `swap_steps.gather_blocks` or `scatter_blocks`."""
         kv, ids = programs.kv, programs.whole((key.num_blocks,))
         if key.to_host:
             return programs.sharded("gather_blocks", gather_blocks, (kv, ids), kv, donate=())

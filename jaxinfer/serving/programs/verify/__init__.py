@@ -1,1 +1,1 @@
-"""Proposed tokens, checked on the devices by sampling in the place of each."""
+"""Verifies proposed tokens on the devices, by sampling in the place of each."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyKey:
-    """A sampler of several positions of each row of a prefill step; of any mode without slots."""
+    """The key of a sampler at several positions of each row of a prefill step, without slots."""
 
     tokens: int
     rows: int
@@ -37,7 +37,7 @@ class VerifyKind(ProgramKind[VerifyKey]):
         return ()
 
     def program(self, programs: "Programs", key: VerifyKey) -> "Program":
-        """`verify_step`."""
+        """The program of `verify_step`."""
         run = functools.partial(verify_step, context=programs.context, mode=key.mode)
         whole = programs.whole
         arguments = (
@@ -52,5 +52,5 @@ class VerifyKind(ProgramKind[VerifyKey]):
         return programs.sharded(f"verify_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(6,))
 
     def options(self, key: VerifyKey, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
-        """The head's."""
+        """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)

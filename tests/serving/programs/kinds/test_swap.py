@@ -34,7 +34,7 @@ def test_more_swap_space_than_the_host_has_is_refused_with_both_numbers(monkeypa
     message = r"^swap_space takes 0\.12 GiB .* 0\.10 GiB are available; lower swap_space$"
     with pytest.raises(CapacityError, match=message):
         make_runner(swap_space=0.125, preemption_mode="swap", num_kv_blocks=9)
-    # What nobody swaps to is not asked for.
+    # Where preemption recomputes, no host memory is taken and none is checked.
     make_runner(swap_space=0.125, num_kv_blocks=9).close()
 
 

@@ -1,4 +1,4 @@
-// Prometheus' text format: sums of series by name, whatever prefix an operator gave the names.
+// Parses Prometheus's text format: sums of series by name, without the operator's prefix.
 
 const SAMPLE = /^([^\s{]+)(?:\{.*\})? (\S+)/;
 

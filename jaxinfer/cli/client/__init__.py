@@ -1,0 +1,1 @@
+"""`generate --url` and `chat --url`: commands as clients of a running OpenAI server."""

@@ -1,0 +1,1 @@
+"""The command-line flags: the parser, and one file for each group of flags."""

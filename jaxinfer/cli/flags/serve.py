@@ -1,0 +1,336 @@
+"""The flags of `jaxinfer serve`, under vLLM's names, and replacements for vLLM's other flags."""
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.cli.flags.parser import CommandParser, positive_integer
+from jaxinfer.cores import usable_cores
+from jaxinfer.serving.parsers.names import (
+    AUTO,
+    NONE,
+    REASONING_PARSER_NAMES,
+    TOOL_PARSER_NAMES,
+)
+
+SERVE_DEFAULTS = {
+    "max_num_batched_tokens": "8192 on a GPU, 2048 on a CPU",
+    "num_decode_steps": "4; 1 for large models on a CPU",
+    "online": "True",
+}
+"""The engine's defaults that differ here, as --help shows them."""
+
+_BUNDLED_NAME = "jaxinfer"
+_CORES_OF_A_FRONT_END = 4
+_MOST_FRONT_ENDS = 8
+
+INSTEAD_OF_VLLM_FLAGS: Mapping[str, str] = {
+    "--trust-remote-code": "no code of a model is ever run; convert the model to safetensors of a "
+    "supported architecture",
+    "--quantization": "weights are served as they are stored; choose --dtype",
+    "--kv-cache-dtype": "the KV cache has the weights' type; choose --dtype",
+    "--chat-template": "the model's own template is used; put yours into its directory as "
+    "chat_template.jinja",
+    "--pipeline-parallel-size": "layers are not split over devices; use --tensor-parallel-size",
+    "--enable-expert-parallel": "there are no mixtures of experts; leave it out",
+    "--enable-lora": "adapters are not supported; merge them into the weights",
+    "--lora-modules": "adapters are not supported; merge them into the weights",
+    "--speculative-config": "no draft models are supported; leave it out",
+    "--enforce-eager": "every step is compiled; --no-compile-ahead starts sooner",
+    "--max-seq-len-to-capture": "every length is compiled; leave it out",
+    "--enable-chunked-prefill": "prompts are always prefilled in chunks; leave it out",
+    "--no-enable-chunked-prefill": "prompts are always prefilled in chunks; raise "
+    "--max-num-batched-tokens to the longest prompt",
+    "--cpu-offload-gb": "weights stay on the devices; raise --tensor-parallel-size",
+    "--download-dir": "set HF_HOME to choose where models are kept",
+    "--load-format": "the format is recognised by the files; leave it out",
+    "--limit-mm-per-prompt": "models take text alone; leave it out",
+    "--ssl-keyfile": "put a proxy with TLS in front",
+    "--ssl-certfile": "put a proxy with TLS in front",
+    "--root-path": "have the proxy in front strip the prefix",
+    "--allowed-origins": "answers carry no CORS headers; have the proxy in front add them",
+    "--disable-log-requests": "requests are not logged; leave it out",
+    "--uvicorn-log-level": "--quiet hides all but errors",
+    "--device": "set JAX_PLATFORMS to cpu or cuda",
+    "--distributed-executor-backend": "leave it out; --tensor-parallel-size uses all devices of "
+    "this process",
+    "--disable-log-stats": "statistics are at /metrics, and never logged; leave it out",
+}
+"""Flags of `vllm serve` that can't apply here, and what to do."""
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that are about the service and not about its engine."""
+    _add_http_flags(parser.add_argument_group("HTTP"))
+    _add_answer_flags(parser.add_argument_group("tools and thinking"))
+    _add_limit_flags(parser.add_argument_group("limits and shutdown"))
+    _add_monitoring_flags(parser.add_argument_group("monitoring"))
+
+
+def _add_http_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    group.add_argument(
+        "--port",
+        type=_port,
+        default=8000,
+        help="port to listen on; 0 takes a free one (default: 8000)",
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="let only requests with this key in; may be repeated (default: all are let in)",
+    )
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that requests may call the model; answers bear the first "
+        "(default: MODEL as given)",
+    )
+    group.add_argument(
+        "--enable-admin",
+        action="store_true",
+        help="serve routes that change the engine; needs --api-key",
+    )
+    group.add_argument(
+        "--profiler-dir",
+        metavar="DIR",
+        help="where /start_profile writes; needs --enable-admin (default: it answers 501)",
+    )
+    group.add_argument(
+        "--enable-tokenizer-info",
+        action="store_true",
+        help="serve /tokenizer_info, which shows the chat template",
+    )
+    group.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve a chat page at / (default: True)",
+    )
+    group.add_argument(
+        "--api-server-count",
+        type=positive_integer,
+        metavar="COUNT",
+        help="number of front-end processes (default: one for every "
+        f"{_CORES_OF_A_FRONT_END} cores, at most {_MOST_FRONT_ENDS})",
+    )
+    group.add_argument(
+        "--config", metavar="FILE", help="YAML with flags; the command line wins (default: none)"
+    )
+
+
+def _add_answer_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--enable-auto-tool-choice",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let the model decide whether it calls a tool (default: True)",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        choices=(AUTO, NONE, *TOOL_PARSER_NAMES),
+        default=AUTO,
+        help="how tool calls are read out of answers; auto goes by the chat template "
+        "(default: auto)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=(AUTO, NONE, *REASONING_PARSER_NAMES),
+        default=AUTO,
+        help="how reasoning is read out of answers; auto goes by the chat template (default: auto)",
+    )
+
+
+def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-waiting-requests",
+        type=_not_negative,
+        default=1024,
+        help="completions that may wait for a slot; more are answered 503 (default: 1024)",
+    )
+    group.add_argument(
+        "--max-undelivered-tokens",
+        type=positive_integer,
+        default=4096,
+        help="tokens that the reader of a stream may be behind before it is aborted "
+        "(default: 4096)",
+    )
+    group.add_argument(
+        "--request-timeout",
+        type=_seconds,
+        default=0.0,
+        help="seconds after which a request is aborted; 0 for never (default: 0)",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=_seconds,
+        default=30.0,
+        help="seconds that SIGTERM lets requests go on; a second signal aborts them (default: 30)",
+    )
+
+
+def _add_monitoring_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--access-log",
+        action="store_true",
+        help="write a JSON line a request on standard error, without prompts or answers",
+    )
+    group.add_argument(
+        "--metrics-prefix",
+        type=_metrics_prefix,
+        default="jaxinfer:",
+        metavar="PREFIX",
+        help="begins the names of metrics; dashboards made for vLLM want vllm: "
+        "(default: jaxinfer:)",
+    )
+
+
+def monitoring_settings(arguments: argparse.Namespace, directory: str) -> dict[str, Any]:
+    """The monitoring settings of front ends (counts, access log) as JSON values.
+
+    Args:
+        arguments: of the command.
+        directory: for the counts of this run's front ends; empty.
+    """
+    return {
+        "directory": directory,
+        "prefix": arguments.metrics_prefix,
+        "access_log": arguments.access_log,
+    }
+
+
+def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `ServerSettings` that the flags set, as JSON has them.
+
+    Raises:
+        ValueError: --enable-admin without a key, or --profiler-dir without --enable-admin.
+    """
+    if arguments.enable_admin and not arguments.api_key:
+        raise ValueError("--enable-admin needs --api-key, for its routes change the engine")
+    if arguments.profiler_dir is not None and not arguments.enable_admin:
+        raise ValueError("--profiler-dir needs --enable-admin, which serves /start_profile")
+    directory = arguments.profiler_dir
+    names = arguments.served_model_name or [getattr(arguments, "model", None) or _BUNDLED_NAME]
+    return {
+        "served_model_names": names,
+        "api_keys": arguments.api_key,
+        "enable_admin": arguments.enable_admin,
+        "enable_tokenizer_info": arguments.enable_tokenizer_info,
+        "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
+        "tool_call_parser": arguments.tool_call_parser,
+        "reasoning_parser": arguments.reasoning_parser,
+        "page": arguments.page,
+        "profile_directory": None if directory is None else os.path.abspath(directory),
+    }
+
+
+def default_front_ends() -> int:
+    """The number of front ends for this machine's cores."""
+    return max(1, min(_MOST_FRONT_ENDS, usable_cores() // _CORES_OF_A_FRONT_END))
+
+
+def refuse_vllm_flags(argv: Sequence[str], parser: CommandParser) -> None:
+    """Exit with one line if a flag is vLLM's and can't apply here."""
+    for word in argv:
+        name = word.split("=", 1)[0].replace("_", "-")
+        if name in INSTEAD_OF_VLLM_FLAGS:
+            parser.error(f"{name} does not apply: {INSTEAD_OF_VLLM_FLAGS[name]}")
+
+
+def with_config_file(argv: Sequence[str], parser: CommandParser) -> list[str]:
+    """The command line with the flags of its --config file before the others, which win.
+
+    Raises:
+        ValueError: the file can't be read, or holds something else than flags.
+    """
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--config")
+    file = own.parse_known_args(list(argv))[0].config
+    if file is None:
+        return list(argv)
+    known = {name: action for action in parser._actions for name in action.option_strings}
+    words: list[str] = []
+    for key, value in _read_yaml(file).items():
+        name = "--" + str(key).replace("_", "-")
+        if not {name, _negative(name)} & known.keys() and name not in INSTEAD_OF_VLLM_FLAGS:
+            raise ValueError(f"{file}: no flag {name}; `jaxinfer serve --help` lists them")
+        words += _as_words(file, name, value, known)
+    return [*words, *argv]
+
+
+def _read_yaml(file: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(file).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: expected `flag: value` lines")
+    return content
+
+
+def _as_words(file: str, name: str, value: Any, known: Mapping[str, argparse.Action]) -> list[str]:
+    """A flag of the file as the command line would have it."""
+    if value is None:
+        raise ValueError(f"{file}: {name} has no value")
+    if isinstance(value, bool):
+        word = name if value else _negative(name)
+        return [word] if word in known or name in INSTEAD_OF_VLLM_FLAGS else []
+    if isinstance(value, dict):
+        import json
+
+        return [f"{name}={json.dumps(value)}"]
+    values = value if isinstance(value, list) else [value]
+    action = known.get(name)
+    if action is not None and action.nargs == "+":
+        return [name, *map(str, values), "--config", file]  # a flag ends the list
+    return [f"{name}={each}" for each in values]
+
+
+def _negative(name: str) -> str:
+    return f"--no-{name[2:]}"
+
+
+def _port(text: str) -> int:
+    number = _not_negative(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return number
+
+
+def _not_negative(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e6:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 1000000, got {text!r}")
+    return seconds
+
+
+def _metrics_prefix(text: str) -> str:
+    """A prefix that Prometheus takes.
+
+    Raises:
+        argparse.ArgumentTypeError: Prometheus takes no such prefix.
+    """
+    if text and not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", text):
+        raise argparse.ArgumentTypeError(
+            f"expected letters, digits, '_' and ':', no digit first, got {text!r}"
+        )
+    return text

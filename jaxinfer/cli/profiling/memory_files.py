@@ -1,0 +1,47 @@
+"""Records an engine's memory during a run, and writes the report into a directory."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM, MemoryRecording
+
+MEMORY_TEXT = "memory.txt"
+"""The table, in a recording's directory."""
+
+
+def record_memory_of(llm: "LLM", run: Callable[[], object], directory: Path) -> list[Path]:
+    """Record the memory of an engine while `run` runs, and write what was found.
+
+    Args:
+        llm: the engine.
+        run: has it generate.
+        directory: takes the files; it is made if it does not exist.
+
+    Returns:
+        The files: text, JSON, a picture of the phases, and one of the steps if any ran.
+
+    Raises:
+        RuntimeError: a profile or memory is being recorded already.
+        OSError: the directory can't be written to.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with llm.record_memory() as recording:
+        run()
+    return write_memory_files(recording, directory)
+
+
+def write_memory_files(recording: "MemoryRecording", directory: Path) -> list[Path]:
+    """Write a recording as `record_memory_of` does; returns the files."""
+    texts = {
+        MEMORY_TEXT: f"{recording}\n",
+        "memory.json": json.dumps(recording.to_dict(), indent=2) + "\n",
+        "memory-phases.svg": recording.report.to_svg(),
+    }
+    if recording.samples:
+        texts["memory-steps.svg"] = recording.to_svg()
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return [directory / name for name in texts]

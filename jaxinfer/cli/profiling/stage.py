@@ -1,0 +1,130 @@
+"""One process of `jaxinfer profile`: times the steps of an engine, and perhaps records them."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.cli.flags.engine import engine_arguments
+from jaxinfer.cli.flags.profile import profile_schedule
+from jaxinfer.cli.process import OK, end_process, run_command
+from jaxinfer.cli.profiling.stages import read_result, write_result
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
+
+_GRAPHS_NOTE = (
+    "recorded without CUDA graphs, which hide kernels from the trace: gaps between kernels are "
+    "those of single launches; steps as always are the first of each pair of timings"
+)
+_CPU_NOTE = "a CPU has no CUDA graphs: the recorded steps are the engine's usual programs"
+_PADDING_NOTE = (
+    "bytes and operations of parts are those of the tokens fed; kernels also compute the padding"
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the stage that the first argument names, with the command's own after it."""
+    from jaxinfer.profile import build_parser
+
+    stage, *rest = argv
+    arguments = build_parser().parse_args(rest)
+    return run_command("profile", lambda: _run(stage, arguments))
+
+
+def _run(stage: str, arguments: argparse.Namespace) -> int:
+    from jaxinfer.cli.engine import speaking_of_flags
+    from jaxinfer.cli.platform import start_platform
+    from jaxinfer.measure.models.engines import build_engine
+
+    platform = start_platform()
+    schedule = profile_schedule(arguments)
+    defaults = {
+        "compile_ahead": False,  # only the batch's own shapes are needed
+        "num_decode_steps": 1,
+        "max_num_seqs": arguments.sequences,
+        "max_model_len": arguments.prompt_tokens + max(schedule.num_steps, 64) + 1,
+        "show_progress": not arguments.quiet,
+    }
+    with (
+        speaking_of_flags(),
+        build_engine(arguments.model_shape, {**defaults, **engine_arguments(arguments)}) as llm,
+    ):
+        if stage == "recorded":
+            _record(llm, arguments, read_result(Path(arguments.output)), "without CUDA graphs")
+            return OK
+        timings = _time(llm, arguments, "as always")
+        result = {"platform": platform, "timings": timings}
+        write_result(Path(arguments.output), result)
+        if arguments.memory:
+            _record_memory(llm, arguments)
+        if platform != "gpu":
+            _record(llm, arguments, result, None)
+        return OK
+
+
+def _prompts(llm: "LLM", arguments: argparse.Namespace) -> list[list[int]]:
+    from jaxinfer.measure.step_profile import random_prompts
+
+    vocab_size = llm.model_config.vocab_size
+    return random_prompts(arguments.sequences, arguments.prompt_tokens, vocab_size)
+
+
+def _time(llm: "LLM", arguments: argparse.Namespace, run: str) -> list[dict[str, Any]]:
+    from jaxinfer.measure.step_profile import time_steps
+
+    return time_steps(llm, _prompts(llm, arguments), run)
+
+
+def _record(
+    llm: "LLM", arguments: argparse.Namespace, result: dict[str, Any], timed_as: str | None
+) -> None:
+    """Record, and write the report with all timings.
+
+    Args:
+        llm: the engine.
+        arguments: the command's.
+        result: of the first process.
+        timed_as: what this process's own steps are called, if they differ from the first's.
+    """
+    from jaxinfer.measure.ceilings import measure_peak
+    from jaxinfer.measure.step_profile import record_steps
+    from jaxinfer.planning.devices import find_chip
+    from jaxinfer.profiling.reading import read_report
+    from jaxinfer.profiling.saving import save_report
+
+    directory = Path(arguments.output)
+    timings = list(result["timings"])
+    if timed_as is not None:
+        timings += _time(llm, arguments, timed_as)
+    timings += record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
+    notes = (_CPU_NOTE if timed_as is None else _GRAPHS_NOTE, _PADDING_NOTE)
+    facts: dict[str, Any] = {"timings": timings, "notes": notes}
+    report = read_report(directory)
+    if find_chip(report.device) is None:
+        facts["peak"] = measure_peak(report.dtype)
+    model = f"Qwen3-{arguments.model_shape}" if arguments.model_shape else _model_name(llm)
+    batch = f"{arguments.sequences} sequences of {arguments.prompt_tokens} prompt tokens"
+    facts["title"] = f"{model} on {_device_name(report.device)}, {batch}"
+    save_report(read_report(directory, **facts), directory)
+
+
+def _record_memory(llm: "LLM", arguments: argparse.Namespace) -> None:
+    """Record the batch once more, for its memory: one recording excludes the other."""
+    from jaxinfer.cli.profiling.memory_files import record_memory_of
+    from jaxinfer.measure.step_profile import TIMED_TOKENS, run_batch
+
+    prompts = _prompts(llm, arguments)
+    record_memory_of(llm, lambda: run_batch(llm, prompts, TIMED_TOKENS), Path(arguments.output))
+
+
+def _model_name(llm: "LLM") -> str:
+    return str(llm.engine_config.model or "the bundled model")
+
+
+def _device_name(kind: str) -> str:
+    return "a CPU" if kind == "cpu" else kind
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

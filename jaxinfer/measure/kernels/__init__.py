@@ -1,0 +1,1 @@
+"""Times single kernels on a GPU and compares them with its limits."""

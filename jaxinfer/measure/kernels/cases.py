@@ -1,0 +1,86 @@
+"""The cases that kernels are timed with: shapes of Qwen3-0.6B, and the work in each."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+Unit = Literal["bytes", "operations"]
+
+COMPARED_CASES = ("decode/B=256 page 16", "decode/B=8 8k", "prefill/4 x 2k page 16")
+"""The cases for comparing implementations of attention."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One problem.
+
+    Attributes:
+        name: KERNEL/SIZES.
+        contexts: tokens of each sequence; None for kernels of rows alone.
+        queries: tokens of each sequence that attend; None for one each, as in decoding.
+        tokens: rows of a kernel without sequences.
+        H: query heads.
+        K: key/value heads.
+        D: head_dim.
+        S: tokens of a page.
+        columns: of a row of the elementwise kernels and of products; 0 for others.
+        features: of the weights of products.
+    """
+
+    name: str
+    contexts: tuple[int, ...] | None
+    queries: tuple[int, ...] | None = None
+    tokens: int = 0
+    H: int = 16
+    K: int = 8
+    D: int = 128
+    S: int = 16
+    columns: int = 0
+    features: tuple[int, ...] = ()
+
+    @property
+    def work(self) -> tuple[Unit, float]:
+        """The work that the time is compared with: bytes of bf16 to be moved, or operations."""
+        if self.features:
+            return "bytes", sum(self.features) * self.columns * 2
+        if self.columns:
+            arrays = 4 if self.name.startswith("add_norm") else 3
+            return "bytes", self.tokens * self.columns * 2 * arrays
+        if self.contexts is None:
+            return "bytes", self.tokens * (self.H + 2 * self.K) * self.D * 2 * 2
+        if self.queries is None:
+            return "bytes", sum(self.contexts) * self.K * self.D * 2 * 2
+        pairs = sum(
+            n * (c - n) + n * n / 2 for n, c in zip(self.queries, self.contexts, strict=True)
+        )
+        return "operations", 4 * self.H * self.D * pairs
+
+
+def kernel_cases() -> list[Case]:
+    """All cases, attention first."""
+    mixed = _mixed_contexts()
+    return [
+        *(Case(f"decode/B=256 page {s}", mixed, S=s) for s in (16, 64, 256)),
+        Case("decode/B=64", mixed[:64]),
+        Case("decode/B=8 8k", (8192,) * 8),
+        Case("decode/B=1 8k", (8192,)),
+        Case("decode/B=1 32k", (32768,)),
+        *(Case(f"prefill/4 x 2k page {s}", (2048,) * 4, (2048,) * 4, S=s) for s in (16, 64)),
+        *(Case(f"prefill/1 x 8k page {s}", (8192,), (8192,), S=s) for s in (16, 64)),
+        Case("prefill/16 x 512", (512,) * 16, (512,) * 16),
+        Case("prefill/2k after 6k", (8192,), (2048,)),
+        *(Case(f"write/T={t}", None, tokens=t) for t in (2, 256, 8192)),
+        *(Case(f"add_norm/T={t}", None, tokens=t, columns=1024) for t in (1024, 8192)),
+        *(Case(f"silu_mul/T={t}", None, tokens=t, columns=3072) for t in (1024, 8192)),
+        *(
+            Case(f"{name}/B={b}", None, tokens=b, columns=1024, features=features)
+            for name, features in (("q, k, v", (2048, 1024, 1024)), ("gate, up", (3072, 3072)))
+            for b in (32, 64, 128, 256)
+        ),
+    ]
+
+
+def _mixed_contexts() -> tuple[int, ...]:
+    """Contexts of W1's sequences in the middle of their answers: 850 tokens on average."""
+    return tuple(int(n) for n in np.random.default_rng(0).integers(100, 1601, 256))

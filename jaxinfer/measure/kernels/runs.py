@@ -1,0 +1,134 @@
+"""Times kernels on one GPU and compares them with its limits."""
+
+import dataclasses
+import fcntl
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.measure.kernels.cases import Case, kernel_cases
+from jaxinfer.measure.kernels.launches import Config, Run, make_chain
+
+_BANDWIDTH = 4.3e12  # bytes/s, copy bandwidth measured on an H200
+_CAPABILITY = "9.0"
+_MEASURED_S = 0.03  # of calls back to back, at least
+
+type Variant = tuple[Backend, Config]
+
+
+def own_choice(case: Case) -> Sequence[Variant]:
+    """The one variant of a case that is served: Mosaic in the configuration that it chooses."""
+    return [("mosaic", None)]
+
+
+def measure_kernels(
+    only: str = "",
+    *,
+    repeats: int,
+    variants: Callable[[Case], Sequence[Variant]] = own_choice,
+) -> Iterator[dict[str, Any]]:
+    """Time every case, one after the other, in all of its variants.
+
+    Args:
+        only: cases whose names contain this.
+        repeats: counted runs of each; one that is not counted goes first.
+        variants: with which backends and configurations a case is timed.
+
+    Yields:
+        JSON-like values: the case, microseconds of a launch in each repeat and their median, and
+        "percent_of_4.3TBs" or "tflops"; or "error" where a variant could not run.
+
+    Raises:
+        ValueError: there is no Hopper GPU, or no case of that name.
+    """
+    _check_device()
+    cases = [case for case in kernel_cases() if only in case.name]
+    if not cases:
+        names = ", ".join(case.name for case in kernel_cases())
+        raise ValueError(f"no kernel case contains {only!r}; there are: {names}")
+    for case in cases:
+        for backend, config in variants(case):
+            launches = 8 if case.queries or len(case.contexts or ()) >= 64 else 24
+            about = _describe(case, backend, config)
+            try:
+                chain = make_chain(case, launches, backend, config)
+                yield about | _figures(case, _microseconds(chain, launches, repeats))
+            except (ValueError, RuntimeError) as error:  # One failure must not end the others.
+                yield about | {"error": " ".join(str(error).split())[:300]}
+
+
+def kernel_line(result: dict[str, Any]) -> str:
+    """A result of `measure_kernels` for people."""
+    config = result["config"] or {}
+    how = ", ".join([result["backend"], *(f"{key} {value}" for key, value in config.items())])
+    head = f"{result['case']:24} {how:56}"
+    if "error" in result:
+        return f"{head} failed: {result['error']}"
+    times = result["microseconds"]
+    spread = f"{min(times):.1f} to {max(times):.1f}"
+    return f"{head} {result['median_microseconds']:9.1f} us ({spread}) {reached(result):>20}"
+
+
+def reached(result: dict[str, Any]) -> str:
+    """A result's figure, with its unit."""
+    if "tflops" in result:
+        return f"{result['tflops']:.0f} TFLOP/s"
+    return f"{result['percent_of_4.3TBs']:.1f}% of 4.3 TB/s"
+
+
+def _describe(case: Case, backend: Backend, config: Config) -> dict[str, Any]:
+    return {
+        "case": case.name,
+        "backend": backend,
+        "config": config and dataclasses.asdict(config),
+        "H": case.H,
+        "K": case.K,
+        "D": case.D,
+        "page_size": case.S,
+    }
+
+
+def _figures(case: Case, microseconds: list[float]) -> dict[str, Any]:
+    unit, amount = case.work
+    median = statistics.median(microseconds)
+    rate = amount / median * 1e6
+    figure = {"percent_of_4.3TBs": 100 * rate / _BANDWIDTH}
+    if unit == "operations":
+        figure = {"tflops": rate / 1e12}
+    return {unit: amount, "microseconds": microseconds, "median_microseconds": median, **figure}
+
+
+def _microseconds(run: Run, launches: int, repeats: int) -> list[float]:
+    """Microseconds of a launch, in each repeat, after warming up the clocks."""
+    lock = Path(tempfile.gettempdir()) / "jaxinfer-kernel-bench.lock"
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # Another measurement on this machine waits its turn.
+        jax.block_until_ready(run())
+        calls = max(3, int(_MEASURED_S / _seconds(run, 1)))
+        times = [_seconds(run, calls) / calls / launches * 1e6 for _ in range(repeats + 1)]
+    return times[1:]
+
+
+def _seconds(run: Run, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls - 1):
+        run()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+def _check_device() -> None:
+    device = jax.devices()[0]
+    found = getattr(device, "compute_capability", None)
+    if device.platform != "gpu" or found != _CAPABILITY:
+        here = f"{device.device_kind}, {found}" if found else device.platform
+        raise ValueError(
+            f"the kernels are timed on GPUs of compute capability {_CAPABILITY} (Hopper);"
+            f" this is {here}"
+        )

@@ -1,0 +1,1 @@
+"""Models to measure: shapes of published models, random weights, and the engine around them."""

@@ -1,0 +1,1 @@
+"""Measures an OpenAI server from outside, under a load of timed requests."""

@@ -1,0 +1,185 @@
+"""Sends one streamed completion request over HTTP/1.1 and records the time of every event.
+
+No HTTP library: at 20,000 events a second the client must cost less than the server. A connection
+a request; of an event only the first bytes are parsed, and the last ones once all have come.
+"""
+
+import asyncio
+import dataclasses
+import json
+import ssl
+import time
+
+from jaxinfer.cli.client.server import Target, error_message
+
+_MOST_ERROR_BYTES = 65_536
+_WITHOUT_CHOICES = (b'"choices":[]', b'"choices": []')
+
+
+@dataclasses.dataclass(slots=True)
+class StreamRecord:
+    """The result of a request; times in seconds on `time.monotonic`'s clock.
+
+    Attributes:
+        due: when it was to be sent.
+        sent: when it was.
+        first: of the first event with a token; None if there was none.
+        last: of the last one.
+        gaps: seconds between such events.
+        prompt_tokens: as the server counts them; None if it did not say.
+        completion_tokens: likewise.
+        cached_tokens: of the prompt's, as the server says.
+        error: why it failed; None if it did not.
+    """
+
+    due: float
+    sent: float = 0.0
+    first: float | None = None
+    last: float = 0.0
+    gaps: list[float] = dataclasses.field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+class _Stream(asyncio.Protocol):
+    """Reads one answer; `ended` is set when it is complete or the connection is lost."""
+
+    def __init__(self, request: bytes, record: StreamRecord, ended: asyncio.Future[None]) -> None:
+        self._request = request
+        self._record = record
+        self._ended = ended
+        self._raw = b""
+        self._text = b""
+        self._status = 0
+        self._is_chunked = False
+        self._is_done = False
+        self._latest: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # what a protocol of bytes gets
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        if not self._status:
+            self._raw += data
+            head, found, data = self._raw.partition(b"\r\n\r\n")
+            if not found:
+                return
+            self._raw = b""
+            self._read_head(head)
+        body = self._dechunk(data) if self._is_chunked else data
+        if self._status != 200:
+            self._text = (self._text + body)[:_MOST_ERROR_BYTES]
+        elif body:
+            self._read_events(body, now)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        record = self._record
+        if self._status == 200:
+            self._read_usage()
+        if record.error is None and not self._is_done:
+            record.error = self._failure(exc)
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _read_head(self, head: bytes) -> None:
+        lines = head.lower().split(b"\r\n")
+        words = lines[0].split()
+        is_http = len(words) > 1 and words[0].startswith(b"http/") and words[1].isdigit()
+        self._status = int(words[1]) if is_http else -1
+        self._is_chunked = any(
+            line.startswith(b"transfer-encoding:") and b"chunked" in line for line in lines
+        )
+
+    def _dechunk(self, data: bytes) -> bytes:
+        """The complete part of the chunked body; the rest waits in `_raw`."""
+        raw = self._raw + data if self._raw else data
+        position, parts = 0, []
+        while (end := raw.find(b"\r\n", position)) >= 0:
+            try:
+                size = int(raw[position:end].partition(b";")[0], 16)
+            except ValueError:
+                self._record.error = "the server's answer is no HTTP"
+                return b""
+            stop = end + 2 + size
+            if len(raw) < stop + 2:
+                break
+            parts.append(raw[end + 2 : stop])
+            position = stop + 2
+        self._raw = raw[position:]
+        return b"".join(parts)
+
+    def _read_events(self, body: bytes, now: float) -> None:
+        *events, self._text = (self._text + body.replace(b"\r", b"")).split(b"\n\n")
+        record = self._record
+        for event in events:
+            if not event.startswith(b"data:"):  # a comment that keeps the connection alive
+                continue
+            if event.endswith(b"[DONE]"):
+                self._is_done = True
+                continue
+            self._latest = [*self._latest[-1:], event]
+            if event.startswith((b'data: {"error"', b'data:{"error"')):
+                record.error = error_message(event[5:])
+            elif not any(each in event for each in _WITHOUT_CHOICES):
+                if record.first is None:
+                    record.first = now
+                else:
+                    record.gaps.append(now - record.last)
+                record.last = now
+
+    def _read_usage(self) -> None:
+        for event in self._latest:
+            try:
+                usage = json.loads(event[5:]).get("usage")
+            except (ValueError, AttributeError):
+                self._record.error = "an event of the server is no JSON object"
+                return
+            if isinstance(usage, dict):
+                self._record.prompt_tokens = usage.get("prompt_tokens")
+                self._record.completion_tokens = usage.get("completion_tokens")
+                details = usage.get("prompt_tokens_details") or {}
+                self._record.cached_tokens = details.get("cached_tokens") or 0
+
+    def _failure(self, exc: Exception | None) -> str:
+        if self._status > 0 and self._status != 200:
+            return f"HTTP {self._status}: {error_message(self._text)}"
+        if exc is not None:
+            return f"the connection was lost: {exc}"
+        return "the server closed the connection before the answer's end"
+
+
+async def stream_completion(
+    target: Target, request: bytes, record: StreamRecord, *, timeout_s: float = 3600.0
+) -> None:
+    """Send a streamed completion request and note its events in `record`.
+
+    Args:
+        target: the server.
+        request: `Target.request` of POST /v1/completions, with ``stream``.
+        record: gets times, counts and errors; nothing is raised for a server's fault.
+        timeout_s: seconds for all of it.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    record.sent = time.monotonic()
+    transport = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, _ = await loop.create_connection(
+                lambda: _Stream(request, record, ended),
+                target.host,
+                target.port,
+                ssl=ssl.create_default_context() if target.secure else None,
+            )
+            await ended
+    except TimeoutError:
+        record.error = f"no complete answer within {timeout_s:g} s"
+    except OSError as error:
+        record.error = f"can't connect to {target.host}:{target.port}: {error.strerror or error}"
+    finally:
+        if transport is not None:
+            transport.abort()

@@ -1,0 +1,79 @@
+"""`jaxinfer profile`: which part of a step takes its time, beside what the device can do."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxinfer.cli.flags.engine import add_engine_flags
+from jaxinfer.cli.flags.parser import CommandParser
+from jaxinfer.cli.flags.process import process_arguments
+from jaxinfer.cli.flags.profile import add_profile_flags, profile_schedule
+from jaxinfer.cli.process import OK, end_process, run_command
+
+if TYPE_CHECKING:
+    import argparse
+
+_EXAMPLES = """examples:
+  jaxinfer profile
+  jaxinfer profile --model Qwen/Qwen3-0.6B --sequences 64 --prompt-tokens 512 --output slow
+  jaxinfer profile --model-shape 8b --active 3 --json
+
+DIR holds report.txt, report.json, step.svg, roofline.svg, and in cycle-1 the trace:
+trace.json.gz opens in ui.perfetto.dev, and `xprof DIR/cycle-1` shows the rest."""
+
+
+def build_parser() -> CommandParser:
+    """The flags of `jaxinfer profile`."""
+    description = (
+        "Record a few steps of a batch (one prefill and four decodes) and report by part of the "
+        "model and by kernel: calls, time, bytes, operations, and the share of what the device "
+        "can do. On a GPU the recorded steps run without CUDA graphs, and the report says by how "
+        "much that slows them."
+    )
+    parser = CommandParser("profile", description, _EXAMPLES)
+    add_profile_flags(parser)
+    add_engine_flags(
+        parser,
+        defaults={
+            "num_decode_steps": "1",
+            "max_num_seqs": "--sequences",
+            "max_model_len": "what the batch needs",
+            "compile_ahead": "no: only the batch's programs are compiled",
+        },
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.model_shape is not None and "model" in arguments:
+        parser.error("--model and --model-shape exclude each other")
+    if process_arguments(arguments):
+        parser.error("a profile is of one process; leave the flags of several hosts out")
+    return run_command("profile", lambda: _run(arguments, argv))
+
+
+def _run(arguments: "argparse.Namespace", argv: Sequence[str]) -> int:
+    from jaxinfer.cli.profiling.memory_files import MEMORY_TEXT
+    from jaxinfer.cli.profiling.stages import run_stages
+    from jaxinfer.profiling.files import prepare_directory
+    from jaxinfer.profiling.report import ProfileReport
+
+    profile_schedule(arguments)
+    directory = prepare_directory(arguments.output)
+    status = run_stages(argv, directory)
+    if status != OK or arguments.quiet:
+        return status
+    report = ProfileReport.read(directory)
+    print(json.dumps(report.to_dict(), indent=2) if arguments.json else report)
+    if arguments.memory and not arguments.json:
+        print(f"\n{(directory / MEMORY_TEXT).read_text()}", end="")
+    return OK
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""The bytes and operations that each part of a step needs at least, from shapes.
+
+Weights are read once a step, and activations between parts written and read once. What one kernel
+keeps to itself is not counted, so a fused part may need less than is said here.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from jaxinfer.planning.operations import Operation, operations
+from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+from jaxinfer.profiling.steps import StepFacts
+
+_LOGIT_BYTES = 4
+
+
+class Cost(NamedTuple):
+    """Least bytes moved and operations done.
+
+    Attributes:
+        num_bytes: read and written.
+        flops: operations; 2 for each product and addition of a matrix product.
+    """
+
+    num_bytes: float
+    flops: float
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Both together."""
+        return Cost(self.num_bytes + other.num_bytes, self.flops + other.flops)
+
+    def divided(self, by: float) -> "Cost":
+        """An equal share."""
+        return Cost(self.num_bytes / by, self.flops / by)
+
+
+NOTHING = Cost(0.0, 0.0)
+
+
+def step_costs(
+    shape: ModelShape, dtype: str, facts: StepFacts, num_devices: int = 1
+) -> dict[str, Cost]:
+    """Each part's cost in a step, by its name in `PARTS`, on each of the devices.
+
+    Args:
+        shape: the model.
+        dtype: of weights, activations, keys and values.
+        facts: the step.
+        num_devices: N, that the model is split over; every part is counted as split evenly.
+    """
+    total: dict[str, Cost] = {}
+    for inner in range(facts.num_steps):
+        context = facts.context_tokens + inner * facts.rows
+        pairs = facts.pairs + inner * facts.rows
+        one = dataclasses.replace(facts, context_tokens=context, pairs=pairs)
+        for part, cost in _inner_costs(shape, dtype, one).items():
+            total[part] = total.get(part, NOTHING).plus(cost)
+    return {part: cost.divided(num_devices) for part, cost in total.items()}
+
+
+def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, Cost]:
+    """Of one step of a multi-step decode, or of a step that is one."""
+    size = BYTES_OF[dtype]
+    parts = {part.name: part for part in operations(shape, dtype, 1)}
+    plain = dataclasses.replace(shape, qk_norm=False)
+    norms = next(part for part in operations(plain, dtype, 1) if part.name == "norms")
+    E, F, L, V = (
+        *(shape.hidden_size, shape.intermediate_size),
+        *(shape.num_hidden_layers, shape.vocab_size),
+    )
+    q, qkv = shape.q_size, shape.q_size + 2 * shape.kv_size
+    T, B = facts.tokens, facts.rows
+    # A prefill's last layer goes on with one token of each row.
+    after = (T * (L - 1) + B) / L
+    ours = qkv / (qkv + q)  # of the projections' weights; the rest is the output projection's
+    both, rope = parts["qkv and output"], parts["rope, KV write"]
+    head_norms = parts["norms"].flops_per_token - norms.flops_per_token
+    logits = B * V * _LOGIT_BYTES
+    return {
+        "embed": Cost(2 * T * E * size, 0),
+        "norm": Cost(norms.bytes_per_token + 2 * (2 * L * T + B) * E * size, _flops(norms, T)),
+        "qkv": Cost(ours * both.bytes_per_token + L * T * (E + qkv) * size, ours * _flops(both, T)),
+        "rope_and_write": Cost(
+            2 * L * T * qkv * size, T * (rope.flops_per_token + max(head_norms, 0))
+        ),
+        "attention": Cost(
+            parts["attention"].bytes_per_token * facts.context_tokens + 2 * L * after * q * size,
+            _flops(parts["attention"], facts.pairs),
+        ),
+        "o": Cost(
+            (1 - ours) * both.bytes_per_token + L * after * (q + 2 * E) * size,
+            (1 - ours) * _flops(both, after),
+        ),
+        "mlp": Cost(
+            parts["mlp"].bytes_per_token + L * after * 2 * (E + F) * size,
+            _flops(parts["mlp"], after),
+        ),
+        "head": Cost(
+            parts["head"].bytes_per_token + B * E * size + logits, _flops(parts["head"], B)
+        ),
+        "sample": Cost(logits, B * V),
+    }
+
+
+def _flops(part: Operation, tokens: float) -> float:
+    return part.flops_per_token * tokens

@@ -1,0 +1,123 @@
+"""Assigns the kernels of a trace to the steps that launched them, and to parts of the model."""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from jaxinfer.profiling.parts import OTHER
+from jaxinfer.profiling.steps import StepFacts
+from jaxinfer.profiling.trace.programs import Kernel
+from jaxinfer.profiling.trace.xplane import KernelEvent
+
+Programs = Mapping[str, tuple[str, Mapping[str, Kernel]]]
+"""By key as in `StepFacts.programs`: the module's name, and what its instructions are."""
+_UNKNOWN = Kernel(None, None, None)
+_FORWARD = ("jit_prefill", "jit_decode")
+
+
+class PartEvent(NamedTuple):
+    """A kernel that ran, with what it is part of.
+
+    Attributes:
+        event: as traced.
+        part: of `PARTS`, or `OTHER`.
+        kernel: what its program says of it.
+    """
+
+    event: KernelEvent
+    part: str
+    kernel: Kernel
+
+
+class DeviceStep(NamedTuple):
+    """A step as the device ran it.
+
+    Attributes:
+        facts: as it was launched.
+        kernels: in the order of their beginnings; never empty.
+    """
+
+    facts: StepFacts
+    kernels: Sequence[PartEvent]
+
+    @property
+    def start_ns(self) -> float:
+        """When its first kernel began."""
+        return self.kernels[0].event.start_ns
+
+    @property
+    def end_ns(self) -> float:
+        """When its last kernel ended."""
+        return max(kernel.event.end_ns for kernel in self.kernels)
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from its first kernel to the end of its last."""
+        return (self.end_ns - self.start_ns) * 1e-9
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which any of its kernels ran."""
+        return self.span_s - sum(self.gaps_s)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds of each stretch within the step in which no kernel ran."""
+        gaps, end = [], self.start_ns
+        for kernel in self.kernels:
+            if kernel.event.start_ns > end:
+                gaps.append((kernel.event.start_ns - end) * 1e-9)
+            end = max(end, kernel.event.end_ns)
+        return gaps
+
+
+def device_steps(
+    steps: Sequence[StepFacts], kernels: Iterable[KernelEvent], programs: Programs
+) -> list[DeviceStep]:
+    """The steps of one recording, as far as the trace holds kernels of them.
+
+    The device runs programs in order, and every step begins with a forward pass.
+
+    Args:
+        steps: in the order of their launches.
+        kernels: in the order of their beginnings.
+        programs: that the steps launched.
+    """
+    found: list[list[KernelEvent]] = []
+    runs: dict[tuple[str, int], int] = {}
+    last = ("", 0)
+    for event in kernels:
+        run = (event.module, event.run)
+        is_new = run not in runs if event.run else run != last
+        if is_new and event.module.startswith(_FORWARD):
+            found.append([])
+        if is_new:
+            runs[run] = len(found) - 1
+        last = run if event.module else last
+        index = runs.get(run, len(found) - 1)
+        if index >= 0:
+            found[index].append(event)
+    return [
+        DeviceStep(facts, [_with_part(event, _kernels_of(facts, event, programs)) for event in own])
+        for facts, own in zip(steps, found, strict=False)
+        if own
+    ]
+
+
+def _kernels_of(facts: StepFacts, event: KernelEvent, programs: Programs) -> Mapping[str, Kernel]:
+    """The instructions of the program that launched an event."""
+    of_step = (programs[key] for key in facts.programs if key in programs)
+    return next((kernels for module, kernels in of_step if module == event.module), {})
+
+
+def _with_part(event: KernelEvent, kernels: Mapping[str, Kernel]) -> PartEvent:
+    kernel = kernels.get(event.op, _UNKNOWN)
+    return PartEvent(event, kernel.part or OTHER, kernel)
+
+
+def seconds_by_part(step: DeviceStep) -> dict[str, float]:
+    """Sum of the seconds of each part's kernels; they may overlap."""
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for each in step.kernels:
+        seconds[each.part] += each.event.duration_ns * 1e-9
+    return dict(seconds)

@@ -1,0 +1,74 @@
+"""Memory as aligned text: a table of phases, and what a recording's steps held."""
+
+from collections.abc import Sequence
+
+from jaxinfer.profiling.memory.holdings import OWNERS, MemoryOwner, MemoryPhase
+from jaxinfer.profiling.memory.samples import MemorySample
+
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def bytes_text(size: float, *, like: float | None = None) -> str:
+    """Bytes with a unit that suits them, or the number alone in the unit that suits `like`.
+
+    >>> bytes_text(3 << 29)
+    '1.50 GiB'
+    >>> bytes_text(3 << 29, like=5 << 20)
+    '1536.00'
+    """
+    unit, factor = unit_of(size if like is None else like)
+    return f"{size / factor:.2f}" + ("" if like is not None else f" {unit}")
+
+
+def unit_of(size: float) -> tuple[str, int]:
+    """The largest unit in which so many bytes are at least 1, and its bytes."""
+    return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])
+
+
+def phase_table(phases: Sequence[MemoryPhase]) -> list[str]:
+    """A row a phase, a column for each owner that holds anything, in the unit of the peak."""
+    owners: list[MemoryOwner] = [
+        owner for owner in OWNERS if any(phase.bytes_of(owner) for phase in phases)
+    ]
+    peak = max(phase.num_bytes for phase in phases)
+    rows = [["phase", *map(str, owners), "all"]]
+    for phase in phases:
+        sizes = [*(phase.bytes_of(owner) for owner in owners), phase.num_bytes]
+        rows.append([phase.name, *(_cell(size, peak) for size in sizes)])
+    return _aligned(rows)
+
+
+def sample_lines(samples: Sequence[MemorySample], *, kv_bytes: int) -> list[str]:
+    """The steps that held the most.
+
+    Args:
+        samples: of all steps.
+        kv_bytes: of the whole cache.
+    """
+    if not samples:
+        return ["No step ran while memory was recorded."]
+    fullest = max(samples, key=lambda sample: sample.kv_used_bytes)
+    largest = max(samples, key=lambda sample: sample.step_bytes)
+    used = fullest.kv_used_bytes
+    return [
+        f"{len(samples):,} steps in {samples[-1].time_s:.2f} s",
+        f"KV blocks of running sequences: at most {bytes_text(used)}, {used / kv_bytes:.0%} of the "
+        f"cache, at {fullest.time_s:.2f} s with {fullest.rows} sequences",
+        f"Largest step: {bytes_text(largest.step_bytes)}, {largest.tokens} tokens of "
+        f"{largest.rows} sequences, {largest.program}",
+    ]
+
+
+def _cell(size: int, like: int) -> str:
+    return bytes_text(size, like=like) if size else "-"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

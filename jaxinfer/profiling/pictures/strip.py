@@ -1,0 +1,89 @@
+"""One step as a strip: what the device and the host do over time, and each part's total."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from jaxinfer.profiling.parts import OTHER, PARTS
+from jaxinfer.profiling.pictures.colours import PART_COLOURS, colour_class
+from jaxinfer.profiling.pictures.svg import picture, text
+from jaxinfer.profiling.report import Bar, ProfileReport
+
+_LEFT, _WIDTH, _RIGHT = 64, 720, 16
+_TOP, _LANE, _PITCH = 44, 34, 52
+_LEAST = 0.15  # px; a shorter bar would not be drawn
+_COLUMN, _ROW, _COLUMNS = 240, 18, 3
+
+
+def strip(report: ProfileReport) -> str:
+    """The SVG's text: the bars of `ProfileReport.bars` in two lanes, and a legend with times."""
+    bars = report.bars
+    end = max((bar.start_s + bar.seconds for bar in bars if bar.lane == "device"), default=0.0)
+    body = [*_axis(end)]
+    for index, lane in enumerate(("device", "host")):
+        own = [bar for bar in bars if bar.lane == lane]
+        y = _TOP + index * _PITCH
+        body.append(text(_LEFT - 8, y + _LANE / 2 + 4, lane, anchor="end"))
+        body += _lane(joined_bars(own) if lane == "device" else own, y, end)
+    top = _TOP + 2 * _PITCH + 34
+    legend = list(_legend(bars, top, end))
+    rows = -(-len(legend) // (2 * _COLUMNS))
+    height = top + rows * _ROW + 8
+    kind = "decode" if any(row.kind == "decode" for row in report.steps) else "prefill"
+    title = f"One {kind} step, {end * 1e3:.2f} ms: {report.title}"
+    return picture(_LEFT + _WIDTH + _RIGHT, height, title, [*body, *legend], PART_COLOURS)
+
+
+def joined_bars(bars: Sequence[Bar]) -> Iterator[Bar]:
+    """Neighbours of one part as one bar, where no gap between them could be seen."""
+    last: Bar | None = None
+    for bar in sorted(bars, key=lambda each: each.start_s):
+        if last is not None and last.name == bar.name:
+            end = max(last.start_s + last.seconds, bar.start_s + bar.seconds)
+            if bar.start_s - (last.start_s + last.seconds) < 1e-6:
+                last = Bar(
+                    lane=last.lane,
+                    name=last.name,
+                    start_s=last.start_s,
+                    seconds=end - last.start_s,
+                )
+                continue
+        if last is not None:
+            yield last
+        last = bar
+    if last is not None:
+        yield last
+
+
+def _lane(bars: Iterable[Bar], y: float, end: float) -> Iterator[str]:
+    for bar in bars:
+        begin = max(bar.start_s, 0.0)
+        left = _LEFT + _WIDTH * begin / end
+        width = _WIDTH * (min(bar.start_s + bar.seconds, end) - begin) / end
+        if width > 0:
+            yield (
+                f'<rect class="{colour_class(bar.name)}" x="{left:.2f}" y="{y}" '
+                f'width="{max(width, _LEAST):.2f}" height="{_LANE}"/>'
+            )
+
+
+def _axis(end: float) -> Iterator[str]:
+    below = _TOP + 2 * _PITCH - 4
+    for tick in range(5):
+        x = _LEFT + _WIDTH * tick / 4
+        yield f'<line class="rule" x1="{x}" x2="{x}" y1="{_TOP - 6}" y2="{below}"/>'
+        anchor = "end" if tick == 4 else "middle"
+        yield text(x, below + 14, f"{end * 1e3 * tick / 4:.2f} ms", anchor=anchor)
+
+
+def _legend(bars: Sequence[Bar], top: float, end: float) -> Iterator[str]:
+    """Two elements for each name: its colour, and its name with its time in this step."""
+    present = {bar.name for bar in bars}
+    host = list(dict.fromkeys(b.name for b in bars if b.lane == "host"))
+    names = [(name, "device") for name in (*PARTS, OTHER) if name in present]
+    for index, (name, lane) in enumerate([*names, *((name, "host") for name in host)]):
+        x = _LEFT + index % _COLUMNS * _COLUMN
+        y = top + index // _COLUMNS * _ROW
+        own = (bar for bar in bars if bar.name == name and bar.lane == lane)
+        seconds = sum(min(bar.start_s + bar.seconds, end) - max(bar.start_s, 0.0) for bar in own)
+        yield f'<rect class="{colour_class(name)}" x="{x}" y="{y - 9}" width="12" height="10"/>'
+        label = name if lane == "device" else f"host: {name}"
+        yield text(x + 18, y, f"{label} {seconds * 1e3:.3f} ms")

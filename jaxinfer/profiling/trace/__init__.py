@@ -1,0 +1,1 @@
+"""Reads what a profile recorded: the trace, and the programs that ran."""

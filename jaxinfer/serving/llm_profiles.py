@@ -1,0 +1,105 @@
+"""The methods of `LLM` that record profiles: raw traces, or scheduled steps with a report."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from jaxinfer.planning.devices import find_chip
+from jaxinfer.planning.operations import count_parameters
+from jaxinfer.planning.shapes import shape_of
+from jaxinfer.profiling.reading import read_report
+from jaxinfer.profiling.report import Peak, ProfileReport
+from jaxinfer.profiling.saving import save_report
+from jaxinfer.profiling.schedule import ProfileSchedule
+from jaxinfer.serving.engine_handle import EngineHandle
+
+
+class Profiles:
+    """The methods of `LLM` that record what it does."""
+
+    _handle: EngineHandle
+
+    def start_profile(
+        self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
+    ) -> None:
+        """Record what host and devices do, for Perfetto or XProf, until `stop_profile`.
+
+        Args:
+            directory: takes the recording; it is made if it does not exist.
+            schedule: which steps to record, in small traces of whole steps, for a report. None
+                records everything, Python's calls included, and makes no report.
+
+        Raises:
+            TypeError, ValueError: it is no directory that can be written to, or there are several
+                replicas and a schedule.
+            RuntimeError: a recording is running; JAX allows one a process.
+        """
+        handle = self._handle
+        if schedule is None:
+            handle.driver.call(lambda: handle.profiler.start(directory))
+            return
+        replicas, facts = handle.loaded.replicas, _facts(handle)
+        handle.driver.call(
+            lambda: handle.profiler.start_steps(directory, schedule, replicas, facts)
+        )
+
+    def stop_profile(self) -> ProfileReport | None:
+        """End the recording and write it; `close` does so, too, without a report.
+
+        Returns:
+            The report of the steps that a schedule named, which is also written into the directory;
+            None without a schedule.
+
+        Raises:
+            RuntimeError: none is running, or the trace failed.
+            ValueError: no step was recorded.
+        """
+        directory = self._handle.driver.call(self._handle.profiler.stop)
+        if directory is None:
+            return None
+        report = read_report(directory)
+        save_report(report, directory)
+        return report
+
+    @contextlib.contextmanager
+    def profile(
+        self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
+    ) -> Iterator[None]:
+        """Record the steps of a ``with`` block; `ProfileReport.read(directory)` is the report.
+
+        Args:
+            directory: takes the recording, and the report as text, JSON and pictures.
+            schedule: which steps; by default the first five.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as `start_profile` and `stop_profile`.
+        """
+        self.start_profile(directory, schedule or ProfileSchedule())
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # the block's own error is the one to tell
+                self._handle.driver.call(self._handle.profiler.stop)
+            raise
+        self.stop_profile()
+
+
+def _facts(handle: EngineHandle) -> dict[str, Any]:
+    """What a report says of the engine."""
+    runner = handle.loaded.replicas[0].runner
+    table = runner.wanted_params["model"]["embed_tokens"]
+    devices = sorted(table.sharding.device_set, key=lambda device: device.id)
+    kind, shape = devices[0].device_kind, shape_of(handle.loaded.model_config)
+    chip = find_chip(kind)
+    peak = None if chip is None else Peak.of_chip(chip)
+    return {
+        "title": f"{count_parameters(shape) / 1e6:,.1f} M parameters on {kind}",
+        "model": dataclasses.asdict(shape),
+        "device": kind,
+        "platform": devices[0].platform,
+        "dtype": str(table.dtype),
+        "num_devices": len(devices),
+        "peak": peak and dataclasses.asdict(peak),
+    }

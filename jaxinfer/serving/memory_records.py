@@ -1,0 +1,60 @@
+"""The methods of `LLM` that report and record the memory of its devices."""
+
+import contextlib
+from collections.abc import Iterator
+
+from jaxinfer.profiling.memory.recording import MemoryRecording
+from jaxinfer.profiling.memory.report import MemoryReport
+from jaxinfer.serving.engine_facts import EngineFacts
+from jaxinfer.serving.recording.memory_recorder import MemoryRecorder, memory_report
+
+
+class MemoryRecords(EngineFacts):
+    """The calls of `LLM` that say what holds its devices' memory."""
+
+    def memory_report(self) -> MemoryReport:
+        """What holds the devices' memory, from the weights' loading until now, and its peak.
+
+        Of several replicas it is the first one's devices, of several processes process 0's.
+
+        Raises:
+            RuntimeError: the LLM is closed.
+        """
+        driver, runner = self._handle.driver, self._handle.loaded.replicas[0].runner
+        return driver.call(lambda: memory_report(runner, driver.asleep))
+
+    @contextlib.contextmanager
+    def record_memory(self) -> Iterator[MemoryRecording]:
+        """Sample at every step what the devices' memory holds, until the block ends.
+
+        >>> with llm.record_memory() as recording:                          # doctest: +SKIP
+        ...     llm.generate(prompts)
+        >>> print(recording)                                                # doctest: +SKIP
+
+        Of several replicas the first is recorded. A sample costs the engine's thread some
+        microseconds; steps compute the same.
+
+        Raises:
+            RuntimeError: memory or a profile is being recorded already, or the LLM is closed.
+        """
+        handle = self._handle
+        driver, started = handle.driver, handle.loaded.replicas[0]
+
+        def begin() -> MemoryRecorder:
+            handle.recording.begin("memory", "leave its record_memory() block")
+            try:
+                return MemoryRecorder(started)
+            except BaseException:
+                handle.recording.end()
+                raise
+
+        def end() -> None:
+            handle.recording.end()
+            recorder.close()
+
+        recorder = driver.call(begin)
+        try:
+            yield recorder.recording
+        finally:
+            if not handle.is_closed:
+                driver.call(end)

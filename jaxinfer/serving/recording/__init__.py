@@ -1,0 +1,1 @@
+"""Records which steps ran, what the host did in them, and a trace of both."""

@@ -1,0 +1,52 @@
+"""The device memory of a runner's arrays and programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxinfer.profiling.memory.holdings import PhaseName
+from jaxinfer.profiling.memory.phases import HeldBytes, MemoryMark
+from jaxinfer.serving.compile.program_bytes import program_bytes
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.runner.engine_plan import EnginePlan
+from jaxinfer.serving.runner.memory_marks import memory_mark
+
+
+class RunnerMemory:
+    """Memory of an engine's devices, all figures those of one of them; any thread may ask.
+
+    Args:
+        plan: how the engine runs.
+        devices: `jax.Device`s of this process.
+
+    Attributes:
+        devices: the same.
+        marks: what the devices said after each phase of the engine's start.
+        block_bytes: of a KV block, over all layers.
+    """
+
+    def __init__(self, plan: EnginePlan, devices: Sequence[Any]) -> None:
+        self.devices = devices
+        self.marks: list[MemoryMark] = [plan.memory_mark]
+        self.block_bytes = plan.programs.cache.block_bytes
+        self._plan = plan
+
+    def mark(self, phase: PhaseName) -> None:
+        """Keep what the devices say at the end of a phase; a repeated one is ignored."""
+        if all(mark.phase != phase for mark in self.marks):
+            self.marks.append(memory_mark(phase, self.devices))
+
+    @property
+    def held(self) -> HeldBytes:
+        """What the engine holds while no part of it sleeps."""
+        largest = self.largest_program()
+        return HeldBytes(
+            weights=self._plan.report.weight_bytes,
+            kv_cache=self._plan.report.kv_bytes,
+            slots=self._plan.slot_bytes,
+            step=None if largest is None else program_bytes(self._plan.compiled[largest]),
+        )
+
+    def largest_program(self) -> ProgramKey | None:
+        """The compiled program with the most temporaries; None if none is compiled yet."""
+        compiled = dict(self._plan.compiled)
+        return max(compiled, key=lambda key: program_bytes(compiled[key]), default=None)

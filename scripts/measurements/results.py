@@ -1,0 +1,56 @@
+"""Saves and loads records of measurements: one JSON file a run, with all details to repeat it."""
+
+import datetime
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.measure.machine import describe_machine, git_commit
+from scripts.gpu_gate.source_tree import package_tree_id
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -> Path:
+    """Write figures with machine, versions, commit, source tree, time and command.
+
+    Args:
+        kind: of the measurement, for the file's name ("W1-0.6b").
+        figures: JSON-like values.
+        directory: created if it is missing.
+
+    Returns:
+        The file, named DATE-DEVICE-KIND.json; a run never replaces another.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    machine = describe_machine()
+    record = {
+        "kind": kind,
+        "time": now.isoformat(timespec="seconds"),
+        "commit": git_commit(ROOT),
+        "tree": package_tree_id(),
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine,
+        **figures,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    name = "-".join((now.strftime("%Y%m%d-%H%M%S"), _slug(machine["device"]), _slug(kind)))
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return path
+
+
+def load_results(directory: Path = RESULTS) -> list[dict[str, Any]]:
+    """Every kept record, the oldest first, with the name of its file as "file"."""
+    return [
+        {"file": path.name, **json.loads(path.read_text())}
+        for path in sorted(directory.glob("*.json"))
+    ]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")

@@ -1,0 +1,222 @@
+"""Times rows with and without grammars, side by side on one engine."""
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxinfer import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from jaxinfer.measure.models.engines import random_weights
+from jaxinfer.measure.report import describe_engine
+from jaxinfer.serving.engine import open_requests
+from scripts.structured_outputs.corpus import CORPUS, endless
+from scripts.structured_outputs.vocabulary import synthetic_tokenizer
+
+_PROMPT_LEN = 32
+_PHRASE = ["no such phrase"]  # to be banned, which samples a row late and changes nothing else
+
+
+@dataclasses.dataclass
+class GrammarTime:
+    """Host time of `OpenRequests.advance_grammars`.
+
+    Attributes:
+        seconds: of each call.
+    """
+
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def milliseconds(self) -> float | None:
+        """The median; None if nothing had a grammar."""
+        return statistics.median(self.seconds) * 1e3 if self.seconds else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One batch of rows.
+
+    Attributes:
+        params: of each row.
+        forces: whether forced tokens are appended unsampled.
+        timed: rows whose time per token counts; all by default.
+    """
+
+    params: Sequence[SamplingParams]
+    forces: bool = True
+    timed: slice = slice(None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run of a case took.
+
+    Attributes:
+        tpot_ms: milliseconds per output token, the median of the timed rows.
+        tokens_per_s: of all rows.
+        grammar_ms: host time of grammars a step, the median; None without grammars.
+    """
+
+    tpot_ms: float
+    tokens_per_s: float
+    grammar_ms: float | None
+
+
+def structured_outputs_report(
+    model_shape: str | None,
+    *,
+    engine_arguments: dict[str, Any],
+    rows: int,
+    output_len: int,
+    repeats: int,
+) -> dict[str, Any]:
+    """Times per token, tokens a second, and the host time of grammars.
+
+    Args:
+        model_shape: a name of `SHAPE_NAMES`, with random weights and a synthetic tokenizer; None
+            for the bundled model, or the one that `engine_arguments` name.
+        engine_arguments: what the user set.
+        rows: requests at once.
+        output_len: tokens of each answer, where its grammar has no end.
+        repeats: counted runs of each case, after one that is not.
+    """
+    arguments = {
+        "max_num_seqs": rows,
+        "max_model_len": _PROMPT_LEN + max(output_len, 256),
+    } | engine_arguments
+    cases = _cases(rows, output_len)
+    with _engine(model_shape, arguments) as llm:
+        measured = [
+            {name: _run(llm, case) for name, case in cases.items()} for _ in range(repeats + 1)
+        ][1:]
+        record = {name: _middle([each[name] for each in measured]) for name in cases}
+        return {
+            "rows": rows,
+            "output_len": output_len,
+            "cases": record,
+            "ratios": _ratios(record),
+            **describe_engine(llm, model_shape),
+        }
+
+
+def structured_outputs_lines(report: dict[str, Any]) -> list[str]:
+    """The report as a table for people."""
+    lines = [f"{'case':<22}{'TPOT ms':>9}{'tokens/s':>11}{'grammars ms/step':>18}{'spread':>8}"]
+    for name, case in report["cases"].items():
+        grammars = case["grammar_ms"]
+        shown = f"{grammars:.2f}" if grammars is not None else "-"
+        lines.append(
+            f"{name:<22}{case['tpot_ms']:>9.2f}{case['tokens_per_s']:>11,.0f}{shown:>18}"
+            f"{case['spread']:>8.2f}"
+        )
+    return [*lines, *(f"{name}: {ratio:.2f}" for name, ratio in report["ratios"].items())]
+
+
+def _cases(rows: int, output_len: int) -> dict[str, Case]:
+    plain = SamplingParams(max_tokens=output_len, ignore_eos=True, seed=1)
+    late = plain.clone(bad_words=_PHRASE)
+    long = [_guided(endless(CORPUS[i % len(CORPUS)]), output_len, i) for i in range(rows)]
+    short = [_guided(CORPUS[i % len(CORPUS)], 256, i) for i in range(rows)]
+    half = rows // 2
+    return {
+        "plain": Case([plain] * rows),
+        "late": Case([late] * rows),
+        "masks": Case(long, forces=False),
+        "forced": Case(long),
+        "beside late": Case([plain] * half + [late] * (rows - half), timed=slice(half)),
+        "beside masks": Case([plain] * half + long[half:], forces=False, timed=slice(half)),
+        "corpus, masks": Case(short, forces=False),
+        "corpus, forced": Case(short),
+        "one alone, masks": Case(short[:1], forces=False),
+        "one alone, forced": Case(short[:1]),
+    }
+
+
+def _guided(schema: dict[str, Any], max_tokens: int, seed: int) -> SamplingParams:
+    grammar = StructuredOutputsParams(json=schema)
+    return SamplingParams(max_tokens=max_tokens, seed=seed, structured_outputs=grammar)
+
+
+def _engine(model_shape: str | None, arguments: dict[str, Any]) -> LLM:
+    if model_shape is None:
+        return LLM(**arguments)
+    made = random_weights(model_shape, arguments)
+    return LLM(**made, tokenizer=synthetic_tokenizer(made["config"].vocab_size), **arguments)
+
+
+def _run(llm: LLM, case: Case) -> Run:
+    prompts = [[1 + i, *range(2, _PROMPT_LEN + 1)] for i in range(len(case.params))]
+    llm.reset_prefix_cache()
+    with _forcing(case.forces), _timing_grammars() as grammars:
+        start = time.perf_counter()
+        outputs = llm.generate(prompts, list(case.params), use_tqdm=False)
+        seconds = time.perf_counter() - start
+    if failed := [output.error for output in outputs if output.error]:
+        raise RuntimeError(f"a request failed: {failed[0]}")
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    tpot = statistics.median(_tpots(outputs[case.timed]))
+    return Run(tpot * 1e3, tokens / seconds, grammars.milliseconds)
+
+
+def _tpots(outputs: Sequence[RequestOutput]) -> list[float]:
+    times = [output.metrics.tpot for output in outputs if output.metrics]
+    return [seconds for seconds in times if seconds is not None]
+
+
+def _middle(runs: Sequence[Run]) -> dict[str, float | None]:
+    """The medians of a case's runs, and how far these are apart."""
+    speeds = [run.tokens_per_s for run in runs]
+    grammars = [run.grammar_ms for run in runs if run.grammar_ms is not None]
+    return {
+        "tpot_ms": statistics.median(run.tpot_ms for run in runs),
+        "tokens_per_s": statistics.median(speeds),
+        "grammar_ms": statistics.median(grammars) if grammars else None,
+        "spread": max(speeds) / min(speeds),
+    }
+
+
+def _ratios(record: dict[str, Any]) -> dict[str, float]:
+    def tpot(name: str, other: str) -> float:
+        return record[name]["tpot_ms"] / record[other]["tpot_ms"]
+
+    def speed(name: str, other: str) -> float:
+        return record[name]["tokens_per_s"] / record[other]["tokens_per_s"]
+
+    return {
+        "TPOT, masks / plain": tpot("masks", "plain"),
+        "TPOT, masks / late": tpot("masks", "late"),
+        "TPOT of neighbours, beside masks / plain": tpot("beside masks", "plain"),
+        "tokens/s, forced / masks, corpus at once": speed("corpus, forced", "corpus, masks"),
+        "tokens/s, forced / masks, one alone": speed("one alone, forced", "one alone, masks"),
+    }
+
+
+@contextlib.contextmanager
+def _forcing(forces: bool) -> Iterator[None]:
+    """Sample what grammars force, one token a step, unless it is to be appended."""
+    fewest = open_requests._FEWEST_FORCED
+    if not forces:
+        open_requests._FEWEST_FORCED = 1 << 30
+    try:
+        yield
+    finally:
+        open_requests._FEWEST_FORCED = fewest
+
+
+@contextlib.contextmanager
+def _timing_grammars() -> Iterator[GrammarTime]:
+    times, advance = GrammarTime(), open_requests.OpenRequests.advance_grammars
+
+    def timed(self: Any, schedule: Any) -> None:
+        start = time.perf_counter()
+        advance(self, schedule)
+        if schedule.masks is not None:
+            times.seconds.append(time.perf_counter() - start)
+
+    open_requests.OpenRequests.advance_grammars = timed
+    try:
+        yield times
+    finally:
+        open_requests.OpenRequests.advance_grammars = advance

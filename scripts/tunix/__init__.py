@@ -1,0 +1,1 @@
+"""Tests and measures jaxinfer inside tunix, in an environment of its own."""

@@ -1,0 +1,189 @@
+"""What the command line of `jaxinfer serve` comes to, and what it refuses."""
+
+import pytest
+
+from jaxinfer import serve
+from jaxinfer.cli.flags import serve as serve_flags
+from jaxinfer.cli.flags.serve import INSTEAD_OF_VLLM_FLAGS, http_settings
+
+
+def parsed(*argv):
+    """The arguments of a command line."""
+    parser = serve.build_parser()
+    return parser.parse_args(serve_flags.with_config_file(argv, parser))
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The plans that commands would have started."""
+    made = []
+
+    class Supervisor:
+        def __init__(self, plan):
+            made.append(plan)
+
+        async def run(self):
+            return 0
+
+    monkeypatch.setattr("jaxinfer.cli.service.supervisor.Supervisor", Supervisor)
+    return made
+
+
+def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
+    line = (
+        "some/model --port 0 --served-model-name a b --api-key k1 --api-key k2 --enable-admin "
+        "--profiler-dir /traces "
+        "--api-server-count 3 --shutdown-timeout 2 --max-waiting-requests 5 --request-timeout 7 "
+        "--max-undelivered-tokens 9 --dtype bfloat16 --tensor-parallel-size 2 --max-num-seqs 12 "
+        "--gpu-memory-utilization 0.5 --block-size 32 --max-model-len 512 "
+        "--max-num-batched-tokens 64 --no-enable-prefix-caching --scheduling-policy fair "
+        "--no-enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser none"
+    )
+    assert serve.main(line.split()) == 0
+    (plan,) = plans
+    assert plan.engine["engine"] == {
+        "online": True,
+        "show_progress": True,
+        "model": "some/model",
+        "dtype": "bfloat16",
+        "tensor_parallel_size": 2,
+        "max_num_seqs": 12,
+        "gpu_memory_utilization": 0.5,
+        "block_size": 32,
+        "max_model_len": 512,
+        "max_num_batched_tokens": 64,
+        "enable_prefix_caching": False,
+        "scheduling_policy": "fair",
+    }
+    assert plan.engine["limits"] == {
+        "max_waiting_requests": 5,
+        "request_timeout": 7.0,
+        "max_undelivered_tokens": 9,
+    }
+    assert plan.front_end["http"] == {
+        "served_model_names": ["a", "b"],
+        "api_keys": ["k1", "k2"],
+        "enable_admin": True,
+        "enable_tokenizer_info": False,
+        "enable_auto_tool_choice": False,
+        "tool_call_parser": "qwen3_coder",
+        "reasoning_parser": "none",
+        "page": True,
+        "profile_directory": "/traces",
+    }
+    assert (plan.num_front_ends, plan.shutdown_timeout) == (3, 2.0)
+    assert plan.engine["socket"] == plan.front_end["socket"]
+
+
+def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
+    assert serve.main(["--port", "0"]) == 0
+    (plan,) = plans
+    assert "model" not in plan.engine["engine"]
+    assert plan.front_end["http"]["served_model_names"] == ["jaxinfer"]
+    assert plan.announcement.startswith("jaxinfer serve: http://127.0.0.1:")
+    assert plan.announcement.endswith("with model jaxinfer")
+    assert plan.front_end["http"]["tool_call_parser"] == "auto"
+    assert plan.front_end["http"]["reasoning_parser"] == "auto"
+    assert plan.front_end["http"]["enable_auto_tool_choice"] is True
+    assert parsed().port == 8000
+
+
+def test_the_page_can_be_left_out():
+    assert http_settings(parsed("--no-page"))["page"] is False
+
+
+def test_no_online_is_the_users_choice(plans):
+    assert serve.main(["--port", "0", "--no-online"]) == 0
+    assert plans[0].engine["engine"]["online"] is False
+
+
+@pytest.mark.parametrize("cores", [1, 4, 15, 16, 256])
+def test_front_ends_follow_the_cores(cores, monkeypatch):
+    monkeypatch.setattr(serve_flags, "usable_cores", lambda: cores)
+    assert serve_flags.default_front_ends() == {1: 1, 4: 1, 15: 3, 16: 4, 256: 8}[cores]
+
+
+def test_a_config_file_is_flags_and_the_command_line_wins(tmp_path):
+    file = tmp_path / "service.yaml"
+    file.write_text(
+        "model: some/model\nport: 1234\nmax_num_seqs: 8\nenable-prefix-caching: false\n"
+        "served-model-name: [a, b]\napi-key: [x, y]\nenable-admin: true\nonline: false\n"
+        "hf-overrides: {rope_theta: 5}\n"
+    )
+    arguments = parsed("--config", str(file), "--max-num-seqs", "9")
+    assert (arguments.model, arguments.port, arguments.max_num_seqs) == ("some/model", 1234, 9)
+    assert arguments.enable_prefix_caching is False
+    assert arguments.online is False
+    assert arguments.hf_overrides == {"rope_theta": 5}
+    assert http_settings(arguments)["served_model_names"] == ["a", "b"]
+    assert arguments.api_key == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no_such: 1\n", "no flag --no-such"),
+        ("port:\n", "--port has no value"),
+        ("[1, 2]\n", "expected `flag: value` lines"),
+        ("a: [\n", "not YAML"),
+        ("trust-remote-code: true\n", "--trust-remote-code does not apply"),
+        ("port: 70000\n", "expected a port"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_one_line(tmp_path, capsys, content, message):
+    file = tmp_path / "service.yaml"
+    file.write_text(content)
+    try:
+        status = serve.main(["--config", str(file)])
+    except SystemExit as leaving:
+        status = leaving.code
+    assert status in (1, 2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_a_config_file_that_is_not_there_is_one_line(capsys):
+    assert serve.main(["--config", "no/such.yaml"]) == 1
+    assert "no/such.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", INSTEAD_OF_VLLM_FLAGS)
+def test_a_flag_of_vllm_that_cannot_apply_says_what_to_do(flag, capsys):
+    with pytest.raises(SystemExit):
+        serve.main([flag.replace("-", "_").replace("__", "--", 1), "x"])
+    error = capsys.readouterr().err
+    assert f"{flag} does not apply: {INSTEAD_OF_VLLM_FLAGS[flag]}" in error
+    assert error.count("\n") == 1
+    assert flag not in {n for a in serve.build_parser()._actions for n in a.option_strings}
+
+
+def test_admin_routes_need_a_key(capsys):
+    assert serve.main(["--port", "0", "--enable-admin"]) == 1
+    assert "--enable-admin needs --api-key" in capsys.readouterr().err
+    assert serve.main(["--port", "0", "--profiler-dir", "traces"]) == 1
+    assert "--profiler-dir needs --enable-admin" in capsys.readouterr().err
+
+
+def test_contradictions_of_the_engine_are_found_before_a_process_is_started(capsys, plans):
+    assert serve.main(["--port", "0", "--block-size", "9"]) == 1
+    assert "--block-size must be a power of two" in capsys.readouterr().err
+    assert not plans
+
+
+def test_several_hosts_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        serve.main(["--num-processes", "2"])
+    assert "several hosts" in capsys.readouterr().err
+
+
+def test_monitoring_flags_reach_the_front_ends(plans):
+    assert serve.main(["--port", "0", "--access-log", "--metrics-prefix", "vllm:"]) == 0
+    monitoring = plans[0].front_end["monitoring"]
+    assert (monitoring["prefix"], monitoring["access_log"]) == ("vllm:", True)
+
+
+def test_a_prefix_that_prometheus_refuses_is_one_line(capsys):
+    with pytest.raises(SystemExit):
+        serve.main(["--metrics-prefix", "2x"])
+    assert "no digit first, got '2x'" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""Pictures are whole SVGs that need nothing else, in both schemes of colours."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from jaxinfer.profiling.pictures.roofline import roofline
+from jaxinfer.profiling.pictures.strip import joined_bars, strip
+from jaxinfer.profiling.report import Bar
+from tests.profiling.synthetic import report
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _texts(picture):
+    return list(ElementTree.fromstring(picture).iter(f"{_SVG}text"))
+
+
+@pytest.mark.parametrize("draw", [strip, roofline])
+def test_a_picture_follows_the_readers_scheme_and_fetches_nothing(draw):
+    picture = draw(report())
+    assert "@media (prefers-color-scheme:dark)" in picture
+    assert re.findall(r"(?:href|src|url)[=(]", picture) == []
+
+
+@pytest.mark.parametrize("draw", [strip, roofline])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_no_label_is_cut_off_on_the_left(draw, scale):
+    peak = {"name": "X", "bytes_per_s": 1e12, "flops_per_s": 9e14 * scale, "source": "y"}
+    for each in _texts(draw(report(peak=peak))):
+        width = 6.6 * len(each.text or "")  # of the widest of usual fonts
+        if each.get("text-anchor") == "end":
+            assert float(each.get("x", 0)) - width >= 0, each.text
+
+
+def test_a_step_has_a_bar_for_each_stretch_and_a_time_for_each_part():
+    texts = [each.text for each in _texts(strip(report()))]
+    assert "device" in texts
+    assert "host" in texts
+    assert "mlp 0.000 ms" in texts
+    assert "host: fetch 0.000 ms" in texts
+
+
+def test_neighbours_of_a_part_are_one_bar():
+    bars = [
+        Bar(lane="device", name="mlp", start_s=0.0, seconds=1e-4),
+        Bar(lane="device", name="mlp", start_s=1e-4, seconds=1e-4),
+        Bar(lane="device", name="o", start_s=3e-4, seconds=1e-4),
+        Bar(lane="device", name="o", start_s=6e-4, seconds=1e-4),
+    ]
+    assert [(bar.name, round(bar.seconds, 9)) for bar in joined_bars(bars)] == [
+        ("mlp", 2e-4),
+        ("o", 1e-4),
+        ("o", 1e-4),
+    ]
+
+
+def test_every_part_with_operations_is_below_the_roof():
+    texts = {each.text for each in _texts(roofline(report()))}
+    assert {"qkv", "mlp", "sample", "decode: operations a second"} <= texts
+
+
+def test_a_roofline_needs_a_peak():
+    with pytest.raises(ValueError, match="a roofline needs the device's speeds"):
+        roofline(report(peak=None))

@@ -1,0 +1,88 @@
+"""A report says what each part and kernel takes, beside what the device can do."""
+
+import json
+
+import pytest
+
+from jaxinfer import ProfileReport
+from jaxinfer.profiling.costs import step_costs
+from jaxinfer.profiling.files import RECORDING
+from jaxinfer.profiling.reading import read_report
+from jaxinfer.profiling.saving import save_report
+from tests.profiling.synthetic import DECODE, PEAK, SHAPE, recording, report
+
+
+def _row(rows, kind, part):
+    return next(row for row in rows if (row.kind, row.part) == (kind, part))
+
+
+def test_parts_have_calls_time_and_share_of_their_kind_of_step():
+    row = _row(report().parts, "prefill", "qkv")
+    assert (row.calls, row.seconds) == (1, pytest.approx(500e-9))
+    assert row.share == pytest.approx(500 / 950)
+
+
+def test_parts_are_compared_with_the_device():
+    row, cost = _row(report().parts, "decode", "mlp"), step_costs(SHAPE, "bfloat16", DECODE)["mlp"]
+    assert row.num_bytes == cost.num_bytes
+    assert row.memory_share == pytest.approx(cost.num_bytes / 100e-9 / PEAK["bytes_per_s"])
+    assert row.matrix_share == pytest.approx(cost.flops / 100e-9 / PEAK["flops_per_s"])
+
+
+def test_without_a_peak_there_are_no_shares_of_it():
+    row = _row(report(peak=None).parts, "decode", "mlp")
+    assert row.memory_share is None
+    assert row.num_bytes
+
+
+def test_copies_of_a_kernel_are_one_row_and_the_longest_is_first():
+    rows = [row for row in report().kernels if row.kind == "prefill"]
+    assert [(row.part, row.kernel) for row in rows][:2] == [("qkv", "dot"), ("mlp", "dot")]
+    assert (rows[0].num_bytes, rows[0].flops) == (1000, 4000)
+
+
+def test_steps_have_gaps_and_the_idle_time_before_them():
+    prefill, decode = report().steps
+    assert prefill.idle_before_s is None
+    assert decode.idle_before_s == pytest.approx(150e-9)
+    assert (decode.num_gaps, decode.gap_s) == (1, pytest.approx(50e-9))
+
+
+def test_the_time_line_is_a_decodes_with_the_host_beside_it():
+    bars = report().bars
+    assert [bar.name for bar in bars if bar.lane == "device"] == ["mlp", "other", "sample"]
+    assert [bar.name for bar in bars if bar.lane == "host"] == ["fetch", "detokenize"]
+
+
+def test_json_and_back_is_the_same():
+    first = report(timings=[{"kind": "decode", "run": "as always", "seconds": 1.5}])
+    assert ProfileReport.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+
+
+def test_text_has_a_table_for_parts_kernels_host_and_timings():
+    timings = [{"kind": "decode", "run": "as always", "seconds": 0.0015}]
+    text = str(report(timings=timings, notes=["graphs are off"]))
+    for words in ("decode, by part", "prefill, by kernel", "mlp: dot", "host, ms a step: schedule"):
+        assert words in text
+    assert "decode, as always" in text
+    assert "Note: graphs are off." in text
+
+
+def test_a_directory_gets_all_forms(tmp_path):
+    save_report(report(), tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"report.json", "report.txt", "step.svg", "roofline.svg"}
+    assert ProfileReport.read(tmp_path) == report()
+
+
+def test_a_directory_without_a_profile_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"^no profile in .*: recording.json is missing$"):
+        read_report(tmp_path)
+    with pytest.raises(ValueError, match=r"^no report in .*: report.json is missing$"):
+        ProfileReport.read(tmp_path)
+
+
+def test_a_recording_without_steps_says_why(tmp_path):
+    (tmp_path / RECORDING).write_text(json.dumps(recording(programs={}, cycles=[[]])))
+    with pytest.raises(ValueError, match=r"no step was recorded in .*: fewer steps ran than"):
+        read_report(tmp_path)

@@ -1,0 +1,50 @@
+"""Requests on their way to the engine's process: all but the text arrives."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from jaxinfer import SamplingParams
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
+from jaxinfer.serving.service.description import engine_message, request_of_message
+
+
+def sent(request):
+    """The request as the engine's process reads it."""
+    return request_of_message(
+        msgspec.msgpack.decode(msgspec.msgpack.encode(engine_message(request)))
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": 7, "temperature": 0.5, "logit_bias": {3: 1.5}},
+        {"n": 3, "prompt_logprobs": 2, "logprobs": 1},
+        {"structured_outputs": {"regex": "a+"}, "max_tokens": 9},
+    ],
+)
+def test_what_the_engine_needs_arrives(fields):
+    prompt = Prompt([5, 0, 2**31 - 1], "text", "salt")
+    request = NewRequest(prompt=prompt, params=SamplingParams(**fields), priority=3)
+    arrived = sent(request)
+    assert arrived.params == request.params
+    assert arrived.prompt == dataclasses.replace(prompt, text=None)
+    assert arrived.prompt.packed == prompt.packed
+    assert arrived.priority == 3
+
+
+def test_text_is_the_front_end_s():
+    params = SamplingParams(stop=["x"], skip_special_tokens=False, include_stop_str_in_output=True)
+    arrived = sent(NewRequest(prompt=Prompt([1], "text"), params=params))
+    assert arrived.params == SamplingParams()
+    assert arrived.prompt.text is None
+
+
+def test_equal_parameters_are_checked_once():
+    first, second = (
+        sent(NewRequest(prompt=Prompt([i]), params=SamplingParams(temperature=0.25)))
+        for i in range(2)
+    )
+    assert first.params is second.params
