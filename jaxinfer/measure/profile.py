@@ -11,7 +11,10 @@ from jaxinfer.profiling.trace.xplane import find_trace, read_gpu_kernels
 
 # The first pattern that a kernel's name matches decides its kind.
 _KINDS = (
-    ("attention", r"paged_(decode|prefill)_attention|attend_shared|combine_splits|flash|attention"),
+    (
+        "attention",
+        r"paged_(decode|prefill)_attention|attend_(shared|own)|combine_splits|flash|attention",
+    ),
     ("norm, rope and page write", r"norm_rope_write"),
     ("matrix products", r"small_|wide_|gemm|cublas|cutlass|nvjet|sm90_|splitK|dot"),
     ("addition, norm and SiLU", r"add_norm|silu_mul"),

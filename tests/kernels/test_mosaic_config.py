@@ -65,7 +65,7 @@ def test_unsupported_head_dim_is_refused_by_name():
     ("rows", "heads", "options", "message"),
     [
         (64, 2, {"window": 5}, "window or shared, not both"),
-        (64, 2, {"config": DecodeConfig(64, 3, 2)}, "can't be split in 2"),
+        (64, 2, {"config": DecodeConfig(64, 3, 2)}, "config or shared, not both"),
         (16, 2, {}, "16 rows"),
         (64, 16, {}, "16 heads"),
     ],

@@ -129,7 +129,7 @@ _PROGRAMS = {
     ),
     "decode_shared": (
         functools.partial(_decode_shared, 256, 4 * W),
-        {"paged_decode_attention": 1, "attend_shared": 1},
+        {"attend_own": 1, "attend_shared": 1},
     ),
     "decode_window": (
         functools.partial(_attention, 256, 256, 4 * W, max_query_len=1, window=100),

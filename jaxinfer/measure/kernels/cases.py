@@ -26,6 +26,8 @@ class Case:
         S: tokens of a page.
         columns: of a row of the elementwise kernels and of products; 0 for others.
         features: of the weights of products.
+        group: neighbouring sequences that begin alike; 0 where none do.
+        shared: keys that each of them begins with, a multiple of S.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Case:
     S: int = 16
     columns: int = 0
     features: tuple[int, ...] = ()
+    group: int = 0
+    shared: int = 0
 
     @property
     def work(self) -> tuple[Unit, float]:
@@ -50,7 +54,10 @@ class Case:
         if self.contexts is None:
             return "bytes", self.tokens * (self.H + 2 * self.K) * self.D * 2 * 2
         if self.queries is None:
-            return "bytes", sum(self.contexts) * self.K * self.D * 2 * 2
+            keys = sum(self.contexts)
+            if self.group:  # each group's shared keys are read once
+                keys -= self.shared * (len(self.contexts) - len(self.contexts) // self.group)
+            return "bytes", keys * self.K * self.D * 2 * 2
         pairs = sum(
             n * (c - n) + n * n / 2 for n, c in zip(self.queries, self.contexts, strict=True)
         )
@@ -66,6 +73,8 @@ def kernel_cases() -> list[Case]:
         Case("decode/B=8 8k", (8192,) * 8),
         Case("decode/B=1 8k", (8192,)),
         Case("decode/B=1 32k", (32768,)),
+        Case("decode/32 x 16 share 1k", (1280,) * 512, group=16, shared=1008),
+        Case("decode/8 x 32 share 4k", (4352,) * 256, group=32, shared=4080),
         *(Case(f"prefill/4 x 2k page {s}", (2048,) * 4, (2048,) * 4, S=s) for s in (16, 64)),
         *(Case(f"prefill/1 x 8k page {s}", (8192,), (8192,), S=s) for s in (16, 64)),
         Case("prefill/16 x 512", (512,) * 16, (512,) * 16),

@@ -13,11 +13,13 @@ import numpy as np
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
 from jaxinfer.kernels.attention.op import Backend, paged_attention
+from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.norms.mosaic.add_norm import add_norm
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
 from jaxinfer.kernels.norms.mosaic.silu_mul import silu_mul
 from jaxinfer.measure.kernels.cases import Case
+from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
 
 Run = Callable[[], Any]
 Config = DecodeConfig | PrefillConfig | None
@@ -58,13 +60,16 @@ def _attention(
     queries = case.queries or (1,) * len(contexts)
     offsets = jnp.asarray(np.concatenate([[0], np.cumsum(queries)]), jnp.int32)
     q = _draw(2, sum(queries), case.H, case.D)
+    shared = _shared_prefixes(case, contexts, tables[0]) if case.group else None
 
     @jax.jit  # One trace and one compilation for all launches.
-    def once(q: jax.Array, k_pages: Any, v_pages: Any, lens: Any, table: Any) -> jax.Array:
+    def once(
+        q: jax.Array, k_pages: Any, v_pages: Any, lens: Any, shared: Any, table: Any
+    ) -> jax.Array:
         scale = case.D**-0.5
         if isinstance(config, DecodeConfig):
             return paged_decode_attention(
-                q, k_pages, v_pages, lens, table, scale=scale, config=config
+                q, k_pages, v_pages, lens, table, scale=scale, shared=shared, config=config
             )
         if isinstance(config, PrefillConfig):
             return paged_prefill_attention(
@@ -73,15 +78,16 @@ def _attention(
         longest = 1 if case.queries is None else None
         return paged_attention(
             q, k_pages, v_pages, offsets, lens, table,
-            scale=scale, max_query_len=longest, backend=backend,
+            scale=scale, max_query_len=longest, backend=backend, shared=shared,
         )  # fmt: skip
 
-    def many(q: jax.Array, k_pages: Any, v_pages: Any, lens: Any, *tables: Any) -> jax.Array:
+    def many(q: jax.Array, k_pages: Any, v_pages: Any, lens: Any, *rest: Any) -> jax.Array:
+        shared, *tables = rest
         for index in range(launches):
-            q = once(q, k_pages, v_pages, lens, tables[index % _TABLES])
+            q = once(q, k_pages, v_pages, lens, shared, tables[index % _TABLES])
         return q
 
-    arguments = (q, k_pages, v_pages, lens, *tables)
+    arguments = (q, k_pages, v_pages, lens, shared, *tables)
     compiled = jax.jit(many).lower(*arguments).compile()
     return lambda: compiled(*arguments)
 
@@ -89,16 +95,38 @@ def _attention(
 def _block_tables(case: Case, contexts: tuple[int, ...], pages: int) -> list[jax.Array]:
     """Tables over a shuffled pool, each page in at most one of them where the pool allows."""
     counts = [-(-n // case.S) for n in contexts]
+    shared = case.shared // case.S
+    common = [shared if case.group and i % case.group else 0 for i in range(len(counts))]
+    drawn = sum(counts) - sum(common)
     order = np.random.default_rng(1).permutation(pages - 1) + 1
     tables = []
     for index in range(_TABLES):
-        start = index % max(1, (pages - 1) // sum(counts)) * sum(counts)
-        ids = iter(order[start : start + sum(counts)])
+        start = index % max(1, (pages - 1) // drawn) * drawn
+        ids = iter(order[start : start + drawn])
         table = np.zeros((len(counts), max(counts)), np.int32)
-        for row, count in enumerate(counts):
-            table[row, :count] = [next(ids) for _ in range(count)]
+        for row, (count, old) in enumerate(zip(counts, common, strict=True)):
+            table[row, :old] = table[row - 1, :old]
+            table[row, old:count] = [next(ids) for _ in range(old, count)]
         tables.append(jnp.asarray(table))
     return tables
+
+
+def _shared_prefixes(case: Case, contexts: tuple[int, ...], table: jax.Array) -> SharedPrefixes:
+    """The work items of keys that rows share, the same for each of a case's tables."""
+    rows, size = len(contexts), rows_in_item(case.H // case.K)
+    groups = find_groups(
+        np.asarray(table),
+        np.asarray(contexts),
+        block_size=case.S,
+        batch_rows=rows,
+        rows_in_item=size,
+    )
+    arrays: list[Any] = [
+        np.zeros(shape, np.int32) for shape in (1, (most_items(rows), 4), (rows, 4))
+    ]
+    shared = SharedPrefixes(*arrays)
+    write_items(shared, groups)
+    return jax.tree.map(jnp.asarray, shared)
 
 
 def _page_writes(case: Case, launches: int) -> Run:

@@ -176,12 +176,14 @@ def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> Step
     Returns:
         All fields of mode "full"; what `plain` lacks is zero in rows that are not special.
     """
-
-    rows = len(plain.tokens)
+    rows, count = len(plain.tokens), len(special)
+    # One scatter for all fields, because each is a kernel; what gathers can be fused.
+    place = jnp.full(rows, count, jnp.int32).at[special].set(jnp.arange(count), mode="drop")
 
     def put(new: jax.Array, old: jax.Array | None) -> jax.Array:
         old = jnp.zeros((rows, *new.shape[1:]), new.dtype) if old is None else old
-        return old.at[special].set(new, mode="drop")
+        is_special = jnp.expand_dims(place < count, range(1, new.ndim))
+        return jnp.where(is_special, jnp.take(new, place, axis=0, mode="clip"), old)
 
     reports = list(zip(full, plain, strict=True))[2:]
     return StepOutput(

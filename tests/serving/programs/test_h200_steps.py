@@ -70,7 +70,8 @@ _FEW_ROWS = {**_DECODE, "combine_splits": 1, **_SMALL}
 _FEW_ROWS_ON_2 = {**_DECODE, "small_plain": 1, "small_gated": 1}
 _SOME_ROWS = {**_DECODE, "medium_project": 1, "medium_gated": 1}
 _MANY_ROWS = {**_SOME_ROWS, "add_norm": 2}
-_SHARING = {**_MANY_ROWS, "attend_shared": 1}
+_SHARING = {name: count for name, count in _MANY_ROWS.items() if name != "paged_decode_attention"}
+_SHARING |= {"attend_shared": 1, "attend_own": 1}
 _PREFILL = {"norm_rope_write": 1, "paged_prefill_attention": 1, "add_norm": 2, "silu_mul": 1}
 # The last layer of a prefill goes on with one token of each row, as if it were decoding.
 _LAST = {"add_norm": 1, **_DECODE, "combine_splits": 1}

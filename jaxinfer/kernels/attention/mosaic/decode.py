@@ -14,13 +14,10 @@ How, and where each idea comes from:
 * **Warp specialisation** (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608): warpgroup 0 only
   starts TMA copies (one warp for keys, one for values), up to `stages` tiles ahead; warpgroup 1
   only computes. Four barriers a stage say "filled" and "free" for keys and for values.
-* **Swapped operands**: wgmma works on 64 rows, and a GQA group has 1 to 16. Instead of padding the
-  group to 64 rows, keys are the rows: `S^T[keys, N] = K Q^T` and `O^T[D, N] = V^T P^T` with the
-  group as the 8 to 24 columns. Tensor-core work and registers shrink by 64 / N, so that two or
-  three blocks fit on a multiprocessor and hide each other's latency.
+* **Swapped operands**: keys are the rows of both products (`decode_tile.py`).
 * **Shared keys** (Hydragen, Juravsky et al. 2024, arXiv:2402.05099): what several sequences begin
-  with, `shared_prefix.py` reads once for all of them; this kernel is then given what is left, and
-  at its end joins both (`join.py`).
+  with, `shared_prefix.py` reads once for all of them, and `own_keys.py` what is left of each; they
+  take the place of this kernel.
 
 One block works on one (sequence, kv head, split). Keys outside [first visible, length) are never
 copied page-wise; inside the last page they are masked in the scores and zeroed in the values.
@@ -30,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -41,26 +37,22 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.kernels.attention.mosaic import cluster_combine
 from jaxinfer.kernels.attention.mosaic.combine import combine_splits
-from jaxinfer.kernels.attention.mosaic.join import OfItems, seen_alone, write_joined
-from jaxinfer.kernels.attention.mosaic.shared_prefix import attend_shared
-from jaxinfer.kernels.attention.shared_prefix import KEYS, SharedPrefixes, rows_in_item
-from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
-from jaxinfer.kernels.mosaic.built_for import call_built_for
-from jaxinfer.kernels.mosaic.pages import (
-    SWIZZLED,
-    Ref,
-    Scalar,
-    Tiling,
-    check_pool,
-    on_warps,
-    zero_rows_after,
+from jaxinfer.kernels.attention.mosaic.decode_tile import (
+    TileMemory,
+    attend_tile,
+    columns_of,
+    finish,
+    no_keys,
 )
+from jaxinfer.kernels.attention.mosaic.own_keys import attend_own
+from jaxinfer.kernels.attention.mosaic.shared_prefix import attend_shared
+from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
+from jaxinfer.kernels.constants import MULTIPROCESSORS
+from jaxinfer.kernels.mosaic.built_for import call_built_for
+from jaxinfer.kernels.mosaic.pages import SWIZZLED, Ref, Scalar, Tiling, check_pool, on_warps
 from jaxinfer.kernels.mosaic.rows import store_anyhow
 
 _CLUSTERED_BLOCKS, _FEWEST_CLUSTERED = 64, 4
-_OF_ITEMS = len(dataclasses.fields(OfItems))
-_COLUMN = plgpu.Layout.WGMMA.reduce(0)
-"""Layout of one value per column (query) of a wgmma accumulator."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +83,6 @@ class _Problem:
     tiling: Tiling
     config: DecodeConfig
     window: int | None
-    shares: bool
     scale: float
     dtype: jnp.dtype
 
@@ -128,15 +119,15 @@ def paged_decode_attention(
         scale: what scores are multiplied by (positive).
         window: only the last `window` keys are visible; None shows all.
         shared: which rows begin with the same pages, so that these are read once; None looks at
-            every row alone. Rows are not split then.
-        config: tuning; None takes `choose_config`'s.
+            every row alone.
+        config: tuning, without `shared`; None takes `choose_config`'s.
 
     Returns:
         `[B, H, D]` in q's dtype.
 
     Raises:
         ValueError: a shape the kernel cannot load, which `choose_backend` never lets through; or
-            `shared` with a window, splits, or fewer rows than a work item holds.
+            `shared` with a window, a config, or fewer rows than a work item holds.
     """
     B, H, D = q.shape
     S, K = k_pages.shape[1:3]
@@ -144,22 +135,21 @@ def paged_decode_attention(
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
     check_pool(k_pages)
-    N = _columns(H // K)
-    shares = shared is not None
-    if shares:
-        config = _sharing_config(B, H // K, window, config)
+    if shared is not None:
+        _check_sharing(B, H // K, window, config)
+        seen = attend_shared(q, k_pages, v_pages, block_tables, shared, scale=scale)
+        return attend_own(
+            q, k_pages, v_pages, context_lens, block_tables, shared, seen, scale=scale
+        )
+    N = columns_of(H // K)
     config = config or choose_config(B, K, W * S, head_bytes=4 * D * N)
     tiling = Tiling(config.block_kv, S, W)
-    problem = _Problem(H, K, D, N, tiling, config, window, shares, scale, jnp.dtype(q.dtype))
+    problem = _Problem(H, K, D, N, tiling, config, window, scale, jnp.dtype(q.dtype))
     rows = q.reshape(B * H, D)
     padding = -rows.shape[0] % 8
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
         rows = jnp.pad(rows, ((0, padding), (0, 0)))
     args = (rows, k_pages, v_pages, context_lens, block_tables)
-    if shared is not None:
-        of_items = attend_shared(q, k_pages, v_pages, block_tables, shared, scale=scale)
-        alone = seen_alone(context_lens, block_tables, shared, S)
-        args = (rows, k_pages, v_pages, *alone, shared.rows, *of_items)
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
     # Built for just these: but an engine's programs share it, and lowering it takes long.
     out = call_built_for(
@@ -171,23 +161,15 @@ def paged_decode_attention(
     return combine_splits(partial, log_sums, config.num_splits, B=B, H=H, dtype=q.dtype)
 
 
-def _sharing_config(
-    rows: int, group: int, window: int | None, config: DecodeConfig | None
-) -> DecodeConfig:
-    """As given, or the fastest of three for rows with a few hundred keys of their own."""
-    config = config or DecodeConfig(KEYS)
+def _check_sharing(rows: int, group: int, window: int | None, config: DecodeConfig | None) -> None:
     if window is not None:
         raise ValueError("rows with a window share no keys: give window or shared, not both")
-    if config.num_splits > 1:
-        raise ValueError(f"rows that share keys can't be split in {config.num_splits}")
+    if config is not None:
+        raise ValueError(
+            "rows that share keys have another kernel: give config or shared, not both"
+        )
     if not 0 < rows_in_item(group) <= rows:
         raise ValueError(f"work items of shared keys can't hold {rows} rows of {group} heads each")
-    return config
-
-
-def _columns(group: int) -> int:
-    """N: query rows are copied in aligned eights, so a group may start inside one."""
-    return -(-(8 - math.gcd(group, 8) + group) // 8) * 8
 
 
 def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> DecodeConfig:
@@ -260,7 +242,6 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "k_free": free,
             "v_free": free,
             "combine": cluster_combine.scratch(config.num_splits, D, N) if cluster else {},
-            "own_log_sums": plgpu.SMEM((N,), jnp.float32) if p.shares else (),
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_decode_attention",
@@ -293,10 +274,8 @@ def _span(p: _Problem, lengths: Ref) -> _Span:
     return _Span(row, kv_head, length, first_visible, begin, end)
 
 
-def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_smem, p_smem,
-           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine,
-           own_log_sums):  # fmt: skip
-    outputs = refs[_OF_ITEMS:] if p.shares else refs
+def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_smem, p_smem,
+           o_smem, q_filled, k_filled, v_filled, k_free, v_free, combine):  # fmt: skip
     span = _span(p, lengths)
     first_row = (span.row * p.K + span.kv_head) * p.group
     aligned_row = first_row // 8 * 8
@@ -313,14 +292,8 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_sme
     @pl.when(warpgroup == 1)
     def _consume():
         plgpu.barrier_wait(q_filled)
-        tile = functools.partial(
-            _tile, p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free
-        )
-        acc, m, sums = _over_tiles(p, span, tile)
-        total = sums.sum(axis=0)
-        inverse = jnp.where(total > 0, 1.0 / total, 0.0)
-        out = acc * lax.broadcast_in_dim(inverse, acc.shape, [1])
-        log_sum = m + jnp.log(total) * LOG2_E
+        memory = TileMemory(q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free)
+        out, log_sum = finish(_over_tiles(p, span, functools.partial(_tile, p, span, memory)))
 
         def write(out):
             store_anyhow(o_smem.transpose((1, 0)), out.astype(p.dtype))
@@ -336,24 +309,6 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *refs, q_smem, k_smem, v_sme
             store_anyhow(log_sums.at[at], log_sum)
         elif p.config.in_cluster:
             cluster_combine.combine_in_cluster(out, log_sum, write, **combine)
-        elif p.shares:
-            of_items = OfItems(*refs[:_OF_ITEMS])
-            # A row of a multi-step decode that has ended is empty, even if it shared keys.
-            joins = (span.length > 0) & of_items.saw_for(span.row)
-            pl.when(~joins)(lambda: write(out))
-            pl.when(joins)(
-                lambda: write_joined(
-                    out,
-                    log_sum,
-                    of_items,
-                    outputs[0],
-                    span.row,
-                    span.kv_head,
-                    group=p.group,
-                    values=o_smem,
-                    log_sums=own_log_sums,
-                )
-            )
         else:
             write(out)
 
@@ -389,61 +344,25 @@ def _stream(p, span, tables, pages, smem, filled, free):
 
 def _over_tiles(p, span, tile):
     """Runs `tile` over the block's span, with masks only where a tile needs them."""
-    N, D, block_kv = p.columns, p.D, p.config.block_kv
-    carry = (
-        plgpu.layout_cast(jnp.zeros((D, N), jnp.float32), plgpu.Layout.WGMMA),
-        plgpu.layout_cast(jnp.full((N,), -jnp.inf, jnp.float32), _COLUMN),
-        plgpu.layout_cast(jnp.zeros((block_kv, N), jnp.float32), plgpu.Layout.WGMMA),
-    )
+    block_kv = p.config.block_kv
+    state = no_keys(p.D, p.columns, block_kv)
     whole = jnp.clip(span.length // block_kv, span.first_tile, span.last_tile)
     if p.window is not None:
         whole = span.first_tile
-    carry = lax.fori_loop(span.first_tile, whole, functools.partial(tile, masked=False), carry)
-    return lax.fori_loop(whole, span.last_tile, functools.partial(tile, masked=True), carry)
+    state = lax.fori_loop(span.first_tile, whole, functools.partial(tile, masked=False), state)
+    return lax.fori_loop(whole, span.last_tile, functools.partial(tile, masked=True), state)
 
 
-def _tile(p, span, q_smem, k_smem, v_smem, p_smem, k_filled, v_filled, k_free, v_free,
-          index, carry, *, masked):  # fmt: skip
-    """One tile of online softmax. `l` is kept per key row and summed once, at the end."""
-    acc, m, sums = carry
-    N, block_kv = p.columns, p.config.block_kv
+def _tile(p, span, memory, index, state, *, masked):
+    """The state after one tile of the block's span."""
     slot = lax.rem(index - span.first_tile, jnp.int32(p.config.stages))
-    first_key = index * block_kv
+    first_key = index * p.config.block_kv
 
-    plgpu.barrier_wait(k_filled.at[slot])
-
-    def scores(s):
-        plgpu.wgmma(s, k_smem.at[slot], q_smem.transpose((1, 0)))
-        return s[...]
-
-    s = pl.run_scoped(scores, plgpu.ACC((block_kv, N), jnp.float32))
-    plgpu.barrier_arrive(k_free.at[slot])
-    s = s * (p.scale * LOG2_E)
-    if masked:
-        shape = (block_kv, N)
-        position = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
-        position = position + first_key
+    def is_visible(position):
         visible = position < span.length
         if p.window is not None:
             visible = visible & (position >= span.first_visible)
-        s = jnp.where(visible, s, -jnp.inf)
+        return visible
 
-    m_new = jnp.maximum(m, s.max(axis=0))
-    rescale = jnp.exp2(m - m_new)
-    weights = jnp.exp2(s - lax.broadcast_in_dim(m_new, s.shape, [1]))
-    sums = sums * lax.broadcast_in_dim(rescale, sums.shape, [1]) + weights
-    acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [1])
-    p_smem.transpose((1, 0))[...] = weights.astype(p.dtype)
-
-    plgpu.barrier_wait(v_filled.at[slot])
-    if masked:
-        zero_rows_after(v_smem.at[slot], first_key, span.length)
-    plgpu.commit_smem()
-
-    def values(o):
-        plgpu.wgmma(o, v_smem.at[slot].transpose((1, 0)), p_smem.transpose((1, 0)))
-        return o[...]
-
-    acc = acc + pl.run_scoped(values, plgpu.ACC(acc.shape, jnp.float32))
-    plgpu.barrier_arrive(v_free.at[slot])
-    return acc, m_new, sums
+    mask = {"length": span.length, "is_visible": is_visible} if masked else {}
+    return attend_tile(memory, slot, state, scale=p.scale, first_key=first_key, **mask)
