@@ -124,7 +124,8 @@ def _launch(p: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "v_free": free,
             "parts": join.scratch(p.columns, p.D, p.group, p.dtype),
         },
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # What else two blocks need leaves no more room for sums over warps.
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=1024),
         kernel_name="attend_own",
     )
 
@@ -185,8 +186,6 @@ def _block(p, q, k_pages, v_pages, lengths, tables, rows, partial, log_sums, out
 
     @pl.when(warpgroup == 0)
     def _produce():
-        plgpu.set_max_registers(40, action="decrease")
-
         def place(item):
             return item.place, item.kv_head, item.length
 
@@ -211,8 +210,6 @@ def _block(p, q, k_pages, v_pages, lengths, tables, rows, partial, log_sums, out
 
     @pl.when(warpgroup == 1)
     def _consume():
-        plgpu.set_max_registers(216, action="increase")
-
         def one(round_, done):
             item = items(round_)
             seen = parts_of(item)
