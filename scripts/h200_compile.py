@@ -26,6 +26,7 @@ TESTS = (
     "tests/kernels/collectives/test_mosaic_all_reduce.py",
     "tests/kernels/norms/test_mosaic_elementwise.py",
     "tests/kernels/test_mosaic_lowering.py",
+    "tests/kernels/attention/test_mosaic_occupancy.py",
     "tests/kernels/matmul/test_mosaic_small_models.py",
     "tests/kernels/matmul/test_mosaic_medium.py",
     "tests/kernels/attention/test_triton.py",
