@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 _GRAPHS_NOTE = (
     "recorded without CUDA graphs, which hide kernels from the trace: gaps between kernels are "
-    "those of single launches; steps as always are the first of each pair of timings"
+    "those of single launches, which a step as always does not have"
 )
 _CPU_NOTE = "a CPU has no CUDA graphs: the recorded steps are the engine's usual programs"
-_PADDING_NOTE = (
-    "bytes and operations of parts are those of the tokens fed; kernels also compute the padding"
-)
 
 
 def main(argv: list[str]) -> int:
@@ -97,8 +94,8 @@ def _record(
     timings = list(result["timings"])
     if timed_as is not None:
         timings += _time(llm, arguments, timed_as)
-    timings += record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
-    notes = (_CPU_NOTE if timed_as is None else _GRAPHS_NOTE, _PADDING_NOTE)
+    record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
+    notes = (_CPU_NOTE if timed_as is None else _GRAPHS_NOTE,)
     facts: dict[str, Any] = {"timings": timings, "notes": notes}
     report = read_report(directory)
     if find_chip(report.device) is None:
