@@ -40,8 +40,8 @@ def _compared(report: ProfileReport, kind: str) -> str:
     busy = f"kernels run for {step.busy_s * 1e3:.2f} ms of a mean recorded step"
     if "as always" not in took:
         return busy
-    graphs = " with CUDA graphs" if "without CUDA graphs" in took else ""
-    return f"{busy}; a step{graphs} that nobody records takes {took['as always']:.2f} ms"
+    graphs = ", with CUDA graphs," if "without CUDA graphs" in took else ""
+    return f"{busy}; an unrecorded one{graphs} takes {took['as always']:.2f} ms"
 
 
 def joined_bars(bars: Sequence[Bar]) -> Iterator[Bar]:
