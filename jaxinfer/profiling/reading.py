@@ -14,7 +14,7 @@ from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.costs import NOTHING, Cost, step_costs
 from jaxinfer.profiling.device_steps import DeviceStep, Programs, device_steps
 from jaxinfer.profiling.files import RECORDING, cycle_directory
-from jaxinfer.profiling.host_time import StepTime, Timing, host_steps, timings
+from jaxinfer.profiling.host_time import StepTime, Timing, step_times, timings
 from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
 from jaxinfer.profiling.report import DATA_SHEET, Bar, Peak, ProfileReport, StepRow, WorkRow
 from jaxinfer.profiling.steps import Kind, StepFacts
@@ -53,7 +53,7 @@ def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
             launched = [StepFacts.from_dict(each) for each in cycle]
             steps += device_steps(launched, trace.kernels, programs)
             spans.append(trace.spans)
-            hosts += host_steps(trace.spans, [facts.kind for facts in launched])
+            hosts += step_times(trace.spans, [(facts.kind, facts.num_steps) for facts in launched])
     if not steps:
         raise ValueError(
             f"no step was recorded in {directory}: fewer steps ran than the schedule waits for, or "
@@ -216,6 +216,7 @@ def _step_row(kind: Kind, own: Sequence[DeviceStep], every: Sequence[DeviceStep]
     return StepRow(
         kind=kind,
         steps=len(own),
+        num_steps=mean(step.facts.num_steps for step in own),
         rows=mean(step.facts.rows for step in own),
         tokens=mean(step.facts.tokens for step in own),
         context_tokens=mean(step.facts.context_tokens for step in own),

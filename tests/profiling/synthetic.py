@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.device_steps import device_steps
-from jaxinfer.profiling.host_time import host_steps
+from jaxinfer.profiling.host_time import step_times
 from jaxinfer.profiling.reading import make_report
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.steps import StepFacts
@@ -84,5 +84,5 @@ def recording(**changes: Any) -> dict[str, Any]:
 
 def report(**changes: Any) -> ProfileReport:
     steps = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
-    hosts = host_steps(SPANS, ["prefill", "decode"])
+    hosts = step_times(SPANS, [("prefill", 1), ("decode", 1)])
     return make_report(recording(**changes), steps, [SPANS], hosts, PROGRAMS)

@@ -4,7 +4,7 @@ import contextlib
 import time
 from contextlib import AbstractContextManager
 
-from jaxinfer.profiling.host_time import StepTime, host_steps
+from jaxinfer.profiling.host_time import StepTime, step_times
 from jaxinfer.profiling.steps import Kind
 from jaxinfer.profiling.trace.xplane import Span
 from jaxinfer.serving.replicas.started_engine import StartedEngine
@@ -27,7 +27,7 @@ class StepTimer:
     def __init__(self, started: StartedEngine) -> None:
         self._started = started
         self._spans: list[Span] = []
-        self._kinds: list[Kind] = []
+        self._launches: list[tuple[Kind, int]] = []
         self.steps: list[StepTime] = []
         started.engine.drain()
         started.engine.observe(self)
@@ -37,8 +37,9 @@ class StepTimer:
         """Nothing to do."""
 
     def launched(self, schedule: Schedule) -> None:
-        """Note the step's kind."""
-        self._kinds.append("prefill" if schedule.num_prefill_tokens else "decode")
+        """Note the step's kind and length."""
+        kind: Kind = "prefill" if schedule.num_prefill_tokens else "decode"
+        self._launches.append((kind, schedule.num_steps))
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Notes the times of a part."""
@@ -49,7 +50,7 @@ class StepTimer:
         self._started.engine.drain()
         self._started.engine.observe(None)
         self._started.runner.span = contextlib.nullcontext
-        self.steps += host_steps(self._spans, self._kinds)
+        self.steps += step_times(self._spans, self._launches)
 
 
 class _Timed:
