@@ -5,7 +5,7 @@ from typing import Literal
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.outputs import FinishReason
-from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.requests.request import NO_LIMITS, Request, RequestStatus
 from jaxinfer.serving.requests.stopping import check_stop, set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
@@ -145,12 +145,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Enqueue a new request behind all others of its priority.
 
+        It is checked here unless it was before.
+
         Raises:
             ValueError: if its id is in use, or as `check`.
         """
         if self.get(request.request_id) is not None:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        self.check(request)
+        if request.limits is NO_LIMITS:
+            self.check(request)
         self._queues.add(request)
 
     def num_cached_tokens(self, request: Request) -> int:
