@@ -93,9 +93,10 @@ class FrontEndRequests:
             if output.finished and self._keys.pop((number, index), None) is None:
                 return  # the front end has ended it
             self._time = output.time
+            # What may raise is first: scores without their row would be the next row's.
+            news = None if output.facts is None else _news(output.facts, output)
             if output.scores:
                 self._scores.add(len(self._rows), output.scores)
-            news = None if output.facts is None else _news(output.facts, output)
             self._rows.append(Row(number, index, output.token_ids, news))
 
         return take

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from jaxinfer.serving.service import front_end_requests
 from jaxinfer.serving.service.messages import Step, encode
 from jaxinfer.serving.service.scores import ScoreBlocks
 from tests.serving.service.test_remote_llm import answer_here, run, seen
@@ -22,6 +23,18 @@ def sent(monkeypatch):
 
     monkeypatch.setattr("jaxinfer.serving.service.engine_server.encode", note)
     return steps
+
+
+def answers_of(params):
+    """The last outputs of requests side by side, one for each of the parameters."""
+
+    async def main():
+        async with ToyService().connected() as llm:
+            return await asyncio.gather(
+                *(collect(llm, [1, i], each) for i, each in enumerate(params))
+            )
+
+    return [outputs[-1] for outputs in run(main())]
 
 
 def test_a_step_is_one_message_for_each_front_end(sent):
@@ -59,6 +72,23 @@ def test_a_preemption_is_told_when_it_has_happened():
         assert seen(output) == seen(answer_here([1, i], params))
 
 
+def test_a_prompts_scores_that_can_not_be_packed_end_their_request_alone(monkeypatch):
+    pack = front_end_requests.pack_prompt_scores
+
+    def broken(start, piece):
+        if piece.num_top == 2:
+            raise ValueError("no room")
+        return pack(start, piece)
+
+    monkeypatch.setattr(front_end_requests, "pack_prompt_scores", broken)
+    scored = [GREEDY.clone(logprobs=1, prompt_logprobs=count) for count in (1, 2, 1, 1)]
+    last = answers_of(scored)
+    assert last[1].outputs[0].finish_reason == "error"
+    assert "no room" in last[1].error
+    for i in (0, 2, 3):
+        assert seen(last[i]) == seen(answer_here([1, i], scored[i]))
+
+
 def test_a_row_that_can_not_be_gathered_ends_its_request_alone(monkeypatch):
     add = ScoreBlocks.add
 
@@ -69,14 +99,7 @@ def test_a_row_that_can_not_be_gathered_ends_its_request_alone(monkeypatch):
 
     monkeypatch.setattr(ScoreBlocks, "add", broken)
     params = [GREEDY.clone(logprobs=count) for count in (1, 3, 1, 2)]
-
-    async def main():
-        async with ToyService().connected() as llm:
-            return await asyncio.gather(
-                *(collect(llm, [1, i], each) for i, each in enumerate(params))
-            )
-
-    last = [outputs[-1] for outputs in run(main())]
+    last = answers_of(params)
     assert last[1].outputs[0].finish_reason == "error"
     assert "no room" in last[1].error
     for i in (0, 2, 3):
