@@ -155,6 +155,42 @@ def test_prompts_begun_under_other_weights_are_not_forked():
     assert_solo(late)
 
 
+def test_a_sample_that_comes_later_feeds_what_fills_no_block():
+    scheduler, device = make_scheduler()
+    (leader,) = add(scheduler, make_request(0, 20, 9))
+    step(scheduler, device)
+    (late,) = add(scheduler, make_request(1, 20))
+    assert shape(step(scheduler, device)) == [("0", 20, 1), ("1", 16, 4)]
+    run_to_end(scheduler, device)
+    assert_solo(leader, late)
+
+
+def test_a_sample_that_has_begun_to_answer_is_no_fork():
+    scheduler, device = make_scheduler()
+    (old,) = add(scheduler, make_request(0, 20, 9))
+    step(scheduler, device)
+    scheduler.preempt()
+    (urgent,) = add(scheduler, make_request(1, 20, priority=-1))
+    assert shape(step(scheduler, device)) == [("1", 16, 4), ("0", 16, 5)]
+    run_to_end(scheduler, device)
+    assert_solo(old, urgent)
+
+
+def test_a_sample_that_is_swapped_out_takes_its_own_blocks_back():
+    scheduler, device = make_scheduler(
+        max_num_batched_tokens=16, preemption_mode="swap", num_host_blocks=20
+    )
+    (old,) = add(scheduler, make_request(0, 40))
+    step(scheduler, device)
+    scheduler.preempt()
+    (urgent,) = add(scheduler, make_request(1, 40, priority=-1))
+    for _ in range(2):
+        schedule = step(scheduler, device)
+    assert shape(schedule) == [("1", 32, 8), ("0", 16, 8)]
+    run_to_end(scheduler, device)
+    assert_solo(old, urgent)
+
+
 def test_a_fork_waits_for_a_block_of_its_own():
     scheduler, device = make_scheduler(num_blocks=5)
     requests = add(scheduler, *samples(3, 20))
