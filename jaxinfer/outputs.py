@@ -137,7 +137,8 @@ class RequestOutput:
         prompt_logprobs: for each prompt token its log-probabilities, None for the first; None
             unless asked for.
         finished: whether every completion has ended.
-        num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+        num_cached_tokens: prompt tokens that its first completion did not compute: found in the
+            prefix cache or, where an equal prompt was computed in the same step, all of them.
         metrics: times and counts.
         error: what went wrong, when a completion's `finish_reason` is "error".
         weight_version: how often the weights had been swapped when its last token was drawn.

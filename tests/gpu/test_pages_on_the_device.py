@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
+from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
-from jaxinfer.serving.programs.kinds.swap import SwapKey
 from tests.gpu.bundled import MAX_MODEL_LEN, ragged_prompts
 from tests.gpu.failing_step import fail_in_the_third_step
 from tests.gpu.internals import runner_of

@@ -33,8 +33,8 @@ class StepInputs(NamedTuple):
         positions: ``[T]`` absolute positions.
         slot_mapping: ``[T]`` ``block * S + offset`` where keys and values go; 0 for padding.
         cu_seqlens: ``[B + 1]`` offsets of the rows in the tokens; ignored when decoding.
-        context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding, and
-            for a row without any.
+        context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding. A row
+            that brings no token is a fork, which attends with the last token of the row before it.
         slots: ``[B]`` where in last_tokens a sampled token goes, and a decoding row's token to feed
             is; max_num_seqs for padding rows and rows that do not sample: the padding slot.
         num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the

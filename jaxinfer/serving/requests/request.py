@@ -91,7 +91,8 @@ class RunHistory:
     Attributes:
         scheduled_time: seconds on the engine's clock when its first step was planned; None before.
         num_preemptions: how often it was preempted.
-        num_prefix_cached_tokens: prompt tokens found in the prefix cache at its first admission.
+        num_prefix_cached_tokens: prompt tokens found in the prefix cache at its first admission;
+            all of them if it began as a fork.
     """
 
     scheduled_time: float | None = None

@@ -249,7 +249,7 @@ class BatchBuilder:
     ) -> tuple[PrefillShape, np.ndarray]:
         total = sum(row.num_fed for row in rows)
         shape = self._buckets.prefill_shape(total, len(rows), all_tokens=scores)
-        tables = self._mirror.tables[slots, : shape.width]
+        tables = self._mirror.tables[_read_tables(rows, slots), : shape.width]
         packed, _ = _pack(shape, self._step_rows(rows, slots, sample_slots, context, tables))
         return shape, packed
 
@@ -273,6 +273,15 @@ class BatchBuilder:
         scalars = self._mirror.scalars[padded]
         scalars[: len(context), Column.POSITION] = context
         return SamplingArrays(scalars)
+
+
+def _read_tables(rows: Sequence[ScheduledRow], slots: np.ndarray) -> np.ndarray:
+    """Slots int32 ``[n]`` of the tables that rows read: forks read the row's that they follow.
+
+    A fork's own last block is filled after the step.
+    """
+    leaders = [i if row.num_fed else 0 for i, row in enumerate(rows)]
+    return slots[np.maximum.accumulate(leaders)]
 
 
 def _filled_up(special: np.ndarray, num_rows: int) -> np.ndarray:

@@ -1,14 +1,17 @@
-"""Allocates and frees the device memory of steps: KV pages, last tokens and slots."""
+"""The device memory of steps: allocates and frees KV pages, last tokens, slots; copies blocks."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxinfer.serving.programs.kinds.copy_blocks import COPIES_A_STEP, CopyBlocksKey
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import KVCache
+from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.sampling.layout import SlotState
 
 
@@ -43,3 +46,37 @@ def free(*trees: object) -> None:
     for leaf in jax.tree.leaves(trees):
         if isinstance(leaf, jax.Array) and not leaf.is_deleted():
             leaf.delete()
+
+
+def copy_blocks(
+    kv: KVCache,
+    pairs: Sequence[tuple[int, int]],
+    program: Callable[[CopyBlocksKey], Callable[..., KVCache]],
+    whole: jax.sharding.Sharding,
+) -> KVCache:
+    """Copy blocks to other blocks, in every layer.
+
+    Args:
+        kv: the pages; donated.
+        pairs: (block to read, block to write); no block is in both places.
+        program: gives the compiled `copy_blocks` of a key.
+        whole: places an array on every device.
+
+    Returns:
+        The new pages.
+
+    Raises:
+        ValueError: a block that can't be held is named; nothing is copied then.
+    """
+    ids = np.array(pairs, np.int32).T
+    num_blocks = kv[0][0].shape[0]
+    if ids.min() < 1 or ids.max() >= num_blocks:
+        raise ValueError(f"blocks must be in [1, {num_blocks}) to be copied: {list(pairs)}")
+    small, large = COPIES_A_STEP
+    size = small if len(pairs) <= small else large
+    for start in range(0, len(pairs), size):
+        part = ids[:, start : start + size]
+        padded = np.zeros((2, size), np.int32)
+        padded[:, : part.shape[1]] = part
+        kv = program(CopyBlocksKey(size))(kv, upload(padded, whole))
+    return kv

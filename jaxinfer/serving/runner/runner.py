@@ -15,11 +15,11 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
+from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
 from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
-from jaxinfer.serving.programs.kinds.swap import SwapKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.upload import upload
@@ -227,6 +227,9 @@ class Runner:
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
         self._await_if_emulated(hidden)
+        if copies := schedule.block_copies:
+            program = self._compiled.__getitem__
+            self._kv = kv_cache.copy_blocks(self._kv, copies, program, self._whole)
         step = UnsampledStep(schedule, batch, hidden, rows, residual, sampling)
         return step if schedule.samples_late else self._sample(step)
 

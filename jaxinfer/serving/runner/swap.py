@@ -10,7 +10,7 @@ import psutil
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.programs.kinds.swap import BLOCKS_A_COPY
+from jaxinfer.serving.programs.kinds.copy_blocks import BLOCKS_A_COPY
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import KVCache
 from jaxinfer.serving.programs.upload import upload

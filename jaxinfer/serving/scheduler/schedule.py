@@ -22,6 +22,9 @@ class ScheduledRow:
     counters move back by the rest.
 
     - A chunk of a prompt reserves nothing, and the last chunk 1: the token sampled after it.
+    - A fork feeds nothing and reserves 1: its prompt equals the one whose last chunk is the row
+      before, or before other forks of it. It samples from the same hidden state, at `start`, the
+      prompt's length.
     - A decode feeds 1 and reserves 1.
     - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
       feeds the token at `start + i`. The block table has room for all steps; in steps beyond
@@ -68,8 +71,9 @@ class ScheduledRow:
 class Schedule:
     """One step: who runs, with how many tokens, and which blocks move first.
 
-    The device must do `swap_out`, then `swap_in`, then the rows. Arrays must be built from it
-    before the scheduler is asked for anything else, since block tables may change then.
+    The device must do `swap_out`, then `swap_in`, then the rows, then `block_copies`. Arrays must
+    be built from it before the scheduler is asked for anything else, since block tables may change
+    then.
 
     Attributes:
         rows: never empty; running requests by rank, then the admitted ones by rank.
@@ -80,6 +84,8 @@ class Schedule:
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
             block may be given away again by the next schedule's `swap_out`.
+        block_copies: pairs (device block to read, device block to write): of each fork the
+            prompt's last block, if that is not full. No block is in both places.
         preempted: requests that lost their blocks to ones of lower rank in this step.
         admitted: requests that began or resumed running in it.
         num_tokens: tokens fed in total (in a multi-step decode: by its first inner step).
@@ -99,6 +105,7 @@ class Schedule:
     num_proposed: int = 0
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     num_tokens: int = 0

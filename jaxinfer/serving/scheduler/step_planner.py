@@ -1,6 +1,7 @@
 """Plans one step: its requests, the tokens of each, and preemption when blocks run out."""
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.scheduler.forks import can_fork
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
@@ -184,11 +185,34 @@ class StepPlanner:
             budget = self._budget - schedule.num_tokens
             request = self.queues.waiting.first()
             # Tokens in flight of a preempted request must be known before it can be fed again.
-            if budget == 0 or request.num_in_flight_tokens or not self._claim(request, schedule):
+            if request.num_in_flight_tokens:
+                return
+            forked = self._claim_fork(request, schedule)
+            if not forked and (budget == 0 or not self._claim(request, schedule)):
                 return
             self.queues.admit(request)
             schedule.admitted.append(request)
             self._place(request, min(request.num_pending_tokens, budget), schedule)
+
+    def _claim_fork(self, request: Request, schedule: Schedule) -> bool:
+        """Give a waiting request the blocks of its whole prompt if it can fork the last row."""
+        row = schedule.rows[-1] if schedule.rows else None
+        if row is None or not can_fork(request, row, self.pool):
+            return False
+        num_full, num_more = divmod(request.num_prompt_tokens, self.pool.block_size)
+        if num_more and not self.pool.num_free_blocks:
+            return False
+        self.pool.share_prompt(row.request, request)
+        if num_more:
+            # The blocks of a fork are not filled yet: another one has the same source.
+            is_first = row.num_fed > 0
+            table = row.request.blocks.table
+            source = table[num_full] if is_first else schedule.block_copies[-1][0]
+            own = self.pool.allocate(1)
+            request.blocks.table += own
+            schedule.block_copies.append((source, own[0]))
+        self._start_with(request, request.num_prompt_tokens)
+        return True
 
     def _claim(self, request: Request, schedule: Schedule) -> bool:
         """Give a waiting request the blocks of its cached tokens if all of it would fit now."""
@@ -212,10 +236,14 @@ class StepPlanner:
         self.pool.share(prefix)
         held.table = prefix
         held.num_registered = len(prefix)
-        request.num_cached_tokens = len(prefix) * self.pool.block_size
-        if request.blocks.num_admissions == 0:
-            request.history.num_prefix_cached_tokens = request.num_cached_tokens
+        self._start_with(request, len(prefix) * self.pool.block_size)
         return True
+
+    def _start_with(self, request: Request, num_cached_tokens: int) -> None:
+        """Count a waiting request's tokens that are in its blocks already."""
+        request.num_cached_tokens = num_cached_tokens
+        if request.blocks.num_admissions == 0:
+            request.history.num_prefix_cached_tokens = num_cached_tokens
 
     def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that the request lacks to hold `num_tokens` tokens."""

@@ -10,10 +10,10 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
+from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
-from jaxinfer.serving.programs.kinds.swap import SwapKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext

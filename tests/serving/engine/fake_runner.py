@@ -81,16 +81,21 @@ class FakeRunner:
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
         num_accepted = []
         targets: list[int] = []
+        table: list[int] = []
         for i, row in enumerate(schedule.rows):
+            table = row.request.blocks.table if row.num_fed else table  # a fork reads its leader's
             if row.proposed_token_ids:
                 sampled = self._verify_row(row)
                 tokens[i, : len(sampled)] = sampled
                 num_accepted.append(count_accepted(row.proposed_token_ids, sampled))
                 self._last_tokens[_slot(row)] = sampled[num_accepted[-1] - 1]
             else:
-                tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule.num_steps))
+                tokens[i, : schedule.num_steps] = list(
+                    self._run_row(row, schedule.num_steps, table)
+                )
                 num_accepted.append(row.num_reserved)
             targets += self._targets(row)
+        self._copy(self._pages, self._pages, schedule.block_copies)
         self.launches.append(schedule)
         self.unread += 1
         ok = np.ones(tokens.shape, bool)
@@ -153,14 +158,14 @@ class FakeRunner:
     def close(self) -> None:
         self.closed = True
 
-    def _run_row(self, row: ScheduledRow, num_steps: int) -> Iterator[int]:
+    def _run_row(self, row: ScheduledRow, num_steps: int, table: list[int]) -> Iterator[int]:
         slot = _slot(row)
         stop = row.start + row.num_fed
         # The scheduler has moved past the row: what it will sample is not there to be fed.
         fed = np.frombuffer(row.packed_tokens(), np.int32).tolist()
         for step in range(num_steps):
             self._write(row, row.start + step, fed)
-            token_id = self._next(self._context(row, stop + step))
+            token_id = self._next(self._context(table, stop + step))
             if row.samples:
                 self._last_tokens[slot] = token_id
             fed = [token_id]
@@ -172,7 +177,7 @@ class FakeRunner:
             return
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits).tolist()
-        context = self._context(row, row.start + row.num_fed)
+        context = self._context(row.request.blocks.table, row.start + row.num_fed)
         tokens[0] = allowed[next_token(context, len(allowed))]
         self._last_tokens[_slot(row)] = int(tokens[0])
 
@@ -181,15 +186,18 @@ class FakeRunner:
         stop = row.start + row.num_fed
         self._write(row, row.start, np.frombuffer(row.packed_tokens(), np.int32).tolist())
         first = stop - len(row.proposed_token_ids)
-        return [self._next(self._context(row, end)) for end in range(first, stop + 1)]
+        return [
+            self._next(self._context(row.request.blocks.table, end))
+            for end in range(first, stop + 1)
+        ]
 
     def _write(self, row: ScheduledRow, start: int, token_ids: Sequence[int]) -> None:
         for position, token_id in enumerate(token_ids, start):
             real = self._last_tokens[_slot(row)] if token_id == IN_FLIGHT_TOKEN else token_id
             self._pages[self._place(row.request.blocks.table, position)] = real
 
-    def _context(self, row: ScheduledRow, length: int) -> list[int]:
-        return [self._pages[self._place(row.request.blocks.table, p)] for p in range(length)]
+    def _context(self, table: list[int], length: int) -> list[int]:
+        return [self._pages[self._place(table, p)] for p in range(length)]
 
     def _place(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size

@@ -98,8 +98,16 @@ class FakeDevice:
         for step in range(schedule.num_steps):
             for row in schedule.rows:
                 self.write(row, step, schedule)
+            leader = schedule.rows[0]
             for row, result in zip(schedule.rows, results, strict=True):
-                result += self.verify(row) if row.proposed_token_ids else [self.attend(row, step)]
+                leader = row if row.num_fed else leader
+                tokens = self.verify(row) if row.proposed_token_ids else None
+                result += tokens or [self.attend(row, step, leader.request.blocks.table)]
+        for source, target in schedule.block_copies:
+            self.pages[target] = list(self.pages[source])
+        for row in schedule.rows:
+            if row.num_fed == 0:
+                self.check_context(row.request, row.start)
         return results
 
     def check_shape(self, schedule: Schedule) -> None:
@@ -113,31 +121,48 @@ class FakeDevice:
         host_blocks = [host_block for _, host_block in schedule.swap_out]
         assert len(set(host_blocks)) == len(host_blocks)
         max_table_len = scheduler.pool.blocks_for(scheduler.max_model_len)
-        for row in rows:
-            assert row.num_fed >= 1
+        copied = [block for pair in schedule.block_copies for block in set(pair)]
+        sources = {source for source, _ in schedule.block_copies}
+        assert all(block in sources or copied.count(block) == 1 for block in copied)
+        assert not sources & {target for _, target in schedule.block_copies}
+        for before, row in zip([None, *rows], rows, strict=False):
+            assert row.num_fed >= 1 or self.is_fork(row, before)
             assert len(row.request.blocks.table) <= max_table_len
             assert 0 not in row.request.blocks.table
             assert (row.num_reserved > 0) == row.samples
             if schedule.num_steps > 1:
                 assert schedule.is_decode
             else:
-                assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= row.num_fed
+                assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
                 assert row.num_reserved != 1 or not row.proposed_token_ids
             assert len(row.proposed_token_ids) <= schedule.num_proposed
             if schedule.is_decode:
                 assert row.samples
                 assert row.num_fed == 1
 
+    def is_fork(self, row: ScheduledRow, before: ScheduledRow) -> bool:
+        """Whether the hidden state of the row before it is the one that it needs."""
+        end = before.start + before.num_fed
+        prompts = row.request.new.prompt, before.request.new.prompt
+        return (
+            row.start == end == row.request.num_prompt_tokens
+            and (row.num_reserved, before.num_reserved) == (1, 1)
+            and prompts[0].token_ids == prompts[1].token_ids
+            and prompts[0].cache_salt == prompts[1].cache_salt
+        )
+
     def write(self, row: ScheduledRow, step: int, schedule: Schedule) -> None:
         request = row.request
         start = row.start + step
+        true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
+        if row.num_fed == 0:
+            return
         if schedule.is_decode:
             tokens = [self.last_tokens[request.slot]]
         else:
             tokens = unpack_ids(row.packed_tokens())
             if tokens[-1] == IN_FLIGHT_TOKEN:
                 tokens[-1] = self.last_tokens[request.slot]
-        true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
         own = tokens[: len(tokens) - len(row.proposed_token_ids)]
         assert own == true_tokens[start : start + len(own)], "a row is fed wrong tokens"
         assert tokens[len(own) :] == list(row.proposed_token_ids)
@@ -161,33 +186,35 @@ class FakeDevice:
         self.last_tokens[row.request.slot] = kept[-1]
         return tokens
 
-    def attend(self, row: ScheduledRow, step: int) -> int:
-        """Check all that the row reads; its next token."""
+    def attend(self, row: ScheduledRow, step: int, table: list[int]) -> int:
+        """Check all that the row reads through its table, or a fork's leader's; its next token."""
         request = row.request
         true_tokens = self.true_tokens[request]
         context_len = row.start + step + row.num_fed
-        token = next_token(self.check_context(request, context_len))
+        token = next_token(self.check_context(request, context_len, table))
         if row.samples:
             self.last_tokens[request.slot] = token
             assert len(true_tokens) == context_len or true_tokens[context_len] == token
             true_tokens[context_len : context_len + 1] = [token]
         return token
 
-    def check_context(self, request: Request, context_len: int) -> int:
+    def check_context(
+        self, request: Request, context_len: int, table: list[int] | None = None
+    ) -> int:
         """Check that pages hold the leading true tokens; the hash of their history."""
         true_tokens = self.true_tokens[request]
         chain = START
         for position in range(context_len):
             chain = extend_chain(chain, true_tokens[position])
-            slot = self.slot(request, position)
+            slot = self.slot(request, position, table)
             assert slot.chain == chain, f"position {position} holds another history"
             assert slot.position == position
             assert slot.salt == request.new.prompt.cache_salt, "a block crossed salts"
             assert slot.weights >= self.oldest_weights.get(request, 0), "stale weights"
         return chain
 
-    def slot(self, request: Request, position: int) -> Slot:
-        block = request.blocks.table[position // self.block_size]
+    def slot(self, request: Request, position: int, table: list[int] | None = None) -> Slot:
+        block = (table or request.blocks.table)[position // self.block_size]
         slot = self.pages[block][position % self.block_size]
         assert slot is not None, f"position {position} was never written"
         return slot

@@ -98,6 +98,19 @@ def test_padding_belongs_to_no_request():
     assert (fields.slots[1:] == PADDING_SLOT).all()
 
 
+def test_a_fork_reads_the_row_that_it_follows():
+    leader, fork, other = (_request(slot, 11, [5, block]) for slot, block in enumerate([9, 8, 7]))
+    rows = [(leader, 0, 11, 1), (fork, 11, 0, 1), (other, 8, 3, 1)]
+    batch = _builder().build(_schedule(*rows))
+    fields = batch.shape.split(batch.packed)
+    assert fields.cu_seqlens[:4].tolist() == [0, 11, 11, 14]
+    assert fields.context_lens[:3].tolist() == [11, 11, 11]
+    assert fields.positions[:14].tolist() == [*range(11), 8, 9, 10]
+    assert fields.slots[:3].tolist() == [0, 1, 2]
+    assert fields.block_tables[:3, :2].tolist() == [[5, 9], [5, 9], [5, 7]]
+    assert batch.sampling.scalars[:3, Column.POSITION].tolist() == [11, 11, 11]
+
+
 def test_a_chunk_that_does_not_sample_writes_to_the_padding_slot():
     request = _request(1, 20, [7, 8, 9], temperature=1.0)
     batch = _builder().build(_schedule((request, 8, 6, 0)))

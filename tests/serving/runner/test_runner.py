@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.programs.kinds.swap import SwapKey
+from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.runner.runner import Runner
 from tests.serving.runner.tiny_runner import (
     CONFIG,

@@ -13,11 +13,11 @@ from tests.serving.scheduler.scheduling import (
 )
 
 
-def test_identical_prompts_arriving_together_share_in_the_same_step():
+def test_prompts_that_begin_alike_and_arrive_together_share_in_the_same_step():
     scheduler, device = make_scheduler()
-    requests = add(scheduler, *(make_request(i, 20, 3) for i in range(3)))
+    requests = add(scheduler, *(make_request(i, 20 + i, 3) for i in range(3)))
     schedule = step(scheduler, device)
-    assert shape(schedule) == [("0", 0, 20), ("1", 16, 4), ("2", 16, 4)]
+    assert shape(schedule) == [("0", 0, 20), ("1", 16, 5), ("2", 16, 6)]
     assert [r.history.num_prefix_cached_tokens for r in requests] == [0, 16, 16]
     assert len({tuple(r.blocks.table[:2]) for r in requests}) == 1
     run_to_end(scheduler, device)
@@ -71,7 +71,7 @@ def test_weight_update_ends_sharing_but_not_running_requests():
     device.weights += 1
     new, same = add(scheduler, make_request(1, 20), make_request(2, 20))
     run_to_end(scheduler, device)
-    assert (new.history.num_prefix_cached_tokens, same.history.num_prefix_cached_tokens) == (0, 16)
+    assert (new.history.num_prefix_cached_tokens, same.history.num_prefix_cached_tokens) == (0, 20)
     later = host_request("3", old.prompt_token_ids + old.output_token_ids)
     add(scheduler, later)
     run_to_end(scheduler, device)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKind, SwapKind
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKind
 from jaxinfer.serving.programs.kinds.decode import DecodeKind
 from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind
@@ -10,7 +11,6 @@ from jaxinfer.serving.programs.kinds.prefill import PrefillKind
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
-from jaxinfer.serving.programs.kinds.swap import SwapKind
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKind
 
 KINDS: dict[type, ProgramKind[Any]] = {
@@ -26,6 +26,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
         PromptLogprobsKind(),
         VerifyKind(),
         SwapKind(),
+        CopyBlocksKind(),
     )
 }
 """All kinds by the class of their keys, the slowest to compile first."""

@@ -1,4 +1,4 @@
-"""Copies whole KV blocks out of the pages and back, on the devices, for swapping to host memory."""
+"""Copies whole KV blocks on the devices: within the pages, and out and in again for swapping."""
 
 import jax
 from jaxtyping import Array, Float, Int32
@@ -17,3 +17,15 @@ def gather_blocks(kv: KVCache, ids: Int32[Array, " n"]) -> Blocks:
 def scatter_blocks(kv: KVCache, ids: Int32[Array, " n"], blocks: Blocks) -> KVCache:
     """The pages with blocks `ids` replaced; `kv` is donated. Padding has id 0, reserved for it."""
     return jax.tree.map(lambda pages, new: pages.at[ids].set(new, mode="drop"), kv, blocks)
+
+
+def copy_blocks(kv: KVCache, pairs: Int32[Array, "2 n"]) -> KVCache:
+    """The pages with blocks `pairs[1]` replaced by blocks `pairs[0]`; `kv` is donated.
+
+    Ids lie in [0, P). No block is both source and target but block 0, which padding copies to
+    itself.
+    """
+    sources, targets = pairs
+    return jax.tree.map(
+        lambda pages: pages.at[targets].set(pages.at[sources].get(mode="clip"), mode="drop"), kv
+    )
