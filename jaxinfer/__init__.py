@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
+    from jaxinfer.profiling.host_time import StepTime
     from jaxinfer.profiling.memory.recording import MemoryRecording
     from jaxinfer.profiling.memory.report import MemoryReport
     from jaxinfer.profiling.report import ProfileReport
@@ -86,6 +87,7 @@ __all__ = [
     "StartUpTimes",
     "StartupReport",
     "StepError",
+    "StepTime",
     "StructuredOutputsParams",
     "TextPrompt",
     "Tokenizer",
@@ -139,6 +141,7 @@ _HOMES = {
     "StartUpTimes": "startup_report",
     "StartupReport": "startup_report",
     "StepError": "errors",
+    "StepTime": "profiling.host_time",
     "StructuredOutputsParams": "structured_outputs",
     "TextPrompt": "inputs",
     "Tokenizer": "model.text.tokenizer",

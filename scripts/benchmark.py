@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"prefill and decode speed over batch sizes ({_BATCH_SIZES})",
     )
     parser.add_argument("--compare-transformers", action="store_true")
-    parser.add_argument("--host-cost", action="store_true", help="scheduler and batch building")
+    parser.add_argument("--host-cost", action="store_true", help="host's time of a decode step")
     parser.add_argument(
         "--start-up",
         action="store_true",
@@ -76,10 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _starts(arguments)
     start_platform(process_arguments(arguments))
     if arguments.host_cost:
-        from scripts.measurements.host_cost import host_cost_lines, host_cost_report
-
-        report = host_cost_report()
-        _keep("host-cost", report, host_cost_lines(report), arguments)
+        _host_costs(arguments)
     if arguments.compare_transformers:
         from scripts.measurements.transformers_ratio import transformers_lines, transformers_report
 
@@ -114,6 +111,17 @@ def _starts(arguments: argparse.Namespace) -> None:
     _keep(kind, engine, engine_start_lines(engine), arguments)
     if command is not None:
         _keep("start-up", command, start_up_lines(command), arguments)
+
+
+def _host_costs(arguments: argparse.Namespace) -> None:
+    """What a decode step costs the host: planning it, and handing its tokens to front ends."""
+    from scripts.measurements.handing_over import handing_over_lines, handing_over_report
+    from scripts.measurements.host_cost import host_cost_lines, host_cost_report
+
+    report = host_cost_report()
+    _keep("host-cost", report, host_cost_lines(report), arguments)
+    report = handing_over_report()
+    _keep("handing-over", report, handing_over_lines(report), arguments)
 
 
 def _batches(arguments: argparse.Namespace) -> int:

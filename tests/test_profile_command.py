@@ -18,9 +18,16 @@ def test_a_cpu_is_recorded_as_json_with_the_usual_times_beside_it(tmp_path, caps
     assert [(each.kind, each.run) for each in report.timings] == [
         ("prefill", "as always"),
         ("decode", "as always"),
+        ("prefill", "one step a launch"),
+        ("decode", "one step a launch"),
         ("prefill", "recorded"),
         ("decode", "recorded"),
     ]
+    for timing in report.timings:
+        assert all(timing.host[name] > 0 for name in ("launch", "fetch"))
+    by_kind = {row.kind: row for row in report.steps}
+    recorded = {each.kind: each.seconds for each in report.timings if each.run == "recorded"}
+    assert recorded["prefill"] >= by_kind["prefill"].span_s
     assert report.peak is not None
     assert "measured in this run" in report.peak.source
     assert any("no CUDA graphs" in note for note in report.notes)

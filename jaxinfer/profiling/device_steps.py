@@ -1,7 +1,7 @@
 """Assigns the kernels of a trace to the steps that launched them, and to parts of the model."""
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxinfer.profiling.parts import OTHER
@@ -21,20 +21,25 @@ class PartEvent(NamedTuple):
     Attributes:
         event: as traced.
         part: of `PARTS`, or `OTHER`.
-        kernel: what its program says of it.
+        kernel: what its program says of the instruction that launched it.
+        does_work: whether the instruction's bytes and operations count as this kernel's. Of the
+            kernels that one run of an instruction launches, it is the longest: a product's, and
+            not the memset before it.
     """
 
     event: KernelEvent
     part: str
     kernel: Kernel
+    does_work: bool
 
 
 class DeviceStep(NamedTuple):
-    """A step as the device ran it.
+    """A step as the device ran it, from the first to the last kernel of its programs.
 
     Attributes:
         facts: as it was launched.
-        kernels: in the order of their beginnings; never empty.
+        kernels: in the order of their beginnings; never empty. Copies between host and device that
+            follow the last kernel of a program are among them, but not in the step's time.
     """
 
     facts: StepFacts
@@ -47,8 +52,9 @@ class DeviceStep(NamedTuple):
 
     @property
     def end_ns(self) -> float:
-        """When its last kernel ended."""
-        return max(kernel.event.end_ns for kernel in self.kernels)
+        """When the last kernel of its programs ended."""
+        events = [each.event for each in self.kernels]
+        return max(event.end_ns for event in [e for e in events if e.module] or events)
 
     @property
     def span_s(self) -> float:
@@ -63,10 +69,11 @@ class DeviceStep(NamedTuple):
     @property
     def gaps_s(self) -> list[float]:
         """Seconds of each stretch within the step in which no kernel ran."""
-        gaps, end = [], self.start_ns
+        gaps, end, last = [], self.start_ns, self.end_ns
         for kernel in self.kernels:
-            if kernel.event.start_ns > end:
-                gaps.append((kernel.event.start_ns - end) * 1e-9)
+            start = min(kernel.event.start_ns, last)
+            if start > end:
+                gaps.append((start - end) * 1e-9)
             end = max(end, kernel.event.end_ns)
         return gaps
 
@@ -98,7 +105,7 @@ def device_steps(
         if index >= 0:
             found[index].append(event)
     return [
-        DeviceStep(facts, [_with_part(event, _kernels_of(facts, event, programs)) for event in own])
+        DeviceStep(facts, list(_with_parts(facts, own, programs)))
         for facts, own in zip(steps, found, strict=False)
         if own
     ]
@@ -110,9 +117,30 @@ def _kernels_of(facts: StepFacts, event: KernelEvent, programs: Programs) -> Map
     return next((kernels for module, kernels in of_step if module == event.module), {})
 
 
-def _with_part(event: KernelEvent, kernels: Mapping[str, Kernel]) -> PartEvent:
-    kernel = kernels.get(event.op, _UNKNOWN)
-    return PartEvent(event, kernel.part or OTHER, kernel)
+def _with_parts(
+    facts: StepFacts, events: Sequence[KernelEvent], programs: Programs
+) -> Iterator[PartEvent]:
+    by_instruction: dict[tuple[str, str], list[KernelEvent]] = collections.defaultdict(list)
+    for event in events:
+        by_instruction[event.module, event.op].append(event)
+    workers = {id(event) for own in by_instruction.values() for event in _workers(own)}
+    for event in events:
+        kernel = _kernels_of(facts, event, programs).get(event.op, _UNKNOWN)
+        yield PartEvent(event, kernel.part or OTHER, kernel, id(event) in workers)
+
+
+def _workers(events: Sequence[KernelEvent]) -> Sequence[KernelEvent]:
+    """Of the kernels of one instruction, the longest of each of its runs.
+
+    A run launches every kernel of its instruction at least once, so the one with the fewest
+    launches says how many runs there were.
+    """
+    by_name: dict[str, list[KernelEvent]] = collections.defaultdict(list)
+    for event in events:
+        by_name[event.name].append(event)
+    runs = min(map(len, by_name.values()))
+    main = max(by_name.values(), key=lambda own: sum(event.duration_ns for event in own))
+    return sorted(main, key=lambda event: -event.duration_ns)[:runs]
 
 
 def seconds_by_part(step: DeviceStep) -> dict[str, float]:

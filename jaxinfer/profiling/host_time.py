@@ -1,36 +1,111 @@
-"""Sums the host's time by part of a step; time in nested spans counts for the inner one."""
+"""The host's clock: seconds of each step until it is read, and of each part of the host's work."""
 
-from collections.abc import Sequence
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from jaxinfer.profiling.parts import HOST_SPANS
+from jaxinfer.profiling.steps import Kind
 from jaxinfer.profiling.trace.xplane import Span
 
 
-def host_seconds(spans: Sequence[Span]) -> dict[str, float]:
-    """Seconds by name, all of `HOST_SPANS`; time in a nested span counts for that one only.
+class StepTime(NamedTuple):
+    """A step by the host's clock.
+
+    Attributes:
+        kind: "prefill" or "decode".
+        num_steps: 1, or the length of a multi-step decode, which is read as one.
+        seconds: from the beginning of its scheduling, or the end of the step before if that is
+            later, until its tokens are read; so the device's work for it is within.
+        parts: seconds of the host's work for it, all of `HOST_SPANS`; in part during other steps.
+    """
+
+    kind: Kind
+    num_steps: int
+    seconds: float
+    parts: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Steps of a kind by the host's clock: medians.
+
+    Attributes:
+        kind: of the steps.
+        run: "as always", "one step a launch", "without CUDA graphs" or "recorded".
+        seconds: a step, as in `StepTime`; of a multi-step decode, each of its steps.
+        host: a step, by what the host did; medians, which need not add up. Empty if not known.
+    """
+
+    kind: Kind
+    run: str
+    seconds: float
+    host: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def step_times(spans: Iterable[Span], launches: Sequence[tuple[Kind, int]]) -> list[StepTime]:
+    """The steps that were launched and read during some spans.
 
     Args:
-        spans: of one thread, in the order of their beginnings.
+        spans: of the engine's thread, from a moment when nothing was in flight.
+        launches: kind and number of steps of each launch, in their order.
     """
-    seconds: dict[str, float] = dict.fromkeys(HOST_SPANS, 0.0)
-    for index, span in enumerate(spans):
-        if span.name not in seconds:
+    begins: list[float] = []
+    ends: list[float] = []
+    parts: list[dict[str, float]] = []
+    scheduled: tuple[float, float] | None = None  # begin, seconds; of the next launch
+    for span, seconds in own_seconds(spans):
+        if span.name == "schedule":
+            scheduled = span.start_ns, seconds
             continue
-        end = span.start_ns + span.duration_ns
-        seconds[span.name] += span.duration_ns * 1e-9
-        outer = _enclosing(spans[:index], span.start_ns, end)
-        if outer is not None and outer.name in seconds:
-            seconds[outer.name] -= span.duration_ns * 1e-9
-    return seconds
+        if span.name == "launch":
+            begin, scheduling = scheduled or (span.start_ns, 0.0)
+            begins.append(begin)
+            parts.append(dict.fromkeys(HOST_SPANS, 0.0) | {"schedule": scheduling})
+            scheduled = None
+        elif span.name == "fetch":
+            ends.append(_end_ns(span))
+        index = len(parts) - 1 if span.name in ("launch", "pack") else len(ends) - 1
+        if 0 <= index < len(parts) and span.name in HOST_SPANS:
+            parts[index][span.name] += seconds
+    before = [float("-inf"), *ends]
+    return [
+        StepTime(*launch, (end - max(begin, earlier)) * 1e-9, each)
+        for launch, begin, end, earlier, each in zip(
+            launches, begins, ends, before, parts, strict=False
+        )
+    ]
 
 
-def _enclosing(earlier: Sequence[Span], start_ns: float, end_ns: float) -> Span | None:
-    """The innermost of earlier spans that holds the given time."""
-    return next(
-        (
-            span
-            for span in reversed(earlier)
-            if span.start_ns <= start_ns and end_ns <= span.start_ns + span.duration_ns
-        ),
-        None,
-    )
+def timings(steps: Sequence[StepTime], run: str) -> list[Timing]:
+    """The median step of each kind; the run is what to call these."""
+    found = []
+    for kind in ("prefill", "decode"):
+        own = [step for step in steps if step.kind == kind]
+        if own:
+            host = {
+                name: statistics.median(step.parts[name] / step.num_steps for step in own)
+                for name in HOST_SPANS
+            }
+            seconds = statistics.median(step.seconds / step.num_steps for step in own)
+            found.append(Timing(kind=kind, run=run, seconds=seconds, host=host))
+    return found
+
+
+def own_seconds(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
+    """Each span with its seconds less those of the spans within it, by their beginnings."""
+    spans = sorted(spans, key=lambda span: (span.start_ns, -span.duration_ns))
+    own = [span.duration_ns for span in spans]
+    open_: list[int] = []
+    for index, span in enumerate(spans):
+        while open_ and _end_ns(spans[open_[-1]]) < _end_ns(span):
+            open_.pop()
+        if open_:
+            own[open_[-1]] -= span.duration_ns
+        open_.append(index)
+    return ((span, ns * 1e-9) for span, ns in zip(spans, own, strict=True))
+
+
+def _end_ns(span: Span) -> float:
+    return span.start_ns + span.duration_ns

@@ -14,9 +14,9 @@ from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.costs import NOTHING, Cost, step_costs
 from jaxinfer.profiling.device_steps import DeviceStep, Programs, device_steps
 from jaxinfer.profiling.files import RECORDING, cycle_directory
-from jaxinfer.profiling.host_time import host_seconds
+from jaxinfer.profiling.host_time import StepTime, Timing, step_times, timings
 from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
-from jaxinfer.profiling.report import Bar, Peak, ProfileReport, StepRow, Timing, WorkRow
+from jaxinfer.profiling.report import DATA_SHEET, Bar, Peak, ProfileReport, StepRow, WorkRow
 from jaxinfer.profiling.steps import Kind, StepFacts
 from jaxinfer.profiling.trace.programs import Kernel
 from jaxinfer.profiling.trace.xplane import Span, find_trace, read_trace
@@ -46,33 +46,37 @@ def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
     }
     steps: list[DeviceStep] = []
     spans: list[list[Span]] = []
+    hosts: list[StepTime] = []
     for index, cycle in enumerate(recording["cycles"]):
         if cycle:
             trace = read_trace(find_trace(cycle_directory(directory, index)))
             launched = [StepFacts.from_dict(each) for each in cycle]
             steps += device_steps(launched, trace.kernels, programs)
             spans.append(trace.spans)
+            hosts += step_times(trace.spans, [(facts.kind, facts.num_steps) for facts in launched])
     if not steps:
         raise ValueError(
             f"no step was recorded in {directory}: fewer steps ran than the schedule waits for, or "
             "the trace holds no kernels"
         )
-    return make_report(recording, steps, spans, programs)
+    return make_report(recording, steps, spans, hosts, programs)
 
 
 def make_report(
     recording: dict[str, Any],
     steps: Sequence[DeviceStep],
     spans: Sequence[Sequence[Span]],
+    hosts: Sequence[StepTime],
     programs: Programs,
 ) -> ProfileReport:
     """The report of steps.
 
     Args:
         recording: the engine's facts: "title", "model", "dtype", "device", "platform",
-            "num_devices", "peak", and perhaps "timings" and "notes".
+            "num_devices", "peak", and perhaps "notes", and "timings" of the same steps unrecorded.
         steps: as the device ran them.
         spans: of the host in each repetition.
+        hosts: the steps as the host saw them.
         programs: that the steps launched.
     """
     peak = None if recording.get("peak") is None else Peak(**recording["peak"])
@@ -101,10 +105,12 @@ def make_report(
         steps=tuple(_step_row(kind, own, steps) for kind, own in by_kind.items() if own),
         parts=tuple(parts),
         kernels=tuple(kernels),
-        host=_host(spans, len(steps)),
-        timings=tuple(Timing(**each) for each in recording.get("timings", ())),
+        timings=(
+            *(Timing(**each) for each in recording.get("timings", ())),
+            *timings(hosts, "recorded"),
+        ),
         bars=tuple(_bars(by_kind["decode"] or list(steps), spans)),
-        notes=(*recording.get("notes", ()), *_names_note(programs)),
+        notes=(*recording.get("notes", ()), *_notes(peak), *_names_note(programs)),
     )
 
 
@@ -143,13 +149,18 @@ def _kernel_rows(kind: Kind, steps: Sequence[DeviceStep], peak: Peak | None) -> 
     rows = []
     for (part, name), events in grouped.items():
         spent = sum(e.event.duration_ns for e in events) * 1e-9
-        moved = [e.kernel.num_bytes for e in events]
-        done = [e.kernel.flops for e in events]
+        working = [e.kernel for e in events if e.does_work]
+        num_bytes = _mean_amount([kernel.num_bytes for kernel in working], len(steps))
+        flops = _mean_amount([kernel.flops for kernel in working], len(steps))
         row = _row(kind, part, name, len(events), spent, total, len(steps), None, peak)
-        num_bytes = None if None in moved else sum(filter(None, moved)) / len(steps)
-        flops = None if None in done else sum(filter(None, done)) / len(steps)
         rows.append(_with_cost(row, num_bytes, flops, peak))
     return sorted(rows, key=lambda row: -row.seconds)
+
+
+def _mean_amount(amounts: Sequence[int | None], steps: int) -> float | None:
+    """A step's, or None without any or if one is not known."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) / steps if known and len(known) == len(amounts) else None
 
 
 def _row(
@@ -205,6 +216,7 @@ def _step_row(kind: Kind, own: Sequence[DeviceStep], every: Sequence[DeviceStep]
     return StepRow(
         kind=kind,
         steps=len(own),
+        num_steps=mean(step.facts.num_steps for step in own),
         rows=mean(step.facts.rows for step in own),
         tokens=mean(step.facts.tokens for step in own),
         context_tokens=mean(step.facts.context_tokens for step in own),
@@ -217,16 +229,11 @@ def _step_row(kind: Kind, own: Sequence[DeviceStep], every: Sequence[DeviceStep]
     )
 
 
-def _host(spans: Sequence[Sequence[Span]], num_steps: int) -> dict[str, float]:
-    each = [host_seconds(of_cycle) for of_cycle in spans]
-    return {name: sum(seconds[name] for seconds in each) / num_steps for name in HOST_SPANS}
-
-
 def _bars(steps: Sequence[DeviceStep], spans: Sequence[Sequence[Span]]) -> Iterable[Bar]:
     """The time line of the step of median length."""
     step = sorted(steps, key=lambda each: each.span_s)[len(steps) // 2]
     begin, end = step.start_ns, step.end_ns
-    for each in step.kernels:
+    for each in (kernel for kernel in step.kernels if kernel.event.start_ns < end):
         start = (each.event.start_ns - begin) * 1e-9
         yield Bar(
             lane="device", name=each.part, start_s=start, seconds=each.event.duration_ns * 1e-9
@@ -239,6 +246,21 @@ def _bars(steps: Sequence[DeviceStep], spans: Sequence[Sequence[Span]]) -> Itera
         ):
             start = (span.start_ns - begin) * 1e-9
             yield Bar(lane="host", name=span.name, start_s=start, seconds=span.duration_ns * 1e-9)
+
+
+def _notes(peak: Peak | None) -> Iterable[str]:
+    yield (
+        "bytes and operations by part are the least that the tokens fed need; by kernel they are "
+        "those of its operands and results, with padding, and with what one kernel hands to the "
+        'next where a fused one would keep it; "-" is not known from shapes (see the part), or a '
+        "kernel that prepares another"
+    )
+    if peak is not None and peak.source != DATA_SHEET:
+        yield (
+            f"100% is a sustained speed ({peak.source}), on a GPU at the clocks that its power "
+            "limit leaves: a short kernel at higher clocks may show more, and so may one that "
+            "finds its data in a cache"
+        )
 
 
 def _names_note(programs: Programs) -> Iterable[str]:

@@ -7,8 +7,11 @@ from typing import Any
 
 from jaxinfer.planning.devices import Chip
 from jaxinfer.profiling.files import REPORT_JSON
+from jaxinfer.profiling.host_time import Timing
 from jaxinfer.profiling.steps import Kind
 from jaxinfer.profiling.text import report_lines
+
+DATA_SHEET = "its data sheet"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,8 +20,8 @@ class Peak:
 
     Attributes:
         name: the device.
-        bytes_per_s: of its memory.
-        flops_per_s: of its matrix units, in the profile's dtype.
+        bytes_per_s: of its memory, sustained.
+        flops_per_s: of its matrix units, in the profile's dtype, likewise.
         source: where the numbers are from.
     """
 
@@ -30,7 +33,7 @@ class Peak:
     @classmethod
     def of_chip(cls, chip: Chip) -> "Peak":
         """A device's of which both speeds were measured, or published."""
-        source = "the best kernels on this device" if chip.measured else "its data sheet"
+        source = "the best kernels on this device" if chip.measured else DATA_SHEET
         return cls(
             name=chip.name,
             bytes_per_s=chip.bytes_per_s,
@@ -50,8 +53,10 @@ class WorkRow:
         calls: launches a step.
         seconds: a step, by the device's clock; of kernels that overlap, the sum.
         share: of the seconds of all kernels.
-        num_bytes: a step, at least, from shapes; None if not known.
-        flops: a step, at least, from shapes; None if not known.
+        num_bytes: a step; of a part the least that its tokens need, of a kernel those of its
+            operands and results. None if shapes don't tell, or another kernel of the same
+            instruction does the work.
+        flops: likewise.
         memory_share: of the memory's speed; None without `num_bytes` or the device's peak.
         matrix_share: of the matrix units' speed; likewise.
     """
@@ -74,7 +79,8 @@ class StepRow:
 
     Attributes:
         kind: "prefill" or "decode".
-        steps: recorded.
+        steps: recorded; a multi-step decode is one.
+        num_steps: of each, 1 or the length of a multi-step decode.
         rows: sequences.
         tokens: fed.
         context_tokens: read by attention.
@@ -88,6 +94,7 @@ class StepRow:
 
     kind: Kind
     steps: int
+    num_steps: float = 1.0
     rows: float
     tokens: float
     context_tokens: float
@@ -97,21 +104,6 @@ class StepRow:
     gap_s: float
     longest_gap_s: float
     idle_before_s: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Seconds of steps by the host's clock, without what only a profile does, or with it.
-
-    Attributes:
-        kind: of the steps.
-        run: "as always", "without CUDA graphs" or "recorded".
-        seconds: from a step's launch, or the end of the one before, until it is read; the median.
-    """
-
-    kind: Kind
-    run: str
-    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,8 +138,8 @@ class ProfileReport:
         steps: a row for each kind.
         parts: in the order in which a step runs them.
         kernels: the longest first.
-        host: seconds a step by what the host did.
-        timings: of the same steps by the host's clock; empty unless the command measured them.
+        timings: by the host's clock, of the recorded steps, and of the same steps unrecorded if
+            the command measured them; the latter first.
         bars: the time line of the recorded decode step whose length is the median.
         notes: what to know when reading, one sentence each.
     """
@@ -162,7 +154,6 @@ class ProfileReport:
     steps: tuple[StepRow, ...]
     parts: tuple[WorkRow, ...]
     kernels: tuple[WorkRow, ...]
-    host: dict[str, float]
     timings: tuple[Timing, ...] = ()
     bars: tuple[Bar, ...] = ()
     notes: tuple[str, ...] = ()

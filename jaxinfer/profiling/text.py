@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from jaxinfer.profiling.parts import HOST_SPANS
+
 if TYPE_CHECKING:
-    from jaxinfer.profiling.report import ProfileReport, StepRow, WorkRow
+    from jaxinfer.profiling.report import ProfileReport, StepRow, Timing, WorkRow
 
 _MOST_KERNELS = 12
 _WORK = ("calls", "ms", "share", "MB", "GFLOP", "of memory", "of matrix")
@@ -37,14 +39,11 @@ def report_lines(report: "ProfileReport") -> Iterator[str]:
         if len(own) > _MOST_KERNELS:
             rest = sum(row.seconds for row in own[_MOST_KERNELS:])
             yield f"and {len(own) - _MOST_KERNELS} more, {rest * 1e3:.3f} ms together"
-    yield ""
-    host = ", ".join(f"{name} {seconds * 1e3:.3f}" for name, seconds in report.host.items())
-    yield f"host, ms a step: {host}"
     if report.timings:
         yield ""
         yield from _table(
-            ("step, by the host's clock", "ms"),
-            [(f"{each.kind}, {each.run}", _ms(each.seconds)) for each in report.timings],
+            ("step, by the host's clock", "ms", "times", "busy", *HOST_SPANS),
+            [_timing_cells(each, report) for each in report.timings],
         )
     for note in report.notes:
         yield f"Note: {note}."
@@ -61,6 +60,25 @@ def _step_cells(row: "StepRow") -> tuple[str, ...]:
         f"{row.num_gaps:.0f}",
         _ms(row.gap_s),
         "-" if row.idle_before_s is None else f"{_ms(row.idle_before_s)} ms",
+    )
+
+
+def _timing_cells(each: "Timing", report: "ProfileReport") -> tuple[str, ...]:
+    return (
+        f"{each.kind}, {each.run}",
+        _ms(each.seconds),
+        *timing_shares(each, report),
+        *(_ms(each.host[name]) if each.host else "-" for name in HOST_SPANS),
+    )
+
+
+def timing_shares(each: "Timing", report: "ProfileReport") -> tuple[str, str]:
+    """A step's time over that of one as always, and the share of it that kernels take."""
+    usual = [t for t in report.timings if (t.kind, t.run) == (each.kind, "as always")]
+    busy = [row.busy_s / row.num_steps for row in report.steps if row.kind == each.kind]
+    return (
+        f"{each.seconds / usual[0].seconds:.2f}" if usual else "-",
+        _share(busy[0] / each.seconds if busy else None),
     )
 
 

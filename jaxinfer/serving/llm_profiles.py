@@ -9,11 +9,13 @@ from typing import Any
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.planning.operations import count_parameters
 from jaxinfer.planning.shapes import shape_of
+from jaxinfer.profiling.host_time import StepTime
 from jaxinfer.profiling.reading import read_report
 from jaxinfer.profiling.report import Peak, ProfileReport
 from jaxinfer.profiling.saving import save_report
 from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.recording.step_timer import StepTimer
 
 
 class Profiles:
@@ -84,6 +86,42 @@ class Profiles:
                 self._handle.driver.call(self._handle.profiler.stop)
             raise
         self.stop_profile()
+
+    @contextlib.contextmanager
+    def time_steps(self) -> Iterator[list[StepTime]]:
+        """Time the steps of a ``with`` block by the host's clock, without a trace.
+
+        >>> with llm.time_steps() as steps:                                  # doctest: +SKIP
+        ...     llm.generate(prompts)
+        >>> steps[0].seconds                                                 # doctest: +SKIP
+
+        Of several replicas the first is timed. The list is filled when the block ends.
+
+        Raises:
+            RuntimeError: a profile, memory or steps are being recorded already, or the LLM is
+                closed.
+        """
+        handle = self._handle
+        started, recording = handle.loaded.replicas[0], handle.recording
+
+        def begin() -> StepTimer:
+            recording.begin("the steps' time", "leave its time_steps() block")
+            try:
+                return StepTimer(started)
+            except BaseException:
+                recording.end()
+                raise
+
+        def end() -> None:
+            recording.end()
+            timer.close()
+
+        timer = handle.driver.call(begin)
+        try:
+            yield timer.steps
+        finally:
+            if not handle.is_closed:
+                handle.driver.call(end)
 
 
 def _facts(handle: EngineHandle) -> dict[str, Any]:

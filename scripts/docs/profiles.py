@@ -3,9 +3,12 @@
 import dataclasses
 from typing import Any
 
+from jaxinfer.profiling.host_time import Timing
+from jaxinfer.profiling.parts import HOST_SPANS
 from jaxinfer.profiling.pictures.roofline import roofline
 from jaxinfer.profiling.pictures.strip import joined_bars, strip
 from jaxinfer.profiling.report import ProfileReport, StepRow, WorkRow
+from jaxinfer.profiling.text import timing_shares
 
 Record = dict[str, Any]
 _MOST_KERNELS = 30  # kept of each kind of step
@@ -40,6 +43,7 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
     lines = [
         f"{report.title}, {report.dtype}: {device}, {machine['cpu_cores']} cores, commit {commit}, "
         f"`{record['command']}`.",
+        *(f"Recomputed {text}" for text in [record.get("recomputed")] if text),
         "",
         f"![One step over time](figures/profile-{platform}-step.svg)",
         "",
@@ -53,10 +57,20 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
         lines += ["", f"The longest kernels of a {step.kind} step:", ""]
         lines += [_HEAD.replace("| part", "| kernel"), "|" + "---|" * 8]
         lines += [_work_line(f"{row.part}: {row.kernel}", row) for row in longest]
-    lines += ["", "| step, by the host's clock | ms |", "|---|---|"]
-    lines += [f"| {t.kind}, {t.run} | {t.seconds * 1e3:.3f} |" for t in report.timings]
-    host = ", ".join(f"{name} {seconds * 1e3:.3f}" for name, seconds in report.host.items())
-    return [*lines, "", f"The host's ms a step: {host}."]
+    head = ("step, by the host's clock", "ms", "times", "busy", *HOST_SPANS)
+    lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines += [_timing_line(each, report) for each in report.timings]
+    return [*lines, "", *(f"- {note[0].upper()}{note[1:]}." for note in report.notes)]
+
+
+def _timing_line(each: Timing, report: ProfileReport) -> str:
+    cells = (
+        f"{each.kind}, {each.run}",
+        f"{each.seconds * 1e3:.3f}",
+        *timing_shares(each, report),
+        *(f"{each.host[name] * 1e3:.3f}" if each.host else "-" for name in HOST_SPANS),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def profile_pictures(records: list[Record]) -> dict[str, str]:

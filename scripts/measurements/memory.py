@@ -60,8 +60,8 @@ def memory_report(model_shape: str | None, engine_arguments: dict[str, Any]) -> 
 
 
 def pictures(records: list[Record]) -> dict[str, str]:
-    """The SVGs of docs/memory.md by the names of their files, from the newest record."""
-    record = latest(records, "memory")[-1]
+    """The SVGs of docs/memory.md by the names of their files, of the bundled model on a CPU."""
+    record = latest(records, "memory-bundled")[-1]
     report = record["report"]
     phases = [
         MemoryPhase(phase["name"], tuple(MemoryHolding(**each) for each in phase["holdings"]))

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.device_steps import device_steps
+from jaxinfer.profiling.host_time import step_times
 from jaxinfer.profiling.reading import make_report
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.steps import StepFacts
@@ -43,19 +44,28 @@ def kernel(name: str, module: str, start: float, duration: float, run: int = 0) 
 # As on a GPU, whose traces do not number the runs of programs; times in nanoseconds.
 KERNELS = [
     kernel("dot.1", "prefill_step", 1000, 500),
+    KernelEvent("Memset 3", "dot", "jit_prefill_step", 0, 1690, 10),
     kernel("dot", "prefill_step", 1700, 300),
     KernelEvent("memcpy", "", "", 0, 2000, 50),
     kernel("argmax", "sample_greedy", 2050, 100),
     kernel("dot.1", "decode_step", 2300, 100),
     kernel("copy", "decode_step", 2350, 100),
     kernel("argmax", "sample_greedy", 2500, 40),
+    KernelEvent("MemcpyH2D", "", "", 0, 2900, 5),  # what the next step is given
 ]
+# As the engine's loop has it: a step is launched before the one before is read.
 SPANS = [
     Span("schedule", 500, 100),
     Span("launch", 600, 300),
     Span("pack", 650, 100),
-    Span("fetch", 2310, 200),
-    Span("detokenize", 2520, 10),
+    Span("schedule", 950, 20),
+    Span("launch", 1000, 100),
+    Span("pack", 1010, 30),
+    Span("fetch", 1100, 1190),
+    Span("detokenize", 2295, 10),
+    Span("schedule", 2306, 2),
+    Span("fetch", 2310, 250),
+    Span("detokenize", 2565, 15),
 ]
 
 
@@ -74,4 +84,5 @@ def recording(**changes: Any) -> dict[str, Any]:
 
 def report(**changes: Any) -> ProfileReport:
     steps = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
-    return make_report(recording(**changes), steps, [SPANS], PROGRAMS)
+    hosts = step_times(SPANS, [("prefill", 1), ("decode", 1)])
+    return make_report(recording(**changes), steps, [SPANS], hosts, PROGRAMS)

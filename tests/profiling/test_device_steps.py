@@ -3,19 +3,22 @@
 import pytest
 
 from jaxinfer.profiling.device_steps import device_steps
+from jaxinfer.profiling.trace.xplane import KernelEvent
 from tests.profiling.synthetic import DECODE, KERNELS, PREFILL, PROGRAMS, kernel
 
 
 def test_a_step_begins_with_a_forward_pass_and_holds_what_follows():
     prefill, decode = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
-    assert [each.event.name for each in prefill.kernels] == ["dot.1", "dot", "memcpy", "argmax"]
-    assert [each.event.name for each in decode.kernels] == ["dot.1", "copy", "argmax"]
+    assert [each.event.name for each in prefill.kernels] == [
+        *("dot.1", "Memset 3", "dot", "memcpy", "argmax")
+    ]
+    assert [each.event.name for each in decode.kernels] == ["dot.1", "copy", "argmax", "MemcpyH2D"]
 
 
 def test_an_instruction_is_looked_up_in_the_program_of_its_own_step():
     prefill, decode = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
-    assert [each.part for each in prefill.kernels] == ["qkv", "mlp", "other", "sample"]
-    assert [each.part for each in decode.kernels] == ["mlp", "other", "sample"]
+    assert [each.part for each in prefill.kernels] == ["qkv", "mlp", "mlp", "other", "sample"]
+    assert [each.part for each in decode.kernels] == ["mlp", "other", "sample", "other"]
 
 
 def test_runs_with_numbers_are_told_apart_though_their_kernels_mix():
@@ -31,7 +34,32 @@ def test_runs_with_numbers_are_told_apart_though_their_kernels_mix():
 
 def test_time_without_a_kernel_is_a_gap_and_overlap_counts_once():
     prefill, decode = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
-    assert prefill.gaps_s == pytest.approx([200e-9])
+    assert prefill.gaps_s == pytest.approx([190e-9])
     assert prefill.span_s == pytest.approx(1150e-9)
-    assert prefill.busy_s == pytest.approx(950e-9)
+    assert prefill.busy_s == pytest.approx(960e-9)
     assert decode.gaps_s == pytest.approx([50e-9])
+
+
+def test_a_copy_for_the_next_step_does_not_make_a_step_longer():
+    _, decode = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
+    assert decode.kernels[-1].event.name == "MemcpyH2D"
+    assert decode.end_ns == 2540
+    assert decode.span_s == pytest.approx(240e-9)
+
+
+def test_of_the_kernels_of_one_instruction_the_longest_does_the_work_once_a_run():
+    events = [
+        KernelEvent(name, op, "jit_decode_step", 0, start, duration)
+        for name, op, start, duration in [
+            ("Memset 3", "dot.1", 0, 1),
+            ("gemm", "dot.1", 2, 50),
+            ("histogram", "sort", 60, 2),
+            ("sort_pass", "sort", 62, 8),
+            ("sort_pass", "sort", 70, 9),
+            ("Memset 3", "dot.1", 80, 1),  # the same instruction again, in a loop
+            ("gemm", "dot.1", 82, 40),
+        ]
+    ]
+    (step,) = device_steps([DECODE], events, PROGRAMS)
+    working = [(each.event.name, each.event.start_ns) for each in step.kernels if each.does_work]
+    assert working == [("gemm", 2), ("sort_pass", 70), ("gemm", 82)]

@@ -1,5 +1,6 @@
 """A report says what each part and kernel takes, beside what the device can do."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from jaxinfer import ProfileReport
 from jaxinfer.profiling.costs import step_costs
 from jaxinfer.profiling.files import RECORDING
+from jaxinfer.profiling.host_time import Timing
+from jaxinfer.profiling.parts import HOST_SPANS
 from jaxinfer.profiling.reading import read_report
 from jaxinfer.profiling.saving import save_report
 from tests.profiling.synthetic import DECODE, PEAK, SHAPE, recording, report
@@ -19,7 +22,7 @@ def _row(rows, kind, part):
 def test_parts_have_calls_time_and_share_of_their_kind_of_step():
     row = _row(report().parts, "prefill", "qkv")
     assert (row.calls, row.seconds) == (1, pytest.approx(500e-9))
-    assert row.share == pytest.approx(500 / 950)
+    assert row.share == pytest.approx(500 / 960)
 
 
 def test_parts_are_compared_with_the_device():
@@ -41,6 +44,16 @@ def test_copies_of_a_kernel_are_one_row_and_the_longest_is_first():
     assert (rows[0].num_bytes, rows[0].flops) == (1000, 4000)
 
 
+def test_bytes_and_operations_count_for_the_longest_kernel_of_an_instruction_alone():
+    rows = {
+        row.kernel: row for row in report().kernels if (row.kind, row.part) == ("prefill", "mlp")
+    }
+    assert (rows["dot"].num_bytes, rows["dot"].flops) == (10, 20)
+    memset = rows["Memset 3"]
+    assert (memset.calls, memset.seconds) == (1, pytest.approx(10e-9))
+    assert (memset.num_bytes, memset.memory_share, memset.matrix_share) == (None, None, None)
+
+
 def test_steps_have_gaps_and_the_idle_time_before_them():
     prefill, decode = report().steps
     assert prefill.idle_before_s is None
@@ -51,7 +64,9 @@ def test_steps_have_gaps_and_the_idle_time_before_them():
 def test_the_time_line_is_a_decodes_with_the_host_beside_it():
     bars = report().bars
     assert [bar.name for bar in bars if bar.lane == "device"] == ["mlp", "other", "sample"]
-    assert [bar.name for bar in bars if bar.lane == "host"] == ["fetch", "detokenize"]
+    assert [bar.name for bar in bars if bar.lane == "host"] == [
+        *("detokenize", "schedule", "fetch")
+    ]
 
 
 def test_json_and_back_is_the_same():
@@ -59,13 +74,39 @@ def test_json_and_back_is_the_same():
     assert ProfileReport.from_dict(json.loads(json.dumps(first.to_dict()))) == first
 
 
-def test_text_has_a_table_for_parts_kernels_host_and_timings():
-    timings = [{"kind": "decode", "run": "as always", "seconds": 0.0015}]
-    text = str(report(timings=timings, notes=["graphs are off"]))
-    for words in ("decode, by part", "prefill, by kernel", "mlp: dot", "host, ms a step: schedule"):
+def test_text_has_a_table_for_parts_kernels_and_timings():
+    text = str(report(notes=["graphs are off"]))
+    for words in ("decode, by part", "prefill, by kernel", "mlp: dot", "step, by the host's clock"):
         assert words in text
-    assert "decode, as always" in text
     assert "Note: graphs are off." in text
+
+
+def test_recorded_steps_stand_beside_those_as_always_with_the_host_of_both():
+    always = Timing(
+        kind="decode", run="as always", seconds=280e-9, host=dict.fromkeys(HOST_SPANS, 1.0)
+    )
+    lines = str(report(timings=[dataclasses.asdict(always)])).splitlines()
+    rows = {line.split()[1]: line.split() for line in lines if line.startswith("decode, ")}
+    assert rows["as"][3:] == ["0.000", "1.00", "68%", *["1000.000"] * 5]
+    assert rows["recorded"][2:5] == ["0.000", "0.96", "70%"]
+
+
+def test_the_device_is_as_busy_in_each_step_of_a_multi_step_decode():
+    always = {"kind": "decode", "run": "as always", "seconds": 95e-9}
+    one = report(timings=[always])
+    row = dataclasses.replace(one.steps[1], num_steps=4.0)
+    lines = str(dataclasses.replace(one, steps=(one.steps[0], row))).splitlines()
+    assert next(line for line in lines if line.startswith("decode, as always")).split()[5] == "50%"
+
+
+def test_a_note_says_what_100_percent_is_where_it_was_measured_and_may_be_exceeded():
+    source = "the best kernels on this device"
+    assert f"100% is a sustained speed ({source})" in str(report(peak={**PEAK, "source": source}))
+    assert "100% is" not in str(report())
+
+
+def test_a_note_says_why_bytes_by_kernel_and_by_part_differ():
+    assert any("by kernel they are those of its operands" in note for note in report().notes)
 
 
 def test_a_directory_gets_all_forms(tmp_path):

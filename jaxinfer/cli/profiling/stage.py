@@ -1,6 +1,7 @@
 """One process of `jaxinfer profile`: times the steps of an engine, and perhaps records them."""
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
 
 _GRAPHS_NOTE = (
     "recorded without CUDA graphs, which hide kernels from the trace: gaps between kernels are "
-    "those of single launches; steps as always are the first of each pair of timings"
+    "those of single launches, which a step as always does not have"
 )
 _CPU_NOTE = "a CPU has no CUDA graphs: the recorded steps are the engine's usual programs"
-_PADDING_NOTE = (
-    "bytes and operations of parts are those of the tokens fed; kernels also compute the padding"
+_MULTI_STEP_NOTE = (
+    "as always, the engine launches several decode steps at once (--num-decode-steps); for the "
+    "recording, and in all other rows by the host's clock, it launches one"
 )
+AS_ALWAYS, ONE_STEP, NO_GRAPHS = "as always", "one step a launch", "without CUDA graphs"
 
 
 def main(argv: list[str]) -> int:
@@ -35,32 +38,50 @@ def main(argv: list[str]) -> int:
 def _run(stage: str, arguments: argparse.Namespace) -> int:
     from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.platform import start_platform
+
+    platform, directory = start_platform(), Path(arguments.output)
+    with speaking_of_flags():
+        if stage == "recorded":
+            result = read_result(directory)
+            with _engine(arguments, {"num_decode_steps": 1}) as llm:
+                result["timings"] += _time(llm, arguments, NO_GRAPHS)
+                _record(llm, arguments, result["timings"], _GRAPHS_NOTE)
+            return OK
+        with _engine(arguments, {}) as llm:
+            timings = _time(llm, arguments, AS_ALWAYS)
+            if arguments.memory:
+                _record_memory(llm, arguments)
+        if platform != "gpu" or "num_decode_steps" not in arguments:
+            del llm  # its weights make room for the next engine's
+            gc.collect()
+            with _engine(arguments, {"num_decode_steps": 1}) as llm:
+                if "num_decode_steps" not in arguments:
+                    timings += _time(llm, arguments, ONE_STEP)
+                if platform != "gpu":
+                    _record(llm, arguments, timings, _CPU_NOTE)
+        write_result(directory, {"platform": platform, "timings": timings})
+    return OK
+
+
+def _engine(arguments: argparse.Namespace, defaults: dict[str, Any]) -> "LLM":
+    """An engine for the batch.
+
+    Args:
+        arguments: the command's.
+        defaults: engine arguments that stand unless the user gave others.
+    """
     from jaxinfer.measure.models.engines import build_engine
 
-    platform = start_platform()
-    schedule = profile_schedule(arguments)
-    defaults = {
+    needed = {
         "compile_ahead": False,  # only the batch's own shapes are needed
-        "num_decode_steps": 1,
         "max_num_seqs": arguments.sequences,
-        "max_model_len": arguments.prompt_tokens + max(schedule.num_steps, 64) + 1,
+        "max_model_len": arguments.prompt_tokens
+        + max(profile_schedule(arguments).num_steps, 64)
+        + 1,
         "show_progress": not arguments.quiet,
     }
-    with (
-        speaking_of_flags(),
-        build_engine(arguments.model_shape, {**defaults, **engine_arguments(arguments)}) as llm,
-    ):
-        if stage == "recorded":
-            _record(llm, arguments, read_result(Path(arguments.output)), "without CUDA graphs")
-            return OK
-        timings = _time(llm, arguments, "as always")
-        result = {"platform": platform, "timings": timings}
-        write_result(Path(arguments.output), result)
-        if arguments.memory:
-            _record_memory(llm, arguments)
-        if platform != "gpu":
-            _record(llm, arguments, result, None)
-        return OK
+    given = engine_arguments(arguments)
+    return build_engine(arguments.model_shape, {**needed, **defaults, **given})
 
 
 def _prompts(llm: "LLM", arguments: argparse.Namespace) -> list[list[int]]:
@@ -77,16 +98,9 @@ def _time(llm: "LLM", arguments: argparse.Namespace, run: str) -> list[dict[str,
 
 
 def _record(
-    llm: "LLM", arguments: argparse.Namespace, result: dict[str, Any], timed_as: str | None
+    llm: "LLM", arguments: argparse.Namespace, timings: list[dict[str, Any]], note: str
 ) -> None:
-    """Record, and write the report with all timings.
-
-    Args:
-        llm: the engine.
-        arguments: the command's.
-        result: of the first process.
-        timed_as: what this process's own steps are called, if they differ from the first's.
-    """
+    """Record, and write the report with the timings of unrecorded steps."""
     from jaxinfer.measure.ceilings import measure_peak
     from jaxinfer.measure.step_profile import record_steps
     from jaxinfer.planning.devices import find_chip
@@ -94,11 +108,10 @@ def _record(
     from jaxinfer.profiling.saving import save_report
 
     directory = Path(arguments.output)
-    timings = list(result["timings"])
-    if timed_as is not None:
-        timings += _time(llm, arguments, timed_as)
-    timings += record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
-    notes = (_CPU_NOTE if timed_as is None else _GRAPHS_NOTE, _PADDING_NOTE)
+    record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
+    notes = [note]
+    if any(timing["run"] == ONE_STEP for timing in timings):
+        notes.append(_MULTI_STEP_NOTE)
     facts: dict[str, Any] = {"timings": timings, "notes": notes}
     report = read_report(directory)
     if find_chip(report.device) is None:

@@ -7,7 +7,12 @@ from typing import Any, TextIO
 
 from jaxinfer.cli.engine import speaking_of_flags
 from jaxinfer.cli.process import FAILED, OK, end_process, print_error, run_command
-from jaxinfer.cli.service.child import begin_as_child, freeze_heap, report_while_running
+from jaxinfer.cli.service.child import (
+    begin_as_child,
+    collect_less_often,
+    freeze_heap,
+    report_while_running,
+)
 
 _LOOK_EVERY_S = 0.2
 
@@ -40,6 +45,7 @@ async def _serve(handle: Any, limits: Any, path: str, reports: TextIO) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     async with engine_server(handle, limits).listening(path):
         freeze_heap()
+        collect_less_often()
         reporting = asyncio.create_task(report_while_running(reports))
         while not ending.is_set():
             if (failure := handle.driver.failure) is not None:

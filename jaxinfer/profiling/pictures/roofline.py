@@ -6,13 +6,15 @@ roof is what it leaves.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from jaxinfer.profiling.pictures.colours import PART_COLOURS, colour_class
 from jaxinfer.profiling.pictures.svg import picture, text
 from jaxinfer.profiling.report import Peak, ProfileReport, WorkRow
 
-_LEFT, _TOP, _WIDTH, _HEIGHT, _GAP = 104, 58, 330, 250, 110
+_LEFT, _TOP, _WIDTH, _HEIGHT, _GAP = 104, 58, 330, 250, 124
 _RADIUS = 5
+_LETTER = 7.0  # px of a letter, at most
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
 
 
@@ -60,23 +62,55 @@ def _panel(kind: str, rows: Sequence[WorkRow], peak: Peak, left: float) -> Itera
     corners = [(10.0**low_x, roof[0]), (ridge, peak.flops_per_s), (10.0**high_x, roof[1])]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*corner) for corner in corners))
     yield f'<polyline class="roof" points="{line}"/>'
-    taken: list[tuple[float, float]] = []
-    for row, x, y in sorted(points, key=lambda point: -point[2]):
-        across, up = place(x, y)
+    dots = [(row.part, *place(x, y)) for row, x, y in sorted(points, key=lambda point: -point[2])]
+    for part, across, up in dots:
         yield (
-            f'<circle class="{colour_class(row.part)}" cx="{across:.1f}" cy="{up:.1f}" '
-            f'r="{_RADIUS}"/>'
+            f'<circle class="{colour_class(part)}" cx="{across:.1f}" cy="{up:.1f}" r="{_RADIUS}"/>'
         )
-        label = _free(across + _RADIUS + 3, up + 4, taken)
-        yield text(*label, row.part)
+    for (part, across, up), box in zip(dots, _name_boxes(dots, left), strict=True):
+        x, y = min(max(across, box.left), box.right), min(max(up, box.top), box.bottom)
+        if math.hypot(x - across, y - up) > 2 * _RADIUS:  # whose name it is would not be seen
+            yield f'<line class="rule" x1="{across:.1f}" y1="{up:.1f}" x2="{x:.1f}" y2="{y:.1f}"/>'
+        yield text(box.left, box.bottom - 3, part)
 
 
-def _free(x: float, y: float, taken: list[tuple[float, float]]) -> tuple[float, float]:
-    """A place for a label, moved down until it is over no other."""
-    while any(abs(y - other_y) < 12 and abs(x - other_x) < 90 for other_x, other_y in taken):
-        y += 3
-    taken.append((x, y))
-    return x, y
+def _name_boxes(dots: Sequence[tuple[str, float, float]], left: float) -> "Iterator[_Box]":
+    """A place for each part's name, near its dot where nothing else is."""
+    panel = _Box(left + 2, _TOP - 6, left + _WIDTH + 36, _TOP + _HEIGHT - 2)
+    taken = [_Box(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS) for _, x, y in dots]
+    for part, x, y in dots:
+        width = _LETTER * len(part)
+        boxes = [_Box(at, up - 10, at + width, up + 3) for at, up in _places(x, y, width)]
+        inside = [box for box in boxes if box.is_in(panel)]
+        free = [box for box in inside if not any(box.meets(other) for other in taken)]
+        best = (free or inside or boxes)[0]
+        taken.append(best)
+        yield best
+
+
+def _places(x: float, y: float, width: float) -> Iterator[tuple[float, float]]:
+    """Where a name may begin: to the right of its dot, to the left, then ever further away."""
+    for away in range(0, 60, 13):
+        for up in dict.fromkeys((y + 4 + away, y + 4 - away)):
+            yield x + _RADIUS + 3, up
+            yield x - _RADIUS - 3 - width, up
+        for up in (y + 17 + away, y - 9 - away):
+            yield x - width / 2, up
+
+
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def is_in(self, other: "_Box") -> bool:
+        across = other.left <= self.left and self.right <= other.right
+        return across and other.top <= self.top and self.bottom <= other.bottom
+
+    def meets(self, other: "_Box") -> bool:
+        apart = self.right <= other.left or other.right <= self.left
+        return not (apart or self.bottom <= other.top or other.bottom <= self.top)
 
 
 def _point(row: WorkRow) -> tuple[float, float]:

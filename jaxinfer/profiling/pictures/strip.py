@@ -8,7 +8,7 @@ from jaxinfer.profiling.pictures.svg import picture, text
 from jaxinfer.profiling.report import Bar, ProfileReport
 
 _LEFT, _WIDTH, _RIGHT = 64, 720, 16
-_TOP, _LANE, _PITCH = 44, 34, 52
+_TOP, _LANE, _PITCH = 62, 34, 52
 _LEAST = 0.15  # px; a shorter bar would not be drawn
 _COLUMN, _ROW, _COLUMNS = 240, 18, 3
 
@@ -29,7 +29,19 @@ def strip(report: ProfileReport) -> str:
     height = top + rows * _ROW + 8
     kind = "decode" if any(row.kind == "decode" for row in report.steps) else "prefill"
     title = f"One {kind} step, {end * 1e3:.2f} ms: {report.title}"
+    body.append(text(16, 42, _compared(report, kind)))
     return picture(_LEFT + _WIDTH + _RIGHT, height, title, [*body, *legend], PART_COLOURS)
+
+
+def _compared(report: ProfileReport, kind: str) -> str:
+    """How long such a step takes without a recording, for its picture is of a recorded one."""
+    took = {each.run: each.seconds * 1e3 for each in report.timings if each.kind == kind}
+    step = next(row for row in report.steps if row.kind == kind)
+    busy = f"kernels run for {step.busy_s * 1e3:.2f} ms of a mean recorded step"
+    if "as always" not in took:
+        return busy
+    graphs = ", with CUDA graphs," if "without CUDA graphs" in took else ""
+    return f"{busy}; an unrecorded one{graphs} takes {took['as always']:.2f} ms"
 
 
 def joined_bars(bars: Sequence[Bar]) -> Iterator[Bar]:

@@ -19,6 +19,7 @@ _ARRAY = re.compile(r"(\w+?)\[([\d,]*)\]")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _BITS = re.compile(r"[a-z]+(\d+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dim(?:s=\{|ensions\":\[\")([\d,]*)")
+_SCRATCH = re.compile(r"(, s8\[\d+\]\S*)\)$")  # the last result of a call of cuBLAS
 # Of these a kernel reads and writes parts of an operand only, by indices.
 _INDEXED = ("gather", "scatter", "dynamic-slice", "dynamic-update-slice", "custom-call")
 
@@ -28,7 +29,8 @@ class Kernel(NamedTuple):
 
     Attributes:
         part: of `PARTS`, or None.
-        num_bytes: of operands and results; None where only parts of them are touched.
+        num_bytes: of operands and results, scratch space excluded; None where only parts of them
+            are touched.
         flops: of matrix products, 2 for each product and addition; 0 without any, None if unknown.
     """
 
@@ -82,9 +84,9 @@ def _kernel(
     inner = _inner(each, bodies)
     touched = None
     if not any(i.opcode in _INDEXED and not _is_product(i) for i in (each, *inner)):
-        touched = sum(
-            map(_bytes, (each.shape, *(shapes.get(name, "") for name in _operands(each))))
-        )
+        result = _SCRATCH.sub(")", each.shape) if "__cublas" in each.rest else each.shape
+        operands = (shapes.get(name, "") for name in _operands(each))
+        touched = sum(map(_bytes, (result, *operands)))
     flops = sum(_product_flops(i, shapes) for i in (each, *inner))
     unknown = each.opcode == "custom-call" and not flops
     return Kernel(part, touched, None if unknown else flops)

@@ -5,7 +5,6 @@ import atexit
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,7 @@ from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.engine.sleep import PauseMode, SleepState, SleepTag
 from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.guided.grammar_queue import GrammarQueue
-from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.new_request import NewRequest, Sink
 
 logger = logging.getLogger("jaxinfer")
 
@@ -347,8 +346,7 @@ class EngineDriver:
         self._sleep.check_takes_requests()
         try:
             for request in requests:
-                deliver = functools.partial(self._deliver, request)
-                self._engine.add(dataclasses.replace(request, sink=deliver))
+                self._engine.add(dataclasses.replace(request, sink=self._sink(request)))
                 self._driven[request.key] = request
         except BaseException:
             self._cancel([request.key for request in requests])
@@ -380,10 +378,16 @@ class EngineDriver:
         else:
             self._owner.post(action)
 
-    def _deliver(self, request: NewRequest, output: RequestOutput) -> None:
-        if output.finished:
-            self._driven.pop(request.key, None)
-        _tell(request, output)
+    def _sink(self, request: NewRequest) -> Sink:
+        """What passes a request's outputs to its caller; called for each row of each step."""
+        key, sink = request.key, request.sink or (lambda output: None)
+
+        def deliver(output: Any) -> None:
+            if output.finished:
+                self._driven.pop(key, None)
+            sink(output)
+
+        return deliver
 
     def _cancel(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -72,6 +72,7 @@ class OpenRequests:
         self._groups: dict[str, AnyGroup] = {}
         self._members: dict[str, _Member] = {}
         self._late: set[str] = set()
+        self._unread: set[str] = set()  # whose prompts are not counted yet
         self._changed: dict[str, AnyGroup] = {}
         self._outputs: list[RequestOutput] = []
         self._taken: list[_Taken] = []
@@ -140,6 +141,7 @@ class OpenRequests:
             request = completion.request
             self._scheduler.add(request)
             self._members[request.request_id] = _Member(group, completion)
+            self._unread.add(request.request_id)
             if request.samples_late:
                 self._late.add(request.request_id)
         self._groups[group.request_id] = group
@@ -180,8 +182,7 @@ class OpenRequests:
         """Pass the tokens that were taken, and then those that are forced, to their completions."""
         taken, self._taken = self._taken, []
         for updates, sampled, now in taken:
-            for update in updates:
-                self._note(update, sampled, now)
+            self._note(updates, sampled, now)
         forced, self._forced = self._forced, []
         for i, row, token_ids in forced:
             if row.request.is_finished:  # by a stop string
@@ -191,16 +192,18 @@ class OpenRequests:
             except Exception as error:
                 self._fail_grammar(row.request, error)
             else:
-                self._note(RowUpdate(i, row.request, kept), NO_SCORES, self._clock())
+                self._note([RowUpdate(i, row.request, kept)], NO_SCORES, self._clock())
 
-    def _note(self, update: RowUpdate, sampled: TokenScores, now: float) -> None:
-        member = self._members.get(update.request.request_id)
-        if member is None:  # ended by another completion's fault
-            return
-        try:
-            self._apply(member, update, sampled, now)
-        except Exception as error:
-            self._fail_for(member.group, error)
+    def _note(self, updates: Sequence[RowUpdate], sampled: TokenScores, now: float) -> None:
+        members = self._members
+        for update in updates:
+            member = members.get(update.request.request_id)
+            if member is None:  # ended by another completion's fault
+                continue
+            try:
+                self._apply(member, update, sampled, now)
+            except Exception as error:
+                self._fail_for(member.group, error)
 
     def collect(self) -> None:
         """Create and deliver the outputs of all changed requests."""
@@ -228,13 +231,13 @@ class OpenRequests:
 
     def _apply(self, member: _Member, update: RowUpdate, sampled: TokenScores, now: float) -> None:
         group, completion = member
-        if not completion.token_ids:
-            self.counts.prompt_tokens += update.request.num_prompt_tokens
-            self.counts.cached_prompt_tokens += update.request.history.num_prefix_cached_tokens
-        self.counts.generation_tokens += len(update.token_ids)
-        completion.extend(update.token_ids, sampled, update.row)
+        token_ids = update.token_ids
+        if self._unread:
+            self._count_prompt(update.request)
+        self.counts.generation_tokens += len(token_ids)
+        completion.extend(token_ids, sampled, update.row)
         completion.weight_version = self.weight_version
-        group.note_tokens(len(update.token_ids), now)
+        group.note_tokens(len(token_ids), now)
         reason = completion.finish_reason
         if reason is not None or group.new.kind != "final":
             self._changed[group.request_id] = group
@@ -245,6 +248,13 @@ class OpenRequests:
         # The scheduler does not know of stop strings.
         self._scheduler.finish(update.request, "stop", completion.stop_reason)
         self._forget(update.request, reason)
+
+    def _count_prompt(self, request: Request) -> None:
+        """Count a prompt when its first step that samples, or its last one, is read."""
+        if request.request_id in self._unread:
+            self._unread.discard(request.request_id)
+            self.counts.prompt_tokens += request.num_prompt_tokens
+            self.counts.cached_prompt_tokens += request.history.num_prefix_cached_tokens
 
     def _score_prompts(self, schedule: Schedule, scores: TokenScores) -> None:
         """Pass a step's prompt log-probabilities to the requests with `prompt_logprobs`."""
@@ -273,26 +283,33 @@ class OpenRequests:
     def _hand_out(self, group: AnyGroup, now: float) -> None:
         """Create and deliver a request's output; an exception ends the request."""
         try:
-            self._deliver(group, now)
+            output = group.output(now)
+            if output is None:
+                return
+            if (sink := group.new.sink) is not None:
+                sink(output)
+            elif isinstance(output, RequestOutput):
+                self._outputs.append(output)
+            finished = output.finished
         except Exception as error:
-            self._fail_for(group, error)
-            for completion in group.completions:  # any of them may have raised
-                completion.break_off()
-                completion.finish("error")
-            self._changed.pop(group.request_id, None)
-            with contextlib.suppress(Exception):  # a sink that raises again is dropped
-                self._deliver(group, now)
-        if group.is_finished:
+            self._hand_out_error(group, error, now)
+            finished = True
+        if finished:
             self._groups.pop(group.request_id, None)
 
-    def _deliver(self, group: AnyGroup, now: float) -> None:
-        output = group.output(now)
-        if output is None:
-            return
-        if group.new.sink is not None:
-            group.new.sink(output)
-        elif isinstance(output, RequestOutput):
-            self._outputs.append(output)
+    def _hand_out_error(self, group: AnyGroup, error: Exception, now: float) -> None:
+        """End a request whose output, or sink, raised."""
+        self._fail_for(group, error)
+        for completion in group.completions:  # any of them may have raised
+            completion.break_off()
+            completion.finish("error")
+        self._changed.pop(group.request_id, None)
+        with contextlib.suppress(Exception):  # a sink that raises again is dropped
+            output = group.output(now)
+            if group.new.sink is not None:
+                group.new.sink(output)
+            elif isinstance(output, RequestOutput):
+                self._outputs.append(output)
 
     def _fail_for(self, group: AnyGroup, error: Exception) -> None:
         """End a request after an exception in its own processing on the host."""
@@ -320,6 +337,7 @@ class OpenRequests:
         self.counts.finished[reason] += 1
         self._members.pop(request.request_id, None)
         self._late.discard(request.request_id)
+        self._unread.discard(request.request_id)
 
 
 def _cause(sampled: TokenScores, row: int) -> str:

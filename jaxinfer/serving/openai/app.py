@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -85,10 +86,21 @@ def create_app(
     return app
 
 
+_FLAGS_OF_ROUTES = {
+    **{
+        route.path: "--enable-admin" for route in admin.router.routes if isinstance(route, APIRoute)
+    },
+    "/tokenizer_info": "--enable-tokenizer-info",
+}
+
+
 async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 404:
+        path = request.scope["path"]
         hint = "there is no such route; /openapi.json lists all"
-        error = ApiError(404, hint, route=request.scope["path"])
+        if (flag := _FLAGS_OF_ROUTES.get(path)) is not None:  # else it would have been found
+            hint = f"this route is off; `jaxinfer serve {flag}` turns it on"
+        error = ApiError(404, hint, route=path)
     elif isinstance(error, HTTPException) and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "other methods")
         hint = f"{request.method[:20]} is not taken here; use {allowed}"

@@ -11,15 +11,25 @@ MAX_VALUES = 2_000_000
 MAX_CONTAINERS = 500_000
 MAX_FIELDS = 256
 _CONTAINERS = (dict, list)
+_JSON_NAMES = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
-def decode(body: bytes, max_nesting: int) -> Any:
-    """The value of a JSON text.
+def decode(body: bytes, max_nesting: int) -> dict[str, Any]:
+    """The object that a JSON text is.
 
     Raises:
-        ApiError: 400: it is not JSON (NaN and Infinity are not), not UTF-8, nested too deeply, or
-            with too many values: parsing it would delay other requests.
+        ApiError: 400: it is no object, not JSON (NaN and Infinity are not), not UTF-8, nested too
+            deeply, or with too many values: parsing it would delay other requests.
     """
+    if not body.strip():
+        raise invalid("the body is empty; send a JSON object")
     # Of the bytes, because parsing is what takes long; texts may have many of these too.
     if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
         raise invalid("the JSON has millions of values; send fewer in one request")
@@ -32,7 +42,9 @@ def decode(body: bytes, max_nesting: int) -> Any:
         raise invalid(f"the body is not valid JSON: {error}") from None
     if _is_deeper(value, max_nesting):
         raise too_deep
-    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+    if not isinstance(value, dict):
+        raise invalid(f"the body is JSON, but no object: it is {_JSON_NAMES[type(value)]}")
+    if len(value) > MAX_FIELDS:
         raise invalid(f"the JSON has {len(value)} fields; no request has more than {MAX_FIELDS}")
     return value
 

@@ -57,6 +57,10 @@ class LengthLimits:
     num_cached_tokens: int = 0
 
 
+NO_LIMITS = LengthLimits()
+"""The limits of a request that was not checked yet."""
+
+
 @dataclass(slots=True, eq=False)
 class HeldBlocks:
     """The KV-cache blocks of a request and their entries in the prefix index.
@@ -130,7 +134,7 @@ class Request:
         proposed_token_ids: a guess of the tokens that follow the ones read by the host; set by
             `Scheduler.propose`.
         ending_token_ids: tokens that may end it: end-of-sequence (unless ignored) and stop tokens.
-        limits: bounds on its length; set by `Scheduler.add`.
+        limits: bounds on its length; set by `Scheduler.check`.
         rank: its place in the scheduler's order; set by `Scheduler.add`.
         blocks: the KV-cache blocks it holds.
         history: what its caller's metrics report.
@@ -154,7 +158,7 @@ class Request:
     decodes_on_device: bool = field(default=False, init=False)
     proposed_token_ids: list[int] = field(default_factory=list, init=False)
     ending_token_ids: frozenset[int] = field(default=frozenset(), init=False)
-    limits: LengthLimits = field(default=LengthLimits(), init=False)
+    limits: LengthLimits = field(default=NO_LIMITS, init=False)
     rank: Rank = field(default=Rank(), init=False)
     blocks: HeldBlocks = field(default_factory=HeldBlocks, init=False)
     history: RunHistory = field(default_factory=RunHistory, init=False)

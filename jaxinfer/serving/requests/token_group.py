@@ -31,40 +31,50 @@ row, the number of its tokens, and the number of likeliest tokens to report. A s
 none is copied, and each is a plain tuple."""
 
 
+class RunFacts(NamedTuple):
+    """What an output says of its request beside tokens; seldom another than in the output before.
+
+    Attributes:
+        num_cached_tokens: as of `RequestOutput`.
+        num_preemptions: the number of its preemptions so far.
+        scheduled_time: as of `RequestMetrics`.
+        weight_version: as of `RequestOutput`.
+    """
+
+    num_cached_tokens: int
+    num_preemptions: int
+    scheduled_time: float | None
+    weight_version: int
+
+
 @dataclasses.dataclass(slots=True)
 class TokenOutput:
     """The new tokens of a request of kind "tokens" since its last output.
 
+    A step makes hundreds, nearly all with a token and nothing else, so all else is optional.
+
     Attributes:
-        request_id: the request's key.
         token_ids: its new tokens, stop token included.
         time: its creation time in seconds on the engine's clock.
         scores: log-probabilities of these tokens, an item for each step; empty without
             `logprobs`.
+        facts: None if they are as in the output before.
         prompt_scores: log-probabilities of prompt tokens: for each chunk the position of its first
             token and a slice; entry i scores the token after position ``start + i``.
         finished: whether it has ended.
         finish_reason: as of `CompletionOutput`; None while it runs.
         stop_reason: the stop token that ended it.
-        num_cached_tokens: as of `RequestOutput`.
-        num_preemptions: the number of its preemptions so far.
-        scheduled_time: as of `RequestMetrics`.
-        weight_version: as of `RequestOutput`.
         error: the cause, when `finish_reason` is "error".
     """
 
-    request_id: str
-    token_ids: list[int]
+    token_ids: Sequence[int]
     time: float
     scores: Sequence[RowScores] = ()
+    facts: RunFacts | None = None
     prompt_scores: Sequence[tuple[int, ScoreSlice]] = ()
     finished: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    scheduled_time: float | None = None
-    weight_version: int = 0
     error: str | None = None
 
 
@@ -74,11 +84,14 @@ class TokenCompletion:
     def __init__(self, request: Request) -> None:
         self.index = 0
         self.request = request
-        self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.weight_version = 0
-        self.scores: list[RowScores] = []
+        self.new_token_ids: Sequence[int] = ()
+        """Tokens since the last output."""
+        self.scores: Sequence[RowScores] = ()
+        """Their log-probabilities."""
+        self._num_top = request.params.logprobs
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
         """Add the new tokens of the step's `row`.
@@ -86,13 +99,14 @@ class TokenCompletion:
         Raises:
             RuntimeError: the step did not compute the requested log-probabilities.
         """
-        self.token_ids += token_ids
-        count = self.request.params.logprobs
-        if count is not None and token_ids:
-            _check(scores, count)
-            self.scores.append((scores, row, len(token_ids), count))
-        self.finish_reason = self.request.finish_reason
-        self.stop_reason = self.request.stop_reason
+        # Between two outputs there is one step, but for rare ones: nothing is copied.
+        self.new_token_ids = [*self.new_token_ids, *token_ids] if self.new_token_ids else token_ids
+        if self._num_top is not None and token_ids:
+            _check(scores, self._num_top)
+            self.scores = (*self.scores, (scores, row, len(token_ids), self._num_top))
+        if (reason := self.request.finish_reason) is not None:
+            self.finish_reason = reason
+            self.stop_reason = self.request.stop_reason
 
     def finish(self, reason: FinishReason) -> None:
         """End the completion for a reason other than its tokens."""
@@ -100,7 +114,7 @@ class TokenCompletion:
 
     def break_off(self) -> None:
         """Stop reporting log-probabilities, after an exception in them."""
-        self.scores.clear()
+        self.scores = ()
 
 
 class TokenGroup:
@@ -121,7 +135,7 @@ class TokenGroup:
         self.request_id = new.key
         self.error: str | None = None
         """The cause, if it ended with the reason "error"."""
-        self._num_given = 0
+        self._facts: tuple[int, int, float | None, int] | None = None
         self._prompt_scores: list[tuple[int, ScoreSlice]] = []
         given = new.params.seed
         seed = signed_seed(seed if given is None else given + new.seed_offset)
@@ -161,24 +175,28 @@ class TokenGroup:
     def output(self, now: float) -> TokenOutput:
         """The part since the last call, at time `now`."""
         completion = self.completions[0]
-        request = completion.request
-        token_ids, start = completion.token_ids, self._num_given
-        self._num_given = len(token_ids)
-        scores, completion.scores = completion.scores, []
+        token_ids, completion.new_token_ids = completion.new_token_ids, ()
+        scores, completion.scores = completion.scores, ()
+        history = completion.request.history
+        facts = (  # a plain tuple, which most outputs only compare
+            history.num_prefix_cached_tokens,
+            history.num_preemptions,
+            history.scheduled_time,
+            completion.weight_version,
+        )
+        if facts == self._facts and completion.finish_reason is None and not self._prompt_scores:
+            return TokenOutput(token_ids, now, scores)
+        self._facts = facts
         prompt_scores, self._prompt_scores = self._prompt_scores, []
         return TokenOutput(
-            self.request_id,
-            token_ids[start:] if start else list(token_ids),
+            token_ids,
             now,
             scores,
+            RunFacts(*facts),
             prompt_scores,
             completion.finish_reason is not None,
             completion.finish_reason,
             completion.stop_reason,
-            request.history.num_prefix_cached_tokens,
-            request.history.num_preemptions,
-            request.history.scheduled_time,
-            completion.weight_version,
             self.error,
         )
 

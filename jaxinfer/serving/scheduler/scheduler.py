@@ -5,7 +5,7 @@ from typing import Literal
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.outputs import FinishReason
-from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.requests.request import NO_LIMITS, Request, RequestStatus
 from jaxinfer.serving.requests.stopping import check_stop, set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
@@ -145,12 +145,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Enqueue a new request behind all others of its priority.
 
+        It is checked here unless it was before.
+
         Raises:
             ValueError: if its id is in use, or as `check`.
         """
         if self.get(request.request_id) is not None:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        self.check(request)
+        if request.limits is NO_LIMITS:
+            self.check(request)
         self._queues.add(request)
 
     def num_cached_tokens(self, request: Request) -> int:
@@ -244,10 +247,11 @@ class Scheduler:
         updates: list[RowUpdate] = []
         if schedule.epoch != self._epoch:
             return updates
+        finished = RequestStatus.FINISHED
         for i, row in enumerate(schedule.rows):
             request = row.request
             num_new = row.num_reserved
-            if request.status is RequestStatus.FINISHED:
+            if request.status is finished:
                 continue
             if num_new and request.num_void_tokens:
                 request.num_void_tokens -= num_new
@@ -403,18 +407,18 @@ class Scheduler:
 
         The request ends with an error if there are fewer.
         """
-        outputs = request.output_token_ids
-        num_old = len(outputs)
+        outputs, ending = request.output_token_ids, request.ending_token_ids
+        num_old, num_given = len(outputs), len(token_ids)
         num_known = len(request.prompt_token_ids) + num_old
         end = num_known + num_new
         block_size = self.pool.block_size
         if (
-            len(token_ids) >= num_new
+            num_given >= num_new
             and end < request.limits.num_tokens
-            and request.ending_token_ids.isdisjoint(token_ids)
+            and (not ending or ending.isdisjoint(token_ids))
         ):
             # A row that goes on, which nearly all are: all its tokens at once.
-            new = token_ids[:num_new]
+            new = token_ids if num_given == num_new else token_ids[:num_new]
             outputs += new
             fills_block = end // block_size > num_known // block_size
             if fills_block and request.status is RequestStatus.RUNNING:

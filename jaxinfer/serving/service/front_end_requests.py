@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +9,9 @@ from jaxinfer.errors import QueueFullError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.driver import EngineDriver
 from jaxinfer.serving.requests.new_request import NewRequest, new_key
-from jaxinfer.serving.requests.token_group import TokenOutput
+from jaxinfer.serving.requests.token_group import RunFacts, TokenOutput
 from jaxinfer.serving.service.description import request_of_message
-from jaxinfer.serving.service.messages import Add, Refused, Row, Step, ToFrontEnd
+from jaxinfer.serving.service.messages import Add, News, Refused, Row, Step, ToFrontEnd
 from jaxinfer.serving.service.scores import ScoreBlocks, pack_prompt_scores
 
 _QUEUE_FULL = "as many requests wait as may; try again later, or raise max_waiting_requests"
@@ -58,7 +57,7 @@ class FrontEndRequests:
             if not self._has_room_for(request.params.n):
                 raise QueueFullError(_QUEUE_FULL)
             requests = [
-                _completion(request, params, index, functools.partial(self._take, number, index))
+                _completion(request, params, index, self._sink(number, index))
                 for index, params in enumerate(_params_of_completions(request.params))
             ]
             for index, completion in enumerate(requests):
@@ -84,14 +83,23 @@ class FrontEndRequests:
             rows, self._rows = self._rows, []
             self._send(Step(self._time, rows, self._scores.take()))
 
-    def _take(self, number: int, index: int, news: TokenOutput | BaseException) -> None:
-        if isinstance(news, BaseException):
-            self._refuse(number, news)
-            return
-        if news.finished and self._keys.pop((number, index), None) is None:
-            return  # the front end has ended it
-        self._time = news.time
-        self._rows.append(_row(number, index, news, self._scores))
+    def _sink(self, number: int, index: int) -> Callable[[TokenOutput | BaseException], None]:
+        """What gathers the outputs of a completion; called for each row of each step."""
+
+        def take(output: TokenOutput | BaseException) -> None:
+            if isinstance(output, BaseException):
+                self._refuse(number, output)
+                return
+            if output.finished and self._keys.pop((number, index), None) is None:
+                return  # the front end has ended it
+            self._time = output.time
+            # What may raise is first: scores without their row would be the next row's.
+            news = None if output.facts is None else _news(output.facts, output)
+            if output.scores:
+                self._scores.add(len(self._rows), output.scores)
+            self._rows.append(Row(number, index, output.token_ids, news))
+
+        return take
 
     def _refuse(self, number: int, error: BaseException) -> None:
         self.end([key for key in self._keys if key[0] == number])
@@ -122,22 +130,11 @@ def _completion(
     )
 
 
-def _row(number: int, index: int, news: TokenOutput, blocks: ScoreBlocks) -> Row:
-    scores = [blocks.add(piece) for piece in news.scores] if news.scores else None
-    prompt_scores = None
-    if news.prompt_scores:
-        prompt_scores = [pack_prompt_scores(*each) for each in news.prompt_scores]
-    return Row(
-        number,
-        index,
-        news.token_ids,
-        news.finish_reason,
-        news.stop_reason,  # pyright: ignore[reportArgumentType]  # a string is found by front ends
-        news.num_cached_tokens,
-        news.num_preemptions,
-        news.scheduled_time,
-        news.weight_version,
-        scores,
-        prompt_scores,
-        news.error,
+def _news(facts: RunFacts, output: TokenOutput) -> News:
+    return News(
+        *facts,
+        output.finish_reason,
+        output.stop_reason,  # pyright: ignore[reportArgumentType]  # strings: front ends find them
+        [pack_prompt_scores(*each) for each in output.prompt_scores],
+        output.error,
     )

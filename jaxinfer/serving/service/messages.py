@@ -1,6 +1,7 @@
 """Messages between an engine's process and its front ends: MessagePack, length first."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -72,9 +73,18 @@ class Scores(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: bytes = b""
 
 
-ScorePlace = tuple[int, int, int]
-"""Where in `Step.scores` the scores of a row's tokens are: the index of a `Scores`, whose shape is
-``[rows, positions]``, a row in it, and how many of its leading positions."""
+class StepScores(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of one engine step, of rows that asked for as many likeliest tokens.
+
+    Attributes:
+        rows: indices in `Step.rows`, an item for each row of `scores`.
+        counts: how many of the leading positions each has.
+        scores: of shape ``[rows, positions]``.
+    """
+
+    rows: list[int]
+    counts: list[int]
+    scores: Scores
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
@@ -89,36 +99,44 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     scores: Scores
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What a completion has gained; see `TokenOutput`.
+class News(msgspec.Struct, frozen=True, array_like=True):
+    """What a completion has gained besides tokens; see `TokenOutput`.
+
+    Attributes:
+        num_cached_tokens: of its prompt.
+        num_preemptions: so far.
+        scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
+        weight_version: at its last token.
+        finish_reason: None while it runs.
+        stop_reason: the stop token that ended it.
+        prompt_scores: one for each chunk.
+        error: what went wrong.
+    """
+
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_time: float | None = None
+    weight_version: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    prompt_scores: Sequence[PromptScores] = ()
+    error: str | None = None
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a completion has gained; a step has hundreds.
 
     Attributes:
         number: the request's.
         index: the completion's.
         token_ids: new tokens.
-        finish_reason: None while it runs.
-        stop_reason: the stop token that ended it.
-        num_cached_tokens: of its prompt.
-        num_preemptions: so far.
-        scheduled_time: when the first step of its prompt was planned, on the clock of `Step.time`.
-        weight_version: at its last token.
-        scores: of `token_ids`, a place for each step.
-        prompt_scores: one for each chunk.
-        error: what went wrong.
+        news: all else but log-probabilities; None if it is as in the row before.
     """
 
     number: int
     index: int
-    token_ids: list[int]
-    finish_reason: str | None = None
-    stop_reason: int | None = None
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    scheduled_time: float | None = None
-    weight_version: int = 0
-    scores: list[ScorePlace] | None = None
-    prompt_scores: list[PromptScores] | None = None
-    error: str | None = None
+    token_ids: Sequence[int]
+    news: News | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -127,12 +145,13 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         time: seconds on the clock that both share (`time.monotonic`).
         rows: one a completion.
-        scores: of these rows, gathered: a few arrays in place of some for each row.
+        scores: of these rows, gathered: a few arrays in place of some for each row. A row's tokens
+            of several steps are in as many items, in their order.
     """
 
     time: float
     rows: list[Row]
-    scores: list[Scores] = []
+    scores: list[StepScores] = []
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.service.messages import Row
 from jaxinfer.serving.service.remote_request import RemoteRequest
+from jaxinfer.serving.service.scores import ReceivedScores
 
 
 class OpenStream:
@@ -33,7 +33,7 @@ class OpenStream:
         """Tokens that the reader could have taken and has not."""
         return 0 if self._is_whole else self._request.num_undelivered
 
-    def take(self, row: Row, now: float, scores: Sequence[TokenScores] = ()) -> list[int]:
+    def take(self, row: Row, now: float, scores: Sequence[ReceivedScores] = ()) -> list[int]:
         """Take in what a completion has gained; see `RemoteRequest.take`."""
         ended = self._request.take(row, now, scores)
         if not self._is_whole or self._request.is_finished:

@@ -20,7 +20,7 @@ from jaxinfer.serving.service.engine_link import EngineLink
 from jaxinfer.serving.service.messages import Add, End, Step
 from jaxinfer.serving.service.metrics import metrics_from_message
 from jaxinfer.serving.service.open_stream import OpenStream
-from jaxinfer.serving.service.scores import unpack_scores
+from jaxinfer.serving.service.scores import scores_of_rows
 
 LONGEST_SILENCE_S = 30.0
 """The engine's process answers pings at all times but while it traces a program, for seconds."""
@@ -306,13 +306,14 @@ class RemoteLLM:
 
     def _take_step(self, step: Step) -> None:
         most = self._description.limits.max_undelivered_tokens
-        scores = [unpack_scores(each) for each in step.scores]
-        for row in step.rows:
+        scores = scores_of_rows(step.scores)
+        for i, row in enumerate(step.rows):
             stream = self._streams.get(row.number)
             if stream is None:
                 continue
-            self._weight_version = max(self._weight_version, row.weight_version)
-            self._end_in_engine(row.number, stream.take(row, step.time, scores))
+            if row.news is not None:
+                self._weight_version = max(self._weight_version, row.news.weight_version)
+            self._end_in_engine(row.number, stream.take(row, step.time, scores.get(i, ())))
             if stream.num_undelivered > most:
                 reason = f"its reader left more than {most} tokens untaken"
                 self._end_in_engine(row.number, stream.end("abort", reason))

@@ -8,8 +8,8 @@ from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import TokenScores
-from jaxinfer.serving.service.messages import Row
-from jaxinfer.serving.service.scores import unpack_scores
+from jaxinfer.serving.service.messages import News, Row
+from jaxinfer.serving.service.scores import ReceivedScores, unpack_scores
 
 _NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgumentType]
 
@@ -41,13 +41,13 @@ class RemoteRequest:
         """Indices of the completions that have not ended."""
         return [c.index for c in self._group.completions if c.finish_reason is None]
 
-    def take(self, row: Row, now: float, scores: Sequence[TokenScores] = ()) -> list[int]:
+    def take(self, row: Row, now: float, scores: Sequence[ReceivedScores] = ()) -> list[int]:
         """Take in what a completion has gained.
 
         Args:
             row: of this request; what comes after a completion's end is dropped.
             now: the engine's time.
-            scores: of the step's rows; see `ScorePlace`.
+            scores: of its tokens, an item for each step.
 
         Returns:
             Completions that ended here and that the engine would go on with.
@@ -55,16 +55,19 @@ class RemoteRequest:
         completion = self._group.completions[row.index]
         if completion.finish_reason is not None:
             return []
+        news = row.news
         try:
-            self._score_prompt(row)
+            if news is not None:
+                self._note(completion, news)
             self._extend(completion, row, scores)
         except Exception as error:
             return self.fail(f"{type(error).__name__}: {error}")
         self._group.note_tokens(len(row.token_ids), now)
         self.num_undelivered += len(row.token_ids)
-        if row.error is not None:
-            self._group.error = self._group.error or row.error
-        ended_here = completion.finish_reason is not None and row.finish_reason is None
+        if news is not None and news.error is not None:
+            self._group.error = self._group.error or news.error
+        ends_there = news is not None and news.finish_reason is not None
+        ended_here = completion.finish_reason is not None and not ends_there
         return [row.index] if ended_here else []
 
     def end(self, reason: FinishReason, error: str | None = None) -> list[int]:
@@ -91,29 +94,29 @@ class RemoteRequest:
         except Exception as error:
             return self._group.error_output(f"{type(error).__name__}: {error}", now)
 
-    def _extend(self, completion: Completion, row: Row, scores: Sequence[TokenScores]) -> None:
-        request = completion.request
-        request.history.num_prefix_cached_tokens = row.num_cached_tokens
-        request.history.num_preemptions = row.num_preemptions
-        request.history.scheduled_time = row.scheduled_time
-        completion.weight_version = row.weight_version
-        token_ids = row.token_ids
-        places = row.scores or ()
-        for block, index, count in places[:-1]:  # of several steps only the last can be its last
-            completion.extend(token_ids[:count], scores[block], index)
+    def _note(self, completion: Completion, news: News) -> None:
+        history = completion.request.history
+        history.num_prefix_cached_tokens = news.num_cached_tokens
+        history.num_preemptions = news.num_preemptions
+        history.scheduled_time = news.scheduled_time
+        completion.weight_version = news.weight_version
+        for piece in news.prompt_scores:
+            scores = unpack_scores(piece.scores)
+            self._group.score_prompt(scores, 0, piece.start, len(scores.tokens))
+
+    def _extend(self, completion: Completion, row: Row, scores: Sequence[ReceivedScores]) -> None:
+        request, news, token_ids = completion.request, row.news, row.token_ids
+        for piece, place, count in scores[:-1]:  # of several steps only the last can be its last
+            completion.extend(token_ids[:count], piece, place)
             token_ids = token_ids[count:]
-        request.finish_reason = row.finish_reason  # pyright: ignore[reportAttributeAccessIssue]
-        request.stop_reason = row.stop_reason
+        if news is not None:
+            request.finish_reason = news.finish_reason  # pyright: ignore[reportAttributeAccessIssue]
+            request.stop_reason = news.stop_reason
         if completion.finish_reason is not None:
             return
         if token_ids:
-            block, index = places[-1][:2] if places else (None, 0)
-            completion.extend(token_ids, _NO_SCORES if block is None else scores[block], index)
-        elif row.finish_reason is not None:
+            piece, place = scores[-1][:2] if scores else (_NO_SCORES, 0)
+            completion.extend(token_ids, piece, place)
+        elif news is not None and news.finish_reason is not None:
             completion.finish(request.finish_reason)  # pyright: ignore[reportArgumentType]
-            completion.stop_reason = row.stop_reason
-
-    def _score_prompt(self, row: Row) -> None:
-        for piece in row.prompt_scores or ():
-            scores = unpack_scores(piece.scores)
-            self._group.score_prompt(scores, 0, piece.start, len(scores.tokens))
+            completion.stop_reason = news.stop_reason

@@ -1,23 +1,25 @@
 """Packs log-probabilities into messages for front ends, arrays as bytes, and unpacks them."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.requests.token_group import RowScores, ScoreSlice
-from jaxinfer.serving.service.messages import PromptScores, ScorePlace, Scores
+from jaxinfer.serving.service.messages import PromptScores, Scores, StepScores
 
 
 @dataclasses.dataclass(slots=True)
 class _Block:
-    """Rows of one step with the same number of likeliest tokens."""
+    """Rows of one step with the same number of likeliest tokens; the rest as of `StepScores`."""
 
-    index: int
     scores: TokenScores
     num_top: int
+    places: list[int] = dataclasses.field(default_factory=list)
     rows: list[int] = dataclasses.field(default_factory=list)
+    counts: list[int] = dataclasses.field(default_factory=list)
 
 
 class ScoreBlocks:
@@ -26,27 +28,58 @@ class ScoreBlocks:
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
 
-    def add(self, piece: RowScores) -> ScorePlace:
-        """Where the scores of a row will be."""
-        scores, row, count, num_top = piece
-        for block in reversed(self._blocks):  # there are one or two
-            if block.scores is scores and block.num_top == num_top:
-                break
-        else:
-            block = _Block(len(self._blocks), scores, num_top)
-            self._blocks.append(block)
-        block.rows.append(row)
-        return block.index, len(block.rows) - 1, count
+    def add(self, row: int, pieces: Sequence[RowScores]) -> None:
+        """Add the scores of a message's row, an item for each step."""
+        blocks, first = self._blocks, 0
+        for scores, place, count, num_top in pieces:
+            for index in range(first, len(blocks)):  # there are one or two
+                block = blocks[index]
+                if block.scores is scores and block.num_top == num_top:
+                    break
+            else:
+                index = len(blocks)
+                block = _Block(scores, num_top)
+                blocks.append(block)
+            first = index + 1  # a row's next step comes in a later block
+            block.places.append(place)
+            block.rows.append(row)
+            block.counts.append(count)
 
-    def take(self) -> list[Scores]:
-        """The scores added since the last call, in the order of the blocks' indices."""
+    def take(self) -> list[StepScores]:
+        """The scores added since the last call; those of a row in the order of its steps."""
         blocks, self._blocks = self._blocks, []
-        return [_pack(block.scores, (block.rows,), block.num_top) for block in blocks]
+        return [
+            StepScores(
+                block.rows,
+                block.counts,
+                _pack(block.scores, (np.array(block.places),), block.num_top),
+            )
+            for block in blocks
+        ]
 
 
 def pack_prompt_scores(start: int, piece: ScoreSlice) -> PromptScores:
     """Scores of a chunk of a prompt that begins at position `start`."""
     return PromptScores(start, _pack(*piece))
+
+
+ReceivedScores = tuple[TokenScores, int, int]
+"""The scores of a row's tokens from one step: of several rows, this row's index among them, and the
+number of its leading positions."""
+
+
+def scores_of_rows(packed: Sequence[StepScores]) -> dict[int, list[ReceivedScores]]:
+    """The scores of a message's rows, by the row's index, an item for each step.
+
+    Raises:
+        ValueError: the arrays do not belong together.
+    """
+    found: dict[int, list[ReceivedScores]] = {}
+    for each in packed:
+        scores = unpack_scores(each.scores)
+        for place, (row, count) in enumerate(zip(each.rows, each.counts, strict=True)):
+            found.setdefault(row, []).append((scores, place, count))
+    return found
 
 
 def unpack_scores(packed: Scores) -> TokenScores:

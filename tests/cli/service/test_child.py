@@ -2,7 +2,7 @@
 
 import gc
 
-from jaxinfer.cli.service.child import freeze_heap
+from jaxinfer.cli.service.child import collect_less_often, freeze_heap
 
 
 def test_objects_that_are_loaded_before_a_child_serves_are_never_collected():
@@ -10,3 +10,21 @@ def test_objects_that_are_loaded_before_a_child_serves_are_never_collected():
     before = gc.get_freeze_count()
     freeze_heap()
     assert gc.get_freeze_count() >= before + len(kept)
+
+
+def test_a_steps_rows_start_no_collection():
+    before, collections = gc.get_threshold(), []
+
+    def note(phase, info):
+        collections.append(info)
+
+    collect_less_often()
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        rows = [[number] for number in range(5000)]
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*before)
+    assert len(rows) == 5000
+    assert not collections

@@ -1,22 +1,23 @@
 """EleutherAI's lm-eval as a client: local tasks against a live server, tokens by its routes.
 
-`pip install 'lm-eval[api]'` in an environment of its own, which needs no torch; then
-`JAXINFER_LM_EVAL=path/to/lm_eval pytest -n 0 -m clients tests/cli/service/test_lm_eval.py`.
+It is in the extra `clients`. `JAXINFER_LM_EVAL=path/to/lm_eval` takes one of another environment.
 """
 
 import json
 import os
-import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.cli.service.running_service import RunningService
 
-COMMAND = os.environ.get("JAXINFER_LM_EVAL") or shutil.which("lm_eval")
+COMMAND = os.environ.get("JAXINFER_LM_EVAL") or str(Path(sys.executable).with_name("lm_eval"))
 pytestmark = [
     pytest.mark.clients,
-    pytest.mark.skipif(not COMMAND, reason="needs lm_eval; the file's first lines say how"),
+    pytest.mark.slow,
+    pytest.mark.skipif(not os.path.exists(COMMAND), reason="needs lm_eval, of '.[clients]'"),
 ]
 STORIES = ["Once upon a time", "The little girl", "One day, Tom and"]
 TASK = """\

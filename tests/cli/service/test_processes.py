@@ -79,6 +79,29 @@ def test_a_port_in_use_is_one_line(service):
     assert f"port {port} of 127.0.0.1: Address already in use" in done.stderr
 
 
+HEADERS_WITHOUT_END = [
+    b"GET /health HTTP/1.1\r\nX-One: ",  # a line without end
+    b"GET /health HTTP/1.1\r\nHost: x\r\n",  # lines without end, below
+    b"GET /",  # a path without end
+]
+
+
+@pytest.mark.parametrize("begin", HEADERS_WITHOUT_END)
+def test_headers_of_200_mb_are_cut_off_early(service, begin):
+    port = int(service.url.rsplit(":", 1)[1])
+    piece = b"X-More: 1\r\n" * 6000 if begin.endswith(b"x\r\n") else b"a" * 65_536
+    sent = 0
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(begin)
+        try:
+            while sent < 200 << 20:
+                sent += connection.send(piece)
+        except OSError:  # it was closed
+            pass
+    assert sent < 16 << 20  # what both sides' sockets hold
+    assert service.health() == 200
+
+
 def test_a_client_that_goes_frees_its_slot_within_a_second(service):
     stream = service.stream()
     assert service.metric("num_requests_running") == 1

@@ -50,6 +50,10 @@ def test_operands_and_results_are_its_bytes():
     assert KERNELS["gemm_fusion"].num_bytes == 4 * 16 * 4 + 8 * 16 * 2 + 4 * 8 * 4
 
 
+def test_the_scratch_space_of_cublas_is_not_counted():
+    assert KERNELS["cublas"].num_bytes == 4 * 8 * 4 + 8 * 16 * 2 + 4 * 8 * 4
+
+
 def test_products_are_counted_also_inside_fusions_and_in_cublas():
     assert KERNELS["gemm_fusion"].flops == 2 * 4 * 8 * 16
     assert KERNELS["cublas"].flops == 2 * 4 * 8 * 8

@@ -18,9 +18,11 @@ def test_a_page_shows_pictures_parts_and_timings_of_its_platform():
     page = "\n".join(profile_lines("gpu", [_record("cpu", title="slow"), _record()]))
     assert "slow" not in page
     assert "![One step over time](figures/profile-gpu-step.svg)" in page
-    assert "| qkv | 1 | 0.001 | 52.6% |" in page
+    assert "| qkv | 1 | 0.001 | 52.1% |" in page
     assert "| mlp: dot | 1 |" in page
-    assert "| decode, as always | 1.500 |" in page
+    assert "| decode, as always | 1.500 | 1.00 | 0% | - | - | - | - | - |" in page
+    assert "| decode, recorded | 0.000 |" in page
+    assert "- Bytes and operations by part" in page
 
 
 def test_the_readme_shows_a_gpu_once_there_is_one():

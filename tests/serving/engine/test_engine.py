@@ -543,3 +543,12 @@ def test_closing_aborts_what_runs_and_frees_the_device():
 
 def test_the_toy_model_depends_on_the_order_of_its_context():
     assert next_token([1, 2], 1000) != next_token([2, 1], 1000)
+
+
+def test_a_new_request_is_checked_once(monkeypatch):
+    setup, checked = Setup(), []
+    check = setup.scheduler.check
+    monkeypatch.setattr(setup.scheduler, "check", lambda r: (checked.append(r), check(r)))
+    setup.add("a", [1, 2, 3])
+    assert [request.request_id for request in checked] == ["a/0"]
+    setup.run()

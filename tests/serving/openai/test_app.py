@@ -89,8 +89,12 @@ def test_the_host_header_opens_no_route(locked, host):
 
 def test_administration_is_off_by_default_and_needs_a_key(client, locked):
     for path in ("/reset_prefix_cache", "/sleep", "/wake_up", "/pause", "/start_profile"):
-        assert client.post(path).status_code == 404
-    assert client.get("/tokenizer_info").status_code == 404
+        answer = client.post(path)
+        assert answer.status_code == 404
+        assert f"{path}: this route is off; `jaxinfer serve --enable-admin`" in answer.text
+    answer = client.get("/tokenizer_info")
+    assert answer.status_code == 404
+    assert "--enable-tokenizer-info" in answer.text
     with pytest.raises(ValueError, match="needs a key"):
         ServerSettings(enable_admin=True)
 

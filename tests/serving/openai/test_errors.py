@@ -195,13 +195,18 @@ def test_a_typo_names_its_neighbour(client):
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+TEXT = {"type": "text", "text": "What is this?"}
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].image_url: unknown"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].type: Input should"),
+        (
+            {"messages": [{"role": "user", "content": [TEXT, IMAGE]}]},
+            "messages[0].content: part 1 is of type 'image_url'; this model reads text alone",
+        ),
+        ({"messages": [{"role": "user", "content": [TEXT | {"x": 1}]}]}, "messages[0].x: unknown"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].type: Field required"),
         ({"messages": [{"role": "usr", "content": "a"}]}, "messages[0].role: Input should"),
         (
             {"tools": [{"type": "function", "function": {"name": "f f"}}]},
@@ -249,12 +254,25 @@ def test_other_methods_and_media_types_are_refused(client):
     refused(answer, None, status=415)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'"\xff"', b"[]", b"null", b'"a"', b"3"])
-def test_what_is_no_json_object_is_refused(client, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the body is empty; send a JSON object"),
+        (b" \n", "the body is empty; send a JSON object"),
+        (b"\xff\xfe", "the body is not valid JSON"),
+        (b'"\xff"', "the body is not valid JSON"),
+        (b"[]", "the body is JSON, but no object: it is an array"),
+        (b"null", "the body is JSON, but no object: it is null"),
+        (b'"a"', "the body is JSON, but no object: it is a string"),
+        (b"3", "the body is JSON, but no object: it is a number"),
+        (b"true", "the body is JSON, but no object: it is true or false"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(client, content, message):
     answer = client.post(
         "/v1/completions", content=content, headers={"content-type": "application/json"}
     )
-    refused(answer, None)
+    assert message in refused(answer, None)
 
 
 @pytest.mark.parametrize("depth", [65, 500, 100_000])

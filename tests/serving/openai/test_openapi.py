@@ -90,12 +90,31 @@ def test_every_answer_is_as_documented(api, count):
     assert {200, 400, 501} <= set(statuses)
 
 
-PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+BODIES = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+# Of few valid requests each is made once.
+PARAMETERS = {"/pause": {200, 400}, "/sleep": {200, 400}, "/wake_up": {200, 400}}
+PARAMETERS["/v1/models/{name}"] = {404}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", BODIES)
 def test_two_thousand_answers_of_a_route_are_as_documented(api, path):
     statuses = try_requests(api, 2000, path)
     assert statuses.total() >= 2000
     assert {200, 400} <= set(statuses)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("path", "expected"), PARAMETERS.items())
+def test_a_thousand_parameters_of_a_route_or_more_are_as_documented(api, path, expected):
+    statuses = try_requests(api, 2000, path)
+    assert statuses.total() >= 1000
+    assert expected <= set(statuses)
+
+
+def test_every_route_with_input_is_tried_exhaustively(api):
+    operations = [each.ok() for each in api.get_all_operations()]
+    with_input = {
+        each.path for each in operations if each.body or each.query or each.path_parameters
+    }
+    assert with_input == {*BODIES, *PARAMETERS}

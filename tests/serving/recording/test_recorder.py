@@ -50,8 +50,15 @@ def test_the_report_has_parts_kernels_and_the_host_from_one_clock(engine, tmp_pa
     assert [(row.kind, row.steps) for row in report.steps] == [("prefill", 1), ("decode", 4)]
     decode = {row.part for row in report.parts if row.kind == "decode"}
     assert {"qkv", "attention", "o", "mlp", "head", "sample"} <= decode
-    assert set(report.host) == set(HOST_SPANS)
-    assert all(seconds > 0 for seconds in report.host.values())
+    assert [(each.kind, each.run) for each in report.timings] == [
+        ("prefill", "recorded"),
+        ("decode", "recorded"),
+    ]
+    for timing in report.timings:
+        assert set(timing.host) == set(HOST_SPANS)
+        assert all(seconds > 0 for seconds in timing.host.values())
+    # Of one step, on one clock: the host waits for the device.
+    assert report.timings[0].seconds >= report.steps[0].span_s
     assert {bar.lane for bar in report.bars} == {"device", "host"}
     assert "decode, by part" in (tmp_path / REPORT_TEXT).read_text()
 

@@ -8,8 +8,8 @@ import pytest
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.requests.result import TokenScores
-from jaxinfer.serving.requests.token_group import TokenGroup
+from jaxinfer.serving.requests.result import NO_SCORES, TokenScores
+from jaxinfer.serving.requests.token_group import RunFacts, TokenGroup
 
 NUM_COMPLETIONS = 4
 
@@ -39,10 +39,10 @@ def test_an_output_has_what_is_new_and_its_scores():
     completion.extend([4, 5], scores, 1)
     output = group.output(1.0)
     assert (output.token_ids, output.finished, output.time) == ([4, 5], False, 1.0)
-    assert output.scores == [(scores, 1, 2, 1)]
+    assert list(output.scores) == [(scores, 1, 2, 1)]
     completion.extend([6], scores, 0)
     assert group.output(2.0).token_ids == [6]
-    assert group.output(3.0).token_ids == []
+    assert list(group.output(3.0).token_ids) == []
 
 
 def test_scores_that_the_step_lacks_are_an_error():
@@ -55,3 +55,28 @@ def test_scores_that_the_step_lacks_are_an_error():
 def test_several_completions_are_refused():
     with pytest.raises(ValueError, match="n is 2"):
         TokenGroup(new_request(n=2), seed=5)
+
+
+def test_what_has_not_changed_is_said_once():
+    group = TokenGroup(new_request(), seed=5)
+    completion = group.completions[0]
+    completion.extend([4], NO_SCORES, 0)
+    assert group.output(1.0).facts == RunFacts(0, 0, None, 0)
+    completion.extend([5], NO_SCORES, 0)
+    assert group.output(2.0).facts is None
+    completion.request.history.num_preemptions = 1
+    assert group.output(3.0).facts == RunFacts(0, 1, None, 0)
+    completion.weight_version = 2
+    assert group.output(4.0).facts == RunFacts(0, 1, None, 2)
+    completion.finish("abort")
+    last = group.output(5.0)
+    assert (last.facts, last.finished) == (RunFacts(0, 1, None, 2), True)
+
+
+def test_tokens_of_several_steps_come_together():
+    group = TokenGroup(new_request(), seed=5)
+    steps = [[4, 5], [6], [7, 8]]
+    for token_ids in steps:
+        group.completions[0].extend(token_ids, NO_SCORES, 0)
+    assert list(group.output(1.0).token_ids) == [4, 5, 6, 7, 8]
+    assert steps == [[4, 5], [6], [7, 8]]

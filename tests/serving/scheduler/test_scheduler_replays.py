@@ -36,7 +36,7 @@ def test_identical_512_token_prompts_with_block_256_arriving_together():
     for request in requests:
         scheduler.add(request)
     schedules = run_to_end(scheduler, device)
-    # Only a fork need not compute the last token.
+    # The last token must be computed, but once for all: the others fork its row.
     assert [r.history.num_prefix_cached_tokens for r in requests] == [0] + [512] * 11
     assert schedules[0].num_tokens == 512
     assert_solo(requests)

@@ -12,7 +12,6 @@ from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.service.limits import ServiceLimits
-from jaxinfer.serving.service.messages import Step, encode
 from tests.serving.engine.test_engine import TOKENIZER, Setup
 from tests.serving.service.toy_service import GREEDY, ToyService, collect, connect
 
@@ -297,27 +296,6 @@ def test_prompts_of_different_salts_share_no_block():
             assert cached == [0, 16, 0, 0]
 
     run(main())
-
-
-def test_a_step_is_one_message_for_each_front_end(monkeypatch):
-    sent = []
-
-    def note(message):
-        if isinstance(message, Step):
-            sent.append(len(message.rows))
-        return encode(message)
-
-    monkeypatch.setattr("jaxinfer.serving.service.engine_server.encode", note)
-
-    async def main():
-        service = ToyService()
-        async with service.connected() as llm:
-            await asyncio.gather(*(collect(llm, [1, i]) for i in range(8)))
-            return service.setup.runner.num_launches
-
-    assert len(sent) <= run(main())
-    assert max(sent) == 8
-    assert sum(sent) == 8 * GREEDY.max_tokens
 
 
 def test_no_text_is_made_in_the_engines_thread(monkeypatch):

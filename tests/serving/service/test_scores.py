@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from jaxinfer.serving.requests.result import unpack_scores as split
 from jaxinfer.serving.requests.token_group import ScoreSlice
 from jaxinfer.serving.service.messages import PromptScores, Step, decode_to_front_end, encode
-from jaxinfer.serving.service.scores import ScoreBlocks, pack_prompt_scores, unpack_scores
+from jaxinfer.serving.service.scores import (
+    ScoreBlocks,
+    pack_prompt_scores,
+    scores_of_rows,
+    unpack_scores,
+)
 
 ROWS, POSITIONS, TOP = 5, 3, 4
 COLUMNS = 4 + 2 * TOP
@@ -26,33 +31,45 @@ row_scores = st.tuples(
 )
 
 
-@given(pieces=st.lists(row_scores, max_size=20))
-def test_each_row_gets_its_own_scores(pieces):
+@given(rows=st.lists(st.lists(row_scores, max_size=3), max_size=10))
+def test_each_row_gets_its_own_scores_in_the_order_of_its_steps(rows):
     steps = [step_scores(0), step_scores(1)]
     blocks = ScoreBlocks()
-    places = [blocks.add((steps[step], *rest)) for step, *rest in pieces]
+    for number, pieces in enumerate(rows):
+        blocks.add(number, [(steps[step], *rest) for step, *rest in pieces])
     sent = decode_to_front_end(encode(Step(0.0, [], blocks.take()))[4:])
-    received = [unpack_scores(each) for each in sent.scores]
-    assert len(received) <= len({(step, num_top) for step, _, _, num_top in pieces})
-    for (step, row, count, num_top), (block, index, sent_count) in zip(pieces, places, strict=True):
-        own, got = steps[step], received[block]
-        assert sent_count == count
-        for name in ("tokens", "logprobs", "ranks"):
-            np.testing.assert_array_equal(getattr(got, name)[index], getattr(own, name)[row])
-        for name in ("top_ids", "top_logprobs"):
-            if num_top:
-                wanted = getattr(own, name)[row, :, :num_top]
-                np.testing.assert_array_equal(getattr(got, name)[index], wanted)
-            else:
-                assert getattr(got, name) is None
+    received = scores_of_rows(sent.scores)
+    assert sorted(received) == [number for number, pieces in enumerate(rows) if pieces]
+    for number, own in received.items():
+        for (step, row, count, num_top), (got, place, got_count) in zip(
+            rows[number], own, strict=True
+        ):
+            assert got_count == count
+            for name in ("tokens", "logprobs", "ranks"):
+                wanted = getattr(steps[step], name)[row]
+                np.testing.assert_array_equal(getattr(got, name)[place], wanted)
+            for name in ("top_ids", "top_logprobs"):
+                if num_top:
+                    wanted = getattr(steps[step], name)[row, :, :num_top]
+                    np.testing.assert_array_equal(getattr(got, name)[place], wanted)
+                else:
+                    assert getattr(got, name) is None
     assert blocks.take() == []
+
+
+def test_rows_of_a_step_with_as_many_likeliest_tokens_are_sent_together():
+    steps = [step_scores(0), step_scores(1)]
+    blocks = ScoreBlocks()
+    for row in range(ROWS):
+        blocks.add(row, [(steps[0], row, 1, row % 2), (steps[1], row, 1, row % 2)])
+    assert [each.rows for each in blocks.take()] == [[0, 2, 4], [0, 2, 4], [1, 3], [1, 3]]
 
 
 def test_scores_without_ranks_have_none_afterwards():
     blocks = ScoreBlocks()
-    blocks.add((step_scores(0, columns=3), 2, 1, 0))
+    blocks.add(0, [(step_scores(0, columns=3), 2, 1, 0)])
     (packed,) = blocks.take()
-    assert unpack_scores(packed).ranks is None
+    assert unpack_scores(packed.scores).ranks is None
 
 
 @given(start=st.integers(0, 100), first=st.integers(0, 2), num_top=st.integers(0, TOP))

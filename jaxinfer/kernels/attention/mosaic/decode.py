@@ -10,7 +10,7 @@ How, and where each idea comes from:
   sum `l` and an unnormalised output are rescaled when the maximum grows. fp32, in powers of two.
 * **Split over the context** (FlashDecoding, Dao et al. 2023): with few sequences, `num_splits`
   blocks share one sequence; each leaves a normalised partial output and the log of its sum.
-  `combine.py` weighs them together, or, where they form a cluster, `cluster_combine.py`.
+  `combine.py` weighs them together.
 * **Warp specialisation** (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608): warpgroup 0 only
   starts TMA copies (one warp for keys, one for values), up to `stages` tiles ahead; warpgroup 1
   only computes. Four barriers a stage say "filled" and "free" for keys and for values.
@@ -35,8 +35,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.attention.mosaic import cluster_combine
-from jaxinfer.kernels.attention.mosaic.combine import combine_splits
+from jaxinfer.kernels.attention.mosaic.combine import (
+    cluster_scratch,
+    combine_in_cluster,
+    combine_splits,
+    most_cluster_splits,
+)
 from jaxinfer.kernels.attention.mosaic.decode_tile import (
     TileMemory,
     attend_tile,
@@ -187,7 +191,7 @@ def choose_config(B: int, K: int, longest: int, *, head_bytes: int = 4096) -> De
     """
     blocks = B * K
     for stages, keys in ((3, 256), (4, 512)):
-        most = cluster_combine.most_splits(head_bytes, stages)
+        most = most_cluster_splits(head_bytes, stages)
         in_cluster = min(_CLUSTERED_BLOCKS // blocks, most)
         if in_cluster >= _FEWEST_CLUSTERED and 512 <= longest <= keys * in_cluster:
             return DecodeConfig(stages=stages, num_splits=in_cluster, in_cluster=True)
@@ -241,7 +245,7 @@ def _launch(problem: _Problem, shapes: tuple[jax.ShapeDtypeStruct, ...]):
             "v_filled": filled,
             "k_free": free,
             "v_free": free,
-            "combine": cluster_combine.scratch(config.num_splits, D, N) if cluster else {},
+            "combine": cluster_scratch(config.num_splits, D, N) if cluster else {},
         },
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="paged_decode_attention",
@@ -308,7 +312,7 @@ def _block(p, q, k_pages, v_pages, lengths, tables, *outputs, q_smem, k_smem, v_
             store_anyhow(partial.at[at], out)
             store_anyhow(log_sums.at[at], log_sum)
         elif p.config.in_cluster:
-            cluster_combine.combine_in_cluster(out, log_sum, write, **combine)
+            combine_in_cluster(out, log_sum, write, **combine)
         else:
             write(out)
 

@@ -1,8 +1,8 @@
 """The bodies of `/v1/chat/completions`: requests, answers and chunks of a stream."""
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.answers import PromptLogprobs, Usage
@@ -20,10 +20,22 @@ from jaxinfer.serving.openai.protocol.tools import (
 MAX_MESSAGES = 4096
 
 
+TextKind = Literal["text", "input_text", "output_text"]
+
+
+def _check_parts(content: Any) -> Any:
+    """Name the first part that is no text, in place of all that a text would need."""
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in get_args(TextKind):
+            raise ValueError(f"part {i} is of type {kind[:100]!r}; this model reads text alone")
+    return content
+
+
 class TextPart(Body):
     """A part of a message's content; there are no others than text."""
 
-    type: Literal["text", "input_text", "output_text"]
+    type: TextKind
     text: str
     annotations: Ignored = None
     logprobs: Ignored = None
@@ -35,7 +47,7 @@ class Message(Body):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, BeforeValidator(_check_parts)] = None
     name: str | None = None
     tool_calls: Annotated[list[MadeToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None

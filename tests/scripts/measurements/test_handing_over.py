@@ -1,0 +1,38 @@
+"""Handing a step's tokens to a front end takes few calls a stream."""
+
+import sys
+
+import pytest
+
+from scripts.measurements.handing_over import STREAMS, HandingOverBench, Streams
+
+KINDS = [(Streams(None, 1), 20), (Streams(1, 1), 28), (Streams(None, 4), 20), (Streams(1, 4), 28)]
+
+
+def calls_of_a_hand_over(bench):
+    """Python and C functions that are called from fetched tokens to the socket."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    bench.device.on_fetched = lambda: sys.setprofile(note)
+    try:
+        bench.step()
+    finally:
+        sys.setprofile(None)
+    bench.receive()
+    return count
+
+
+@pytest.mark.parametrize(("kind", "most"), KINDS, ids=str)
+def test_a_stream_takes_few_calls_a_step(kind, most):
+    bench = HandingOverBench(kind, launches=8)
+    try:
+        bench.driver.call(lambda: bench.run(2))
+        # Blocks fill in some steps, which takes more.
+        calls = min(bench.driver.call(lambda: calls_of_a_hand_over(bench)) for _ in range(3))
+    finally:
+        bench.close()
+    assert STREAMS < calls < most * STREAMS
