@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
 from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
@@ -15,7 +16,7 @@ from tests.serving.runner.tiny_runner import (
 
 
 @pytest.mark.slow
-def test_every_step_and_sampler_runs_and_answers_stay_the_same():
+def test_every_step_sampler_and_copy_runs_and_answers_stay_the_same():
     runner = make_runner()
     ran = []
     compiled = runner._compiled
@@ -29,7 +30,7 @@ def test_every_step_and_sampler_runs_and_answers_stay_the_same():
     runner._compiled = Recorder()
     runner._warm_up(keys)
     runner._compiled = compiled
-    kinds = PrefillShape | DecodeShape | MultiStepDecodeKey | SamplerKey
+    kinds = PrefillShape | DecodeShape | MultiStepDecodeKey | SamplerKey | CopyBlocksKey
     assert set(ran) == {key for key in keys if isinstance(key, kinds)}
     assert min(ran.count(key) for key in ran) == 3  # no step here is long
     loop = Loop(runner)
