@@ -26,6 +26,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+kept_programs.take_devices_as_equal()
+
 # A worker soon holds millions of objects, mostly JAX's, and going through all of them takes half a
 # second. By default that happens every few tests.
 gc.set_threshold(2_000, 10, 100)

@@ -7,11 +7,22 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from jax._src import compilation_cache
+from jax._src import cache_key, compilation_cache
 
 # As many programs as some ten versions of the engine compile; then the next run starts afresh.
 _MOST_BYTES = 300_000_000
 _ENTRIES = "*-cache"
+
+
+def take_devices_as_equal() -> None:
+    """Let a process's emulated devices find each other's programs, as JAX has it of GPUs.
+
+    Otherwise the replicas of an engine compile each program once for every device.
+    """
+    hash_options = cache_key._hash_serialized_compile_options
+    cache_key._hash_serialized_compile_options = lambda hashed, options, **_: hash_options(
+        hashed, options, strip_device_assignment=True
+    )
 
 
 class KeptPrograms:

@@ -3,8 +3,11 @@
 import shutil
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax._src import compilation_cache
+from jax._src import compilation_cache, compiler
 
 from tests import kept_programs
 from tests.kept_programs import KeptPrograms
@@ -82,3 +85,18 @@ def test_without_pytests_cache_nothing_is_kept():
     write(run, "whole-cache")
     run.keep()
     assert not run.home.exists()
+
+
+def test_a_program_for_one_emulated_device_is_found_for_another():
+    def key(device):
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        shape = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=sharding)
+        lowered = jax.jit(jnp.sin).lower(shape)._lowering
+        options = compiler.get_compile_options(
+            num_replicas=1, num_partitions=1, device_assignment=np.array([[device.id]])
+        )
+        return compilation_cache.get_cache_key(
+            lowered.stablehlo(), np.array([device]), options, device.client
+        )
+
+    assert key(jax.devices()[0]) == key(jax.devices()[3])
