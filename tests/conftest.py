@@ -17,6 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import jax
 import pytest
 
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from tests import durations, kept_programs
 from tests.kernels import h200_target
 
@@ -70,6 +71,16 @@ def _little_optimization(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", little)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def programs_on_disk() -> Iterator[None]:
+    """Find a module's own programs where engines' are; not for modules with an engine.
+
+    One thread at a time may be inside, and engines compile in theirs.
+    """
+    with persistent_cache(None):
+        yield
 
 
 @pytest.fixture(scope="module")
