@@ -1,11 +1,8 @@
 """Shared test setup: emulated CPU devices, one cache of programs, quick compiling, marks."""
 
-import atexit
 import gc
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 
 # Must happen before JAX is imported anywhere: the flag is read once, when the backend starts.
@@ -14,18 +11,14 @@ if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     )
-    # Workers and child processes find each other's programs in the engines' default directory: one
-    # for a run of the tests, so that the first run on a machine is like any other.
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxinfer-tests-")
-        atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import jax
 import pytest
 
-from tests import durations
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
+from tests import durations, kept_programs
 from tests.kernels import h200_target
 
 # A shell that starts the tests in the background may ignore Ctrl-C for them, and their child
@@ -33,6 +26,12 @@ from tests.kernels import h200_target
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+kept_programs.take_devices_as_equal()
+
+# A worker soon holds millions of objects, mostly JAX's, and going through all of them takes half a
+# second. By default that happens every few tests.
+gc.set_threshold(2_000, 10, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,9 +44,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record durations in the process that hears of all tests."""
-    if config.option.record_durations and "PYTEST_XDIST_WORKER" not in os.environ:
+    """Begin, in the process that hears of all tests, what is of a run rather than of a worker."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if config.option.record_durations:
         config.pluginmanager.register(durations.Recorder())
+    if os.environ["JAX_PLATFORMS"] == "cpu":
+        # Workers and child processes find each other's programs in the engines' default directory.
+        programs = kept_programs.KeptPrograms(config)
+        os.environ["XDG_CACHE_HOME"] = str(programs.home)
+        config.add_cleanup(programs.keep)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,6 +71,16 @@ def _little_optimization(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", little)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def programs_on_disk() -> Iterator[None]:
+    """Find a module's own programs where engines' are; not for modules with an engine.
+
+    One thread at a time may be inside, and engines compile in theirs.
+    """
+    with persistent_cache(None):
+        yield
 
 
 @pytest.fixture(scope="module")

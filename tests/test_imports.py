@@ -3,6 +3,7 @@ planning → model → kernels.
 """
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -113,6 +114,7 @@ def _module(module: str, name: str) -> str:
     return f"{module}.{name}" if is_module else module
 
 
+@functools.cache
 def _graph() -> dict[str, set[str]]:
     graph = {}
     for path in ROOT.rglob("*.py"):
@@ -122,23 +124,20 @@ def _graph() -> dict[str, set[str]]:
     return graph
 
 
-GRAPH = _graph()
-
-
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_is_below_it(room):
     found = {
         f"{module} imports {other}"
-        for module in GRAPH
+        for module, imported in _graph().items()
         if _room(module) == room
-        for other in GRAPH[module]
+        for other in imported
         if _room(other) not in ROOMS[room]
     }
     assert not found
 
 
 def test_modules_import_each_other_in_no_circle():
-    graphlib.TopologicalSorter(GRAPH).prepare()
+    graphlib.TopologicalSorter(_graph()).prepare()
 
 
 def _serving_room(module: str) -> int:
@@ -150,7 +149,7 @@ def _serving_room(module: str) -> int:
 def test_rooms_of_serving_import_only_what_is_below_them():
     found = {
         f"{module} imports {other}"
-        for module, imported in GRAPH.items()
+        for module, imported in _graph().items()
         for other in imported
         if module.startswith("jaxinfer.serving.") and other.startswith("jaxinfer.serving.")
         if _serving_room(other) > _serving_room(module)
@@ -163,7 +162,7 @@ def test_rooms_of_serving_import_only_what_is_below_them():
 @pytest.mark.parametrize("room", WITHOUT_JAX)
 def test_what_plans_and_schedules_imports_no_jax(room):
     """In a process of its own: here JAX is imported already."""
-    modules = [name for name in GRAPH if name.startswith(f"jaxinfer.{room}.")]
+    modules = [name for name in _graph() if name.startswith(f"jaxinfer.{room}.")]
     code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -19,6 +19,8 @@ from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from tests.serving.runner.tiny_runner import CONFIG
 
+pytestmark = pytest.mark.usefixtures("programs_on_disk")
+
 _KEYS = [
     DecodeShape(4, 8),
     PrefillShape(16, 4, 8),

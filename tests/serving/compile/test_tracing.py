@@ -15,6 +15,8 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.steps import feed_last_tokens
 from tests.serving.compile.test_lowering import _programs
 
+pytestmark = pytest.mark.usefixtures("programs_on_disk")
+
 _KEYS = [
     DecodeShape(4, 8),
     SamplerKey(4, "greedy"),

@@ -16,6 +16,8 @@ from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.sampling.layout import Column, SamplingArrays
 from tests.serving.runner.tiny_runner import CONFIG, tiny_params
 
+pytestmark = pytest.mark.usefixtures("programs_on_disk")
+
 _BLOCKS, _BLOCK_SIZE = 64, 8
 _FORWARDS = [DecodeShape(4, 8), PrefillShape(16, 4, 8)]
 
