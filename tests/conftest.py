@@ -75,9 +75,10 @@ def _little_optimization(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def programs_on_disk() -> Iterator[None]:
-    """Find a module's own programs where engines' are; not for modules with an engine.
+    """Find a module's own programs where engines' are; not for modules with an engine or a sampler.
 
-    One thread at a time may be inside, and engines compile in theirs.
+    One thread at a time may be inside, and engines compile in theirs. A sampler may hold a sort,
+    which XLA can't write.
     """
     with persistent_cache(None):
         yield

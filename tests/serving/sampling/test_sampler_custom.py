@@ -11,8 +11,6 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.sampling.sampler import check_logits_processor, check_sampler, sample
 from tests.serving.sampling.sampling_reference import make_rows, pack, probabilities, run
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
-
 ROWS, VOCAB = 6, 40
 PROMPT, OUTPUT = [1, 2, 3], [4, 5]
 

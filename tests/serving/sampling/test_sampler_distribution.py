@@ -21,8 +21,6 @@ from tests.serving.sampling.sampling_reference import (
     run,
 )
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
-
 PROMPT, OUTPUT = [1, 2, 3], [4, 4, 5, 1]
 COPIES = 256
 ROWS, VOCAB = 8, 97

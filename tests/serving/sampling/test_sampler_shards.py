@@ -12,8 +12,6 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.sampling.sampler import sample
 from tests.serving.sampling.sampling_reference import make_rows, pack, packed_specs, run
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
-
 ROWS, VOCAB = 16, 136
 PROMPT, OUTPUT = [1, 2, 133], [4, 4, 70]
 PARAMS = [
