@@ -46,6 +46,7 @@ def test_counters_and_gauges_follow_requests(replicas):
     assert after["request_success", "error"] == 0
     assert after["num_requests_running",] == after["kv_cache_usage_perc",] == 0
     assert after["num_compilations",] > 0
+    assert after["compile_seconds",] > 0
     assert {type(metric) for metric in metrics} == {Counter, Gauge, Histogram}
     steps = next(m for m in metrics if m.name == "jaxinfer:iteration_tokens_total")
     # What prompts fed (two blocks of the second are cached), and each decode's own token.

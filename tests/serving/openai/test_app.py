@@ -67,6 +67,20 @@ def test_any_of_the_keys_is_let_in(locked):
         assert locked.get("/v1/models", headers={"Authorization": given}).status_code == 200
 
 
+@pytest.mark.parametrize("given", ["", "sesam", *KEYS])
+def test_every_key_is_compared_whatever_is_sent(locked, monkeypatch, given):
+    """In constant time: neither which key it is nor how much of one is right shows in it."""
+    compared = []
+
+    def noting(one, other):
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr("secrets.compare_digest", noting)
+    locked.get("/v1/models", headers={"Authorization": f"Bearer {given}".encode()})
+    assert compared == [(32, 32)] * len(KEYS)
+
+
 def test_web_sockets_are_closed_whatever_their_path(locked):
     sent = []
 
