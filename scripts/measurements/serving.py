@@ -69,10 +69,12 @@ def serving_report(
     ]
     with tempfile.TemporaryDirectory() as directory:
         _child("checkpoint", model_shape, directory)
+        _say("weights written")
         command = [*("serve", directory, "--served-model-name", _MODEL), *flags]
         command += ["--no-enable-prefix-caching", "--quiet"]
         with _server(command) as (port, ready_s, process_id):
             num_front_ends = _num_front_ends(process_id)
+            _say(f"serving, ready after {ready_s:.1f} s")
             served = [_measured(port, load, repeats) for load in loads]
         offline = None
         at_once = [load for load in loads if load.request_rate is None]
@@ -80,6 +82,7 @@ def serving_report(
             load = json.dumps(dataclasses.asdict(at_once[0]))
             engine = json.dumps({"enable_prefix_caching": False})
             offline = json.loads(_child("generate", directory, load, engine))
+            _say("LLM.generate measured")
     return {
         "model": f"Qwen3-{model_shape} shape",
         "flags": list(flags),
@@ -133,7 +136,13 @@ def _measured(port: int, load: Any, repeats: int) -> dict[str, Any]:
     runs.sort(key=lambda run: run["output_tokens_per_s"])
     speeds = [run["output_tokens_per_s"] for run in runs]
     median = runs[(len(runs) - 1) // 2]
+    _say(f"{load.num_prompts} requests measured: {median['output_tokens_per_s']:,.0f} tok/s")
     return {**median, "num_compilations": compiled, "output_tokens_per_s_of_runs": speeds}
+
+
+def _say(what: str) -> None:
+    """Say how far a measurement of minutes is."""
+    print(time.strftime("%H:%M:%S"), what, flush=True)
 
 
 def _check(report: Mapping[str, Any]) -> None:
