@@ -192,10 +192,10 @@ class Scheduler:
         """Plan the next step and move every counter past it, as if it were launched.
 
         Args:
-            num_steps: length of the multi-step decode wanted. There is a multi-step decode only if
-                no request waits, every row is a decode, all blocks for it are free, and some row
-                can use all of it; otherwise one step is planned. Rows that sample late don't take
-                part: where they are the fewer ones, they have every other step to themselves.
+            num_steps: length of the multi-step decode wanted. There is one only if no request
+                waits for less than a slot, every row is a decode, all blocks for it are free, and
+                some row can use all of it; otherwise one step is planned. Rows that sample late
+                don't take part: if they are the fewer, they have every other step to themselves.
             max_tokens: most tokens of that step, at least `max_num_seqs`; None is
                 `max_num_batched_tokens`.
 

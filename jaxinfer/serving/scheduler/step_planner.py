@@ -7,6 +7,10 @@ from jaxinfer.serving.scheduler.forks import can_fork
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
+# While requests wait for slots, a multi-step decode may leave so many of its rows empty before its
+# end. They are worth less than what a launch for each token costs the host.
+_MOST_ENDING = 1 / 16
+
 
 class StepPlanner:
     """Plans steps over the queues, by rank: by priority, then first come first served.
@@ -63,11 +67,11 @@ class StepPlanner:
         neither holds up the other.
 
         Returns:
-            None if a request waits, a row is no decode or verifies, too many sample late, blocks
-            are not all free, the block table could not hold a row's last token, or no row could
-            keep that many tokens.
+            None if a request waits and has a slot free or about to be, a row is no decode or
+            verifies, too many sample late, blocks are not all free, the block table could not hold
+            a row's last token, or no row could keep that many tokens.
         """
-        if self.queues.waiting:
+        if self.queues.waiting and self.queues.free_slots:
             return None
         together: list[Request] = []
         apart: list[Request] = []
@@ -106,14 +110,17 @@ class StepPlanner:
         """Plan `num_steps` decode steps for these; None if they are too short or blocks lack."""
         schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
         missing: list[int] = []
-        longest = 0
+        longest = num_ending = 0
         for request in requests:
             start = request.num_cached_tokens
             num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
             longest = max(longest, num_reserved)
+            num_ending += num_reserved < num_steps
             schedule.rows.append(ScheduledRow(request, start, 1, num_reserved))
             missing.append(self._num_missing_blocks(request, start + num_steps))
         if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
+            return None
+        if self.queues.waiting and num_ending > len(requests) * _MOST_ENDING:
             return None
         for row, count in zip(schedule.rows, missing, strict=True):
             if count:
