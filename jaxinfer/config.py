@@ -24,6 +24,7 @@ _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
 _SHORT_STEP_WEIGHT_BYTES = 64 << 20
+_LONG_STEP_WEIGHT_BYTES = 4 << 30
 
 # vLLM's arguments without a meaning here, and what to write instead.
 _VLLM_HINTS = {
@@ -134,10 +135,11 @@ class EngineConfig:
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.
         show_progress: progress bars and the start-up summary on stderr.
-        num_decode_steps: tokens decoded per launch when no request waits, so that a launch costs
-            the host less than its steps the device; on a GPU half as many (at least 2) while more
-            than 64 sequences run. None is 8 on a GPU, on a CPU for a model of up to 64 MiB, whose
-            steps take milliseconds, and else 1.
+        num_decode_steps: tokens decoded per launch while no request waits, or those that wait have
+            no slot, so that a launch costs the host less than its steps the device; on a GPU half
+            as many (at least 2) while more than 64 sequences run. None is 8 on a GPU, on a CPU for
+            a model of up to 64 MiB, whose steps take milliseconds, and else 1; with `online` it is
+            4, and 2 for weights of more than 4 GiB a GPU, whose steps take longer than a launch.
         device_timeout: seconds that a device may take for one step; after that the process ends and
             names the device, because such a wait can't be interrupted. 0 waits forever; None is 300
             on a GPU, and 0 on a CPU, whose steps may be that long.
@@ -289,12 +291,16 @@ class EngineConfig:
         return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
 
     def multi_step_length(self, platform: str, weight_bytes: int) -> int:
-        """Tokens decoded per launch when no request waits, for weights of this size."""
+        """Tokens decoded per launch of a multi-step decode, for weights of this size a device."""
         if self.num_decode_steps is not None:
             return self.num_decode_steps
         # Eight steps of a large model on a CPU would let a stream stutter.
-        longest = 4 if self.online else 8
-        return longest if platform != "cpu" or weight_bytes <= _SHORT_STEP_WEIGHT_BYTES else 1
+        if platform == "cpu" and weight_bytes > _SHORT_STEP_WEIGHT_BYTES:
+            return 1
+        # A request that arrives waits for two launches. Two steps of many weights hide a launch.
+        if self.online:
+            return 2 if weight_bytes > _LONG_STEP_WEIGHT_BYTES else 4
+        return 8
 
     def step_time_limit(self, platform: str) -> float:
         """Most seconds for a step on `platform`; 0 for any time."""

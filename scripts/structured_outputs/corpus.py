@@ -1,4 +1,4 @@
-"""The JSON corpus: schemas as tools, extractors and classifiers use them."""
+"""The JSON corpus: schemas as tools, extractors and classifiers use them, and one of texts."""
 
 from typing import Any
 
@@ -65,6 +65,14 @@ CORPUS: tuple[dict[str, Any], ...] = (
         accuracy_in_metres={"type": "integer", "minimum": 1, "maximum": 1000},
     ),
 )
+
+
+TEXTS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 4000, "maxLength": 8000},
+    "minItems": 4096,
+}
+"""Long texts in JSON. Of a vocabulary like those of models, 0.4% can't go on with one."""
 
 
 def endless(schema: dict[str, Any]) -> dict[str, Any]:

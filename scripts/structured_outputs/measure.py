@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,8 @@ from jaxinfer import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from jaxinfer.measure.models.engines import random_weights
 from jaxinfer.measure.report import describe_engine
 from jaxinfer.serving.engine import open_requests
-from scripts.structured_outputs.corpus import CORPUS, endless
+from jaxinfer.serving.guided import free_runs
+from scripts.structured_outputs.corpus import CORPUS, TEXTS, endless
 from scripts.structured_outputs.vocabulary import synthetic_tokenizer
 
 _PROMPT_LEN = 32
@@ -40,12 +42,13 @@ class Case:
 
     Attributes:
         params: of each row.
-        forces: whether forced tokens are appended unsampled.
+        masks_only: whether every token is drawn under a mask: none is appended because the grammar
+            forces it, and none is drawn freely.
         timed: rows whose time per token counts; all by default.
     """
 
     params: Sequence[SamplingParams]
-    forces: bool = True
+    masks_only: bool = False
     timed: slice = slice(None)
 
 
@@ -103,12 +106,12 @@ def structured_outputs_report(
 
 def structured_outputs_lines(report: dict[str, Any]) -> list[str]:
     """The report as a table for people."""
-    lines = [f"{'case':<22}{'TPOT ms':>9}{'tokens/s':>11}{'grammars ms/step':>18}{'spread':>8}"]
+    lines = [f"{'case':<24}{'TPOT ms':>9}{'tokens/s':>11}{'grammars ms/step':>18}{'spread':>8}"]
     for name, case in report["cases"].items():
         grammars = case["grammar_ms"]
         shown = f"{grammars:.2f}" if grammars is not None else "-"
         lines.append(
-            f"{name:<22}{case['tpot_ms']:>9.2f}{case['tokens_per_s']:>11,.0f}{shown:>18}"
+            f"{name:<24}{case['tpot_ms']:>9.2f}{case['tokens_per_s']:>11,.0f}{shown:>18}"
             f"{case['spread']:>8.2f}"
         )
     return [*lines, *(f"{name}: {ratio:.2f}" for name, ratio in report["ratios"].items())]
@@ -117,20 +120,25 @@ def structured_outputs_lines(report: dict[str, Any]) -> list[str]:
 def _cases(rows: int, output_len: int) -> dict[str, Case]:
     plain = SamplingParams(max_tokens=output_len, ignore_eos=True, seed=1)
     late = plain.clone(bad_words=_PHRASE)
+    texts = [_guided(TEXTS, output_len, i) for i in range(rows)]
     long = [_guided(endless(CORPUS[i % len(CORPUS)]), output_len, i) for i in range(rows)]
     short = [_guided(CORPUS[i % len(CORPUS)], 256, i) for i in range(rows)]
     half = rows // 2
+    beside = [plain] * half
     return {
         "plain": Case([plain] * rows),
         "late": Case([late] * rows),
-        "masks": Case(long, forces=False),
-        "forced": Case(long),
-        "beside late": Case([plain] * half + [late] * (rows - half), timed=slice(half)),
-        "beside masks": Case([plain] * half + long[half:], forces=False, timed=slice(half)),
-        "corpus, masks": Case(short, forces=False),
-        "corpus, forced": Case(short),
-        "one alone, masks": Case(short[:1], forces=False),
-        "one alone, forced": Case(short[:1]),
+        "texts": Case(texts),
+        "texts, masks only": Case(texts, masks_only=True),
+        "records": Case(long),
+        "records, masks only": Case(long, masks_only=True),
+        "beside late": Case(beside + [late] * (rows - half), timed=slice(half)),
+        "beside texts": Case(beside + texts[half:], timed=slice(half)),
+        "beside masks": Case(beside + long[half:], masks_only=True, timed=slice(half)),
+        "corpus": Case(short),
+        "corpus, masks only": Case(short, masks_only=True),
+        "one alone": Case(short[:1]),
+        "one alone, masks only": Case(short[:1], masks_only=True),
     }
 
 
@@ -149,7 +157,7 @@ def _engine(model_shape: str | None, arguments: dict[str, Any]) -> LLM:
 def _run(llm: LLM, case: Case) -> Run:
     prompts = [[1 + i, *range(2, _PROMPT_LEN + 1)] for i in range(len(case.params))]
     llm.reset_prefix_cache()
-    with _forcing(case.forces), _timing_grammars() as grammars:
+    with _masking(only=case.masks_only), _timing_grammars() as grammars:
         start = time.perf_counter()
         outputs = llm.generate(prompts, list(case.params), use_tqdm=False)
         seconds = time.perf_counter() - start
@@ -185,24 +193,26 @@ def _ratios(record: dict[str, Any]) -> dict[str, float]:
         return record[name]["tokens_per_s"] / record[other]["tokens_per_s"]
 
     return {
-        "TPOT, masks / plain": tpot("masks", "plain"),
-        "TPOT, masks / late": tpot("masks", "late"),
+        "TPOT, texts / plain": tpot("texts", "plain"),
+        "TPOT, texts, masks only / plain": tpot("texts, masks only", "plain"),
+        "TPOT, records, masks only / plain": tpot("records, masks only", "plain"),
+        "TPOT of neighbours, beside texts / plain": tpot("beside texts", "plain"),
         "TPOT of neighbours, beside masks / plain": tpot("beside masks", "plain"),
-        "tokens/s, forced / masks, corpus at once": speed("corpus, forced", "corpus, masks"),
-        "tokens/s, forced / masks, one alone": speed("one alone, forced", "one alone, masks"),
+        "tokens/s, corpus / masks only": speed("corpus", "corpus, masks only"),
+        "tokens/s, one alone / masks only": speed("one alone", "one alone, masks only"),
     }
 
 
 @contextlib.contextmanager
-def _forcing(forces: bool) -> Iterator[None]:
-    """Sample what grammars force, one token a step, unless it is to be appended."""
-    fewest = open_requests._FEWEST_FORCED
-    if not forces:
-        open_requests._FEWEST_FORCED = 1 << 30
+def _masking(*, only: bool) -> Iterator[None]:
+    """Draw every token under its mask, one a step, if that is all there is to be."""
+    fewest, first = open_requests._FEWEST_FORCED, free_runs.FEWEST_MASKED
+    if only:
+        open_requests._FEWEST_FORCED = free_runs.FEWEST_MASKED = sys.maxsize
     try:
         yield
     finally:
-        open_requests._FEWEST_FORCED = fewest
+        open_requests._FEWEST_FORCED, free_runs.FEWEST_MASKED = fewest, first
 
 
 @contextlib.contextmanager

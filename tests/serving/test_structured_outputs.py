@@ -3,12 +3,16 @@
 import asyncio
 import json
 import re
+import sys
 
 import jsonschema
+import numpy as np
 import pytest
+import scipy.stats
 
 from jaxinfer import AsyncLLM, SamplingParams, StructuredOutputsParams
 from jaxinfer.serving.engine import open_requests
+from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.programs.kinds.set_edits import SetMasksKey
 from jaxinfer.serving.requests.prompts import PromptReader
 from tests.serving.requests.host_request import host_request
@@ -83,7 +87,7 @@ def test_an_object_may_be_cut_by_its_length(llm):
         {"frequency_penalty": 2.0, "repetition_penalty": 3.0},
     ],
 )
-def test_forced_tokens_change_nothing(llm, more, monkeypatch):
+def test_forced_tokens_change_nothing(llm, more, masks_only, monkeypatch):
     params = params_of({"json": SCHEMA}, **{"temperature": 0.0, **more})
     with_forced = generate(llm, PROMPTS, params)
     monkeypatch.setattr(open_requests, "_FEWEST_FORCED", 1 << 30)
@@ -106,7 +110,7 @@ def test_forced_tokens_change_nothing(llm, more, monkeypatch):
     ],
     ids=lambda more: "-".join(more) or "alone",
 )
-def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, monkeypatch):
+def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, masks_only, monkeypatch):
     opening, closing = (tokenizer.token_to_id(tag) for tag in ("<think>", "</think>"))
     given = {"json": SCHEMA, "after_thinking": True}
     # Sooner or later this model closes its thinking by itself.
@@ -136,6 +140,42 @@ def test_thinking_that_ends_within_a_multi_step_decode_ends_the_same(llm, tokeni
     assert len({tokens.index(closing) for tokens in expected if closing in tokens}) > 2
     with small_llm(tokenizer=tokenizer, num_decode_steps=1) as single:
         assert ids(generate(single, prompts, params)) == expected
+
+
+STRINGS = {"json": {"type": "string", "minLength": 20, "maxLength": 40}}
+
+
+@pytest.mark.parametrize(
+    "more", [{"temperature": 0.0}, {"seed": 3}, {"seed": 4, "top_k": 20, "top_p": 0.9, "n": 2}]
+)
+def test_answers_drawn_freely_do_not_depend_on_the_length_of_a_launch(llm, tokenizer, more):
+    params = [params_of(STRINGS, **more), params_of({"json": SCHEMA}, **more), GREEDY]
+    pairs = list(zip(PROMPTS, params, strict=True))
+    expected = [ids(generate(llm, [prompt], each)) for prompt, each in pairs]
+    assert [ids([output]) for output in generate(llm, PROMPTS, params)] == expected
+    with small_llm(tokenizer=tokenizer, num_decode_steps=1) as single:
+        assert [ids([output]) for output in generate(single, PROMPTS, params)] == expected
+
+
+def second_tokens(llm, count):
+    """How often each token comes second, where half of the model's choices are allowed."""
+    given = {"regex": "x[^aeiours ]{9}"}
+    params = [params_of(given, max_tokens=2, temperature=1.0, seed=i) for i in range(count)]
+    outputs = generate(llm, PROMPTS[:1] * count, params)
+    tokens = [output.outputs[0].token_ids[1] for output in outputs]
+    return np.bincount(tokens, minlength=CONFIG.vocab_size)
+
+
+def test_tokens_that_are_drawn_freely_and_checked_have_the_distribution_of_masked_ones(
+    llm, monkeypatch
+):
+    free = second_tokens(llm, 3000)
+    monkeypatch.setattr(free_runs, "FEWEST_MASKED", sys.maxsize)
+    masked = second_tokens(llm, 3000)
+    common = free + masked >= 20
+    counts = np.stack([np.append(each[common], each[~common].sum()) for each in (free, masked)])
+    assert scipy.stats.chi2_contingency(counts).pvalue > 1e-3
+    assert (free != masked).any()
 
 
 def test_a_model_that_does_not_think_refuses_a_grammar_after_thinking(tokenizer):

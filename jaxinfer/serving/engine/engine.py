@@ -20,6 +20,7 @@ from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepObserver, StepRunner
 from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.guided.free_runs import may_run_freely
 from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
@@ -52,7 +53,7 @@ class Engine:
     The host reads each step's tokens one step later: while the device runs a step, the host reads
     and reports the previous one. A request whose sampling depends on its own tokens on the host is
     sampled late: the step's forward pass is launched as usual, and its tokens are drawn after the
-    previous step has been read.
+    previous step has been read, unless the host knows these tokens already.
 
     A step that raises leaves the KV cache invalid. The cache is allocated anew and every running
     request is recomputed; if that raises too, `Quarantine` finds the request at fault, which ends
@@ -316,7 +317,8 @@ class Engine:
         if self._grammars is None:
             raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
         prompt = np.frombuffer(request.prompt.packed, np.int32)
-        return self._grammars.matcher(given, prompt)
+        runs_freely = may_run_freely(request.params)
+        return self._grammars.matcher(given, prompt, runs_freely=runs_freely)
 
     def _schedule(self) -> Schedule | None:
         try:
@@ -358,7 +360,9 @@ class Engine:
             if self._observer is not None:
                 self._observer.launched(schedule)
             if schedule.samples_late:
-                earlier = self._read_until_fault(leave=0, take=self._requests.take_tokens)
+                earlier = None
+                if self._requests.awaits_tokens(schedule):
+                    earlier = self._read_until_fault(leave=0, take=self._requests.take_tokens)
                 if earlier is not None:
                     self._recover(earlier)
                     return False

@@ -93,31 +93,36 @@ class OpenRequests:
 
     def samples_late(self, schedule: Schedule) -> bool:
         """Whether sampling a row needs its last token on the host first."""
-        return bool(self._late) and any(
-            row.samples and row.request.samples_late_within(row.request.num_tokens)
+        return bool(self._late) and any(_samples_late(row) for row in schedule.rows)
+
+    def awaits_tokens(self, schedule: Schedule) -> bool:
+        """Whether the host must read earlier tokens of a row that samples late."""
+        return any(
+            row.request.num_in_flight_tokens > row.num_reserved and _samples_late(row)
             for row in schedule.rows
         )
 
     def advance_grammars(self, schedule: Schedule) -> None:
         """Find what grammars allow next, or force, once a step's earlier tokens are taken.
 
-        Two forced tokens or more are appended at once, by `note_tokens`. For all other rows the
-        schedule gets masks. A request without a next token ends.
+        Two forced tokens or more are appended at once, by `note_tokens`. For all other rows that
+        are not drawn freely the schedule gets masks. A request without a next token ends.
         """
         masked: list[tuple[int, AnswerMatcher]] = []
         for i, row in enumerate(schedule.rows):
             request = row.request
             if not row.samples or request.matcher is None or request.num_in_flight_tokens == 0:
                 continue  # what it samples is not wanted, if it is not its next token
+            number = len(request.output_token_ids)
+            if not request.samples_late_within(number, number + 1):
+                continue
             try:
                 request.matcher.follow(request.output_token_ids)
-                if not request.matcher.wants_mask:
-                    continue
                 forced = request.matcher.forced_tokens() if request.takes_forced_tokens else []
-                if len(forced) < _FEWEST_FORCED:
-                    masked.append((i, request.matcher))
-                else:
+                if len(forced) >= _FEWEST_FORCED:
                     self._forced.append((i, row, forced))
+                elif request.matcher.wants_mask_at(number):
+                    masked.append((i, request.matcher))
             except Exception as error:
                 self._fail_grammar(request, error)
         if masked:
@@ -338,6 +343,13 @@ class OpenRequests:
         self._members.pop(request.request_id, None)
         self._late.discard(request.request_id)
         self._unread.discard(request.request_id)
+
+
+def _samples_late(row: ScheduledRow) -> bool:
+    """Whether a row's sampling depends on earlier tokens; until the next step is planned."""
+    request = row.request
+    stop = request.num_tokens - request.num_prompt_tokens
+    return row.samples and request.samples_late_within(stop - row.num_reserved, stop)
 
 
 def _cause(sampled: TokenScores, row: int) -> str:

@@ -82,19 +82,22 @@ class GrammarCompiler:
             self.cache.put(given, grammar)
         return grammar
 
-    def matcher(self, given: StructuredOutputsParams, prompt: np.ndarray) -> AnswerMatcher:
+    def matcher(
+        self, given: StructuredOutputsParams, prompt: np.ndarray, *, runs_freely: bool = False
+    ) -> AnswerMatcher:
         """A matcher at the beginning of an answer.
 
         Args:
             given: its grammar, compiled by the caller's thread if it is not there.
             prompt: int ``[n]``, which may have opened the answer's thinking.
+            runs_freely: whether tokens may be drawn freely, and checked when they are read.
 
         Raises:
             ValueError: as `get`, or the grammar is to begin after thinking, of which the model has
                 none.
             MissingPackageError: llguidance is not installed.
         """
-        matcher = self.get(given).matcher()
+        matcher = self.get(given).matcher(runs_freely=runs_freely)
         if not given.after_thinking:
             return matcher
         if self._thinking is None:
@@ -191,7 +194,8 @@ class GrammarCompiler:
             state.compute_bitmask()  # some turn out to be empty, or too much, here only
         if state.is_error():
             raise ValueError(f"structured_outputs.{given.kind}: {one_line(state.get_error())}")
-        return Grammar(state, text, self._vocab_size, vocabulary.vocab_size)
+        ends = self._eos_token_ids
+        return Grammar(state, text, self._vocab_size, vocabulary.vocab_size, ends)
 
 
 def _give_up(outcome: "concurrent.futures.Future[Grammar]", deadline_s: float) -> None:

@@ -22,7 +22,8 @@ class StepMasks:
     Attributes:
         rows: indices in `Schedule.rows`, ascending.
         allowed: int32 ``[at least len(rows), words]`` bits of the allowed tokens, in that order;
-            rows beyond are undefined. The next step's masks are written into the same memory.
+            rows beyond are undefined. The masks of the next step but one are written into the same
+            memory.
     """
 
     rows: Sequence[int]
@@ -32,12 +33,13 @@ class StepMasks:
 class MaskBuffer:
     """The memory of masks, and their computation; not thread-safe.
 
-    One buffer is enough: a step's masks are computed after the step before was read, so that its
-    device no longer needs them.
+    Two buffers are enough: when a step's masks are computed, the step before may yet be in flight,
+    and all earlier ones were read, so that their devices no longer need theirs.
     """
 
     def __init__(self) -> None:
         self._allowed = np.empty((0, 0), np.int32)
+        self._other = self._allowed
 
     def fill(self, matchers: Sequence["AnswerMatcher"]) -> np.ndarray:
         """Compute what each of some answers may go on with; the GIL is free meanwhile.
@@ -51,6 +53,7 @@ class MaskBuffer:
         Returns:
             int32 ``[n, words]``; n is the number of matchers, rounded up to `MASK_ROWS`.
         """
+        self._allowed, self._other = self._other, self._allowed
         self._resize(len(matchers), matchers[0].num_words)
         states = [
             (matcher.state, i) for i, matcher in enumerate(matchers) if matcher.state is not None

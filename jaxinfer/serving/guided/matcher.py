@@ -1,9 +1,11 @@
 """Follows one answer through its grammar: which tokens may come next, and which must."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+
+from jaxinfer.serving.guided.free_runs import FreeRuns
 
 # Measured: 85 KB for a schema of two properties, and a few bytes more for each of its text.
 _BYTES_OF_A_GRAMMAR = 1 << 17
@@ -22,20 +24,29 @@ class Grammar:
         text: what it was compiled from.
         vocab_size: V.
         num_tokens: tokens of the grammar's vocabulary, at least V.
+        ends: tokens that end an answer.
 
     Attributes:
         num_bytes: about what it takes of memory.
     """
 
-    def __init__(self, start: Any, text: str, vocab_size: int, num_tokens: int) -> None:
+    def __init__(
+        self, start: Any, text: str, vocab_size: int, num_tokens: int, ends: Collection[int]
+    ) -> None:
         self._start = start
         self._vocab_size = vocab_size
+        self._ends = ends
         self._num_words = -(-num_tokens // 32)
         self.num_bytes = _BYTES_OF_A_GRAMMAR + _BYTES_OF_A_CHARACTER * len(text)
 
-    def matcher(self) -> "Matcher":
-        """A matcher at the beginning of an answer."""
-        return Matcher(self._start.deep_copy(), self._vocab_size, self._num_words)
+    def matcher(self, *, runs_freely: bool = False) -> "Matcher":
+        """A matcher at the beginning of an answer.
+
+        Args:
+            runs_freely: whether tokens may be drawn freely, and checked when they are read.
+        """
+        runs = FreeRuns(enabled=runs_freely)
+        return Matcher(self._start.deep_copy(), self._vocab_size, self._num_words, self._ends, runs)
 
 
 class Matcher:
@@ -48,15 +59,21 @@ class Matcher:
         state: an `llguidance.LLMatcher` of this answer's own.
         vocab_size: V.
         num_words: of a mask, 32 tokens each; at least those of V.
+        ends: tokens that end an answer.
+        runs: which tokens are drawn freely.
 
     Attributes:
         state: what `MaskBuffer` computes this answer's mask from; None where it has none.
     """
 
-    def __init__(self, state: Any, vocab_size: int, num_words: int) -> None:
+    def __init__(
+        self, state: Any, vocab_size: int, num_words: int, ends: Collection[int], runs: FreeRuns
+    ) -> None:
         self.state = state
         self.num_words = num_words
         self._vocab_size = vocab_size
+        self._ends = ends
+        self._runs = runs
         self._num_consumed = 0
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -77,26 +94,47 @@ class Matcher:
             self.state.consume_tokens(new)
             self._check()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether any token may follow, so that the answer need not be followed step by step."""
-        return False
-
-    @property
-    def wants_mask(self) -> bool:
-        """Whether a slot must be given a mask before the next token is sampled."""
-        return True
-
-    def end_of_thinking(self, token_ids: list[int]) -> int | None:
-        """The number of the next tokens after which the answer is no longer free.
+    def is_free_at(self, number: int) -> bool:
+        """Whether a token is drawn freely, and checked when it is read.
 
         Args:
-            token_ids: what an answer that `is_free` goes on with.
+            number: counted from the answer's first, 0; all that are known are before it.
+        """
+        return number >= self._runs.first
+
+    def is_late_at(self, number: int) -> bool:
+        """Whether a token can be drawn only when those before it are known."""
+        return number < self._runs.together
+
+    def is_redrawn_at(self, number: int) -> bool:
+        """Whether a token was drawn freely and refused, so that it needs other random bits."""
+        return number == self._runs.redrawn
+
+    def take_free(self, token_ids: Sequence[int], new: list[int]) -> int:
+        """Take in tokens that were drawn freely.
+
+        Args:
+            token_ids: all tokens of the answer before them.
+            new: tokens from one that `is_free_at` its place on.
 
         Returns:
-            None if it is still free after all of them.
+            How many of them count; what comes after these is drawn again. If it can't be known, it
+            is none, and the error comes with the next mask.
         """
-        return None
+        number = len(token_ids)
+        if self._num_consumed < number:
+            self.state.consume_tokens(list(token_ids[self._num_consumed :]))
+        num_taken: int = self.state.try_consume_tokens(new)
+        if num_taken < len(new) and self.state.is_stopped() and new[num_taken] in self._ends:
+            num_taken += 1  # an answer that is complete takes nothing in, not even its end
+        self._num_consumed = number + num_taken
+        if num_taken < len(new):
+            self._runs.note_refusal(number + num_taken)
+        return num_taken
+
+    def wants_mask_at(self, number: int) -> bool:
+        """Whether a slot must be given a mask before a token is sampled."""
+        return not self.is_free_at(number)
 
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next, because the grammar has no other way; often none.
@@ -111,7 +149,7 @@ class Matcher:
         return forced if max(forced, default=0) < self._vocab_size else []
 
     def finish_mask(self, allowed: np.ndarray) -> None:
-        """Take over the mask that was computed from `state`.
+        """Take over the mask that was computed from `state`, for the token after those taken in.
 
         Where the answer may end, it has the tokens that end it.
 
@@ -122,6 +160,7 @@ class Matcher:
             GrammarError: too much work would be needed to know.
         """
         self._check()
+        self._runs.note_mask(self._num_consumed, allowed)
 
     def rollback(self, num_tokens: int) -> None:
         """Forget the last tokens that were taken in.

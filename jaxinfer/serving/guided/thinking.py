@@ -33,6 +33,7 @@ class ThinkingMatcher:
         self._stage = stage
         self._breaks = list(tokens.ending[tokens.ending.index(tokens.close) + 1 :])
         self._num_taken = 0
+        self._num_before_grammar = 0
         self._is_closed = False
         self._lifts_mask = False
         self.num_words = grammar.num_words
@@ -42,19 +43,43 @@ class ThinkingMatcher:
         """What the mask is computed from; None while it does not come from the grammar."""
         return None if self._stage == "open" or self._breaks_left else self._grammar.state
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the answer is within its thinking."""
-        return self._stage == "open"
+    def is_free_at(self, number: int) -> bool:
+        """See `Matcher.is_free_at`; thinking is free to its end."""
+        if self._stage != "over" or self._breaks_left:
+            return self._stage == "open"
+        return self._grammar.is_free_at(number - self._num_before_grammar)
 
-    @property
-    def wants_mask(self) -> bool:
-        """Whether a slot must be given a mask before the next token is sampled."""
-        return not self.is_free or self._lifts_mask
+    def is_late_at(self, number: int) -> bool:
+        """See `Matcher.is_late_at`."""
+        if self._stage != "over" or self._breaks_left:
+            return self._stage != "open"
+        return self._grammar.is_late_at(number - self._num_before_grammar)
 
-    def end_of_thinking(self, token_ids: list[int]) -> int | None:
-        """See `Matcher.end_of_thinking`."""
-        if self._stage != "open" or self._tokens.close not in token_ids:
+    def is_redrawn_at(self, number: int) -> bool:
+        """See `Matcher.is_redrawn_at`."""
+        return self._grammar.is_redrawn_at(number - self._num_before_grammar)
+
+    def take_free(self, token_ids: Sequence[int], new: list[int]) -> int:
+        """See `Matcher.take_free`; what follows the end of the thinking is drawn again."""
+        if self._stage != "open":
+            answer = token_ids[self._num_before_grammar :]
+            num_taken = self._grammar.take_free(answer, new)
+            self._num_taken = len(token_ids) + num_taken
+            return num_taken
+        self.follow(token_ids)
+        end = self._end_of_thinking(new)
+        new = new[:end]
+        self._num_taken += len(new)
+        self._think(new)
+        return len(new)
+
+    def wants_mask_at(self, number: int) -> bool:
+        """See `Matcher.wants_mask_at`; the mask of an answer's first token may be lifted."""
+        return self._lifts_mask or not self.is_free_at(number)
+
+    def _end_of_thinking(self, token_ids: list[int]) -> int | None:
+        """The number of tokens after which thinking that is open is over; None if it goes on."""
+        if self._tokens.close not in token_ids:
             return None
         return token_ids.index(self._tokens.close) + 1
 
@@ -62,10 +87,16 @@ class ThinkingMatcher:
         """See `Matcher.follow`; thinking is anything."""
         new = list(token_ids[self._num_taken :])
         self._num_taken += len(new)
+        self._think(new)
+
+    def _think(self, new: list[int]) -> None:
+        """Take in the last of the `_num_taken` tokens."""
         if self._stage == "possible" and new:
             self._lifts_mask = new[0] == self._tokens.open
             self._stage = "open" if self._lifts_mask else "over"
-        if (end := self.end_of_thinking(new)) is not None:
+        if self._stage == "open" and (end := self._end_of_thinking(new)) is not None:
+            num_breaks = len(self._breaks)
+            self._num_before_grammar = self._num_taken - len(new) + end + num_breaks
             self._stage, self._is_closed, new = "over", True, new[end:]
         if self._stage == "over":
             self._follow_grammar(new)

@@ -30,6 +30,12 @@ _MOST_LONG_MULTI_STEP_ROWS = 64
 # own, of few sizes: what they save is worth some rows of padding.
 _SHARING_ROWS = (64, 256, 1024)
 
+# Weights of this size take an H200 a millisecond to read, and a few hundred tokens through them as
+# long as their products: a step's padding costs what it has of tokens. So a prompt of a usual size
+# finds a bucket that has room for the decoding rows beside it, too.
+_LONG_STEP_WEIGHT_BYTES = 4 << 30
+_PADDED_TOKENS = (640, 1280, 2560)
+
 # Up to this many rows, all may as well be sampled in full where one must be; of more, the few that
 # need it are picked out (mode "mixed"). Both have few sizes, for their programs are large.
 _MOST_FULL_ROWS = 32
@@ -226,6 +232,7 @@ def choose_buckets(
     block_size: int,
     multi_step_length: int,
     platform: str,
+    weight_bytes: int = 0,
     rows_in_item: int = 0,
 ) -> Buckets:
     """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
@@ -238,6 +245,7 @@ def choose_buckets(
         multi_step_length: most decode steps of one launch, the last of which may lie beyond
             max_model_len; 1 for no multi-step decodes.
         platform: "cpu" or that of an accelerator.
+        weight_bytes: of the parameters on a device; large ones get more buckets of tokens.
         rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
     """
     most_rows = max(max_num_seqs, 2)
@@ -269,7 +277,10 @@ def choose_buckets(
         # Many rows at once are mostly a large step's; a small one may as well be padded.
         small = [n for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
         prefill = [(n, few) for n in small]
-        prefill += [(n, most_rows) for n in [*small[::-2], *tokens[len(small) :]]]
+        crowded = small[::-2]
+        if weight_bytes > _LONG_STEP_WEIGHT_BYTES:
+            crowded = [*small[1:], *(n for n in _PADDED_TOKENS if n < most_tokens)]
+        prefill += [(n, most_rows) for n in [*crowded, *tokens[len(small) :]]]
         full_rows = [size for size in sizes if size in (few, *_FULL_ROWS, most_rows)]
         mixed_rows = _up_to(most_rows, list(_MIXED_ROWS))
         greedy_rows = [size for size in sizes if size <= _MOST_GREEDY_ROWS]

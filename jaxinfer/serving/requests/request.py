@@ -1,6 +1,5 @@
 """The scheduler's state of one request: its tokens, its progress, and the blocks it holds."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -172,7 +171,7 @@ class Request:
 
     @property
     def samples_late(self) -> bool:
-        """Whether its sampling reads its own tokens on the host, from `late_from` on.
+        """Whether its sampling may read its own tokens on the host; see `samples_late_within`.
 
         Bad words may be several tokens long, a grammar's next mask depends on all tokens so far,
         and a thinking budget may be spent. Nothing is proposed for such a request.
@@ -183,22 +182,40 @@ class Request:
             or params.thinking_token_budget is not None
         )
 
-    @property
-    def late_from(self) -> int:
-        """The number of output tokens from which on it takes part in no multi-step decodes."""
-        params = self.params
-        if params.bad_words or (params.structured_outputs and not self.thinks_freely):
-            return 0
+    def samples_late_within(self, start: int, stop: int) -> bool:
+        """Whether the sampling of its outputs `[start, stop)` reads earlier ones on the host."""
+        params, matcher = self.params, self.matcher
+        if params.bad_words:
+            return True
+        if params.structured_outputs and (
+            matcher is None or params.has_penalties or matcher.is_late_at(start)
+        ):
+            return True
         budget = params.thinking_token_budget  # not spent before there are as many tokens
-        return sys.maxsize if budget is None else budget
+        return budget is not None and stop > budget
 
-    @property
-    def thinks_freely(self) -> bool:
-        """Whether its grammar waits for the end of its thinking, and the device need not.
+    def is_free_at(self, number: int) -> bool:
+        """Whether its grammar leaves an output to the model, and checks it when it is read.
 
-        Tokens that are sampled past that end are dropped, but penalties would count them.
+        Outputs after one that is refused, or that ends the thinking, are dropped, but penalties
+        would count them.
+
+        Args:
+            number: of the output.
         """
-        return self.matcher is not None and self.matcher.is_free and not self.params.has_penalties
+        matcher = self.matcher
+        return matcher is not None and not self.params.has_penalties and matcher.is_free_at(number)
+
+    def take_free(self, token_ids: list[int]) -> int:
+        """Have its grammar check the next outputs, from one that `is_free_at` its place on.
+
+        Returns:
+            How many of them count, from the first.
+        """
+        matcher = self.matcher
+        if matcher is None:
+            return len(token_ids)
+        return matcher.take_free(self.output_token_ids, token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -222,14 +239,6 @@ class Request:
         So it is while a row that verifies is in flight, and when proposals are to follow.
         """
         return self.num_in_flight_tokens > 0 and not self.decodes_on_device
-
-    def samples_late_within(self, num_tokens: int) -> bool:
-        """Whether its sampling reads its own tokens on the host at this length.
-
-        Args:
-            num_tokens: of its sequence, the sampled ones included.
-        """
-        return self.samples_late and num_tokens - self.num_prompt_tokens > self.late_from
 
     @property
     def is_finished(self) -> bool:

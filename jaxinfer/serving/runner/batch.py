@@ -35,6 +35,9 @@ from jaxinfer.serving.slots.step_rows import StepRows
 _KEYS_FOR_SHARING = 8192
 _KEYS_FOR_PADDING = 256
 
+_OTHER_SEED = 0x6A09E667
+"""Turns the words of a seed into another one's."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -145,6 +148,8 @@ class BatchBuilder:
         if schedule.num_steps == 1:
             mode = self._buckets.single_mode(mode)
         arrays = self._pack_scalars(sample_slots, context, shape.rows)
+        if schedule.samples_late:
+            _draw_anew(rows, arrays.scalars)
         if mode == "mixed":
             arrays = arrays._replace(special=_filled_up(special, shape.rows))
         edits: Sequence[EditsUpdate] = ()
@@ -273,6 +278,15 @@ class BatchBuilder:
         scalars = self._mirror.scalars[padded]
         scalars[: len(context), Column.POSITION] = context
         return SamplingArrays(scalars)
+
+
+def _draw_anew(rows: Sequence[ScheduledRow], scalars: np.ndarray) -> None:
+    """Give tokens that are drawn again after a refusal other random bits, by another seed."""
+    for i, row in enumerate(rows):
+        request = row.request
+        number = row.start + row.num_fed - request.num_prompt_tokens
+        if request.matcher is not None and request.matcher.is_redrawn_at(number):
+            scalars[i, [Column.SEED_LOW, Column.SEED_HIGH]] ^= _OTHER_SEED
 
 
 def _read_tables(rows: Sequence[ScheduledRow], slots: np.ndarray) -> np.ndarray:

@@ -20,8 +20,7 @@ class Pacing:
     an engine, which see the same calls, must plan the same steps.
 
     Args:
-        multi_step_steps: decode steps of a launch while no request waits, for a number of running
-            requests.
+        multi_step_steps: decode steps of a multi-step decode, for a number of running requests.
         arrival_tokens: most tokens of a step while requests arrive; None launches as much as ever,
             for a caller that brings all requests at once.
     """

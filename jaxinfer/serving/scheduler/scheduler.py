@@ -192,9 +192,10 @@ class Scheduler:
         """Plan the next step and move every counter past it, as if it were launched.
 
         Args:
-            num_steps: length of the multi-step decode wanted. There is a multi-step decode only if
-                no request waits, every row is a decode, all blocks for it are free, and some row
-                can use all of it; otherwise one step is planned.
+            num_steps: length of the multi-step decode wanted. There is one only if no request
+                waits for less than a slot, every row is a decode, all blocks for it are free, and
+                some row can use all of it; otherwise one step is planned. Rows that sample late
+                don't take part: if they are the fewer, they have every other step to themselves.
             max_tokens: most tokens of that step, at least `max_num_seqs`; None is
                 `max_num_batched_tokens`.
 
@@ -257,12 +258,15 @@ class Scheduler:
                 request.num_void_tokens -= num_new
             elif num_new:
                 request.num_in_flight_tokens -= num_new
+                num_old = len(request.output_token_ids)
                 if row.proposed_token_ids:
                     num_new = _accepted(row, num_accepted[i] if num_accepted else None)
                     request.give_up_tokens(row.num_reserved - num_new)
                 tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                if request.matcher is not None and request.thinks_freely:
-                    kept = self._append_thinking(request, tokens, num_new)
+                if request.matcher is not None and request.is_free_at(num_old):
+                    kept = self._append_free(request, tokens, num_new)
+                    if not kept and not request.is_finished:
+                        continue
                 else:
                     kept = self._append(request, tokens, num_new)
                     if not request.decodes_on_device:
@@ -318,8 +322,8 @@ class Scheduler:
                 f"request {request.request_id!r} must be about to sample its next token only"
             )
         row.num_reserved = 0
-        request.forget_tokens_in_flight()
-        request.num_tokens += len(token_ids)
+        request.num_in_flight_tokens = 0
+        request.num_tokens = request.num_known_tokens + len(token_ids)
         request.decodes_on_device = False
         return self._append(request, token_ids, len(token_ids))
 
@@ -389,18 +393,15 @@ class Scheduler:
         if num_partial > 1:
             raise RuntimeError("several requests are partly prefilled")
 
-    def _append_thinking(
+    def _append_free(
         self, request: Request, token_ids: Sequence[int], num_new: int
     ) -> Sequence[int]:
-        """As `_append`, up to the end of the thinking: what follows it has a grammar."""
-        matcher = request.matcher
-        end = matcher.end_of_thinking(list(token_ids[:num_new])) if matcher else None
-        if matcher is None or end is None:
+        """As `_append`, up to where its answer is free no longer: what follows is drawn again."""
+        num_kept = request.take_free(list(token_ids[:num_new]))
+        if request.is_free_at(len(request.output_token_ids) + num_kept):
             return self._append(request, token_ids, num_new)
-        request.cut(request.num_known_tokens + end)
-        kept = self._append(request, token_ids, end)
-        matcher.follow(request.output_token_ids)
-        return kept
+        request.cut(request.num_known_tokens + num_kept)
+        return self._append(request, token_ids, num_kept)
 
     def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """Append the leading `num_new` tokens up to one that ends the request; returns them.

@@ -1,9 +1,15 @@
 """Plans one step: its requests, the tokens of each, and preemption when blocks run out."""
 
+from collections.abc import Sequence
+
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.forks import can_fork
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+
+# While requests wait for slots, a multi-step decode may leave so many of its rows empty before its
+# end. They are worth less than what a launch for each token costs the host.
+_MOST_ENDING = 1 / 16
 
 
 class StepPlanner:
@@ -29,18 +35,22 @@ class StepPlanner:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._table_capacity = self.pool.blocks_for(max_model_len) * self.pool.block_size
         self._held_up: tuple[Request, int] | None = None
+        self._were_apart = False
         self._budget = max_num_batched_tokens
 
-    def plan_step(self, max_tokens: int | None = None) -> Schedule | None:
+    def plan_step(
+        self, max_tokens: int | None = None, only: Sequence[Request] | None = None
+    ) -> Schedule | None:
         """Plan one token for each decode and as many prompt tokens as fit; None if nothing can.
 
         Args:
             max_tokens: tokens of the step at most, at least the number of slots; None is
                 `max_num_batched_tokens`, which is never exceeded.
+            only: running requests, by rank; None is all of them.
         """
         self._budget = min(max_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
         schedule = Schedule(rows=[], is_decode=True)
-        all_placed = self._place_running(schedule)
+        all_placed = self._place_running(schedule, only)
         if all_placed and self.queues.waiting:
             self._admit_waiting(schedule)
         if not schedule.rows:
@@ -50,33 +60,67 @@ class StepPlanner:
         return schedule
 
     def plan_multi_step(self, num_steps: int) -> Schedule | None:
-        """Plan `num_steps` decode steps at once for all running requests.
+        """Plan `num_steps` decode steps at once for running requests.
+
+        Requests that sample late take no part. If there are no more of them than of the others,
+        they get a step of their own first, which is what is returned then; in turns, so that
+        neither holds up the other.
 
         Returns:
-            None if a request waits, a row is no decode, samples late or verifies, blocks are not
-            all free, the block table could not hold a row's last token, or no row could keep that
-            many tokens.
+            None if a request waits and has a slot free or about to be, a row is no decode or
+            verifies, too many sample late, blocks are not all free, the block table could not hold
+            a row's last token, or no row could keep that many tokens.
         """
-        if self.queues.waiting:
+        if self.queues.waiting and self.queues.free_slots:
             return None
-        schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
-        missing: list[int] = []
-        longest = 0
+        together: list[Request] = []
+        apart: list[Request] = []
         for request in self.queues.running.values():
             pending = request.num_pending_tokens
             if pending == 0:
                 continue
+            if pending == 1 and self._can_take_part(request, num_steps):
+                together.append(request)
+            elif request.samples_late and request.num_cached_tokens >= request.num_prompt_tokens:
+                apart.append(request)
+            else:
+                return None
+        if len(apart) > len(together):
+            return None
+        if apart and not self._were_apart:
+            alone = self.plan_step(only=apart)
+            self._were_apart = alone is not None
+            if alone is not None:
+                return alone
+        self._were_apart = False
+        return self._plan_together(together, num_steps)
+
+    def _can_take_part(self, request: Request, num_steps: int) -> bool:
+        """Whether a request's next `num_steps` tokens can be sampled in one launch."""
+        if not request.decodes_on_device:
+            return False
+        if request.num_cached_tokens + num_steps > self._table_capacity:
+            return False
+        if not request.samples_late:
+            return True
+        start = request.num_tokens - request.num_prompt_tokens
+        return not request.samples_late_within(start, start + num_steps)
+
+    def _plan_together(self, requests: Sequence[Request], num_steps: int) -> Schedule | None:
+        """Plan `num_steps` decode steps for these; None if they are too short or blocks lack."""
+        schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
+        missing: list[int] = []
+        longest = num_ending = 0
+        for request in requests:
             start = request.num_cached_tokens
-            end = start + num_steps
-            if pending > 1 or not request.decodes_on_device or end > self._table_capacity:
-                return None
-            if request.samples_late_within(request.num_tokens + num_steps):
-                return None
             num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
             longest = max(longest, num_reserved)
+            num_ending += num_reserved < num_steps
             schedule.rows.append(ScheduledRow(request, start, 1, num_reserved))
-            missing.append(self._num_missing_blocks(request, end))
+            missing.append(self._num_missing_blocks(request, start + num_steps))
         if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
+            return None
+        if self.queues.waiting and num_ending > len(requests) * _MOST_ENDING:
             return None
         for row, count in zip(schedule.rows, missing, strict=True):
             if count:
@@ -85,11 +129,11 @@ class StepPlanner:
         schedule.num_tokens = len(schedule.rows)
         return schedule
 
-    def _place_running(self, schedule: Schedule) -> bool:
+    def _place_running(self, schedule: Schedule, only: Sequence[Request] | None) -> bool:
         """Give running requests their tokens; whether all of them got some."""
         rows = schedule.rows
         block_size = self.pool.block_size
-        for request in list(self.queues.running.values()):
+        for request in list(self.queues.running.values()) if only is None else only:
             start = request.num_cached_tokens
             end = start + 1
             if (

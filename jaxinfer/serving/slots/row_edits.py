@@ -44,6 +44,11 @@ class RowEdits:
     thinking: ThinkingBudget | None = None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there are none but the masks of a grammar."""
+        return not (self.fixed or self.follow_tokens) and self.allowed is None
+
+    @property
     def follow_tokens(self) -> bool:
         """Whether there are edits that depend on the tokens so far."""
         return bool(self.phrases) or self.thinking is not None

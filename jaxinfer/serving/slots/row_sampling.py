@@ -28,6 +28,8 @@ class RowSampling:
         params: The request's parameters.
         first_mode: The sampler's mode until `min_tokens` are out.
         settled_mode: The mode from then on.
+        free_mode: The mode while the grammar leaves the row to the model, if that is all that
+            edits its logits; None if it is not.
         scalars: int32 `[len(Column)]`, all but the position.
         edits: What changes logits beside penalties; None if nothing does.
     """
@@ -35,6 +37,7 @@ class RowSampling:
     params: SamplingParams
     first_mode: SamplingMode
     settled_mode: SamplingMode
+    free_mode: SamplingMode | None
     scalars: np.ndarray
     edits: RowEdits | None
 
@@ -92,7 +95,10 @@ def prepare_row(
     scalars[Column.NEEDS] = (Need.EDITS if edits else 0) | (
         Need.HISTORY if params.has_penalties else 0
     )
-    return RowSampling(params, first_mode, settled, scalars, edits)
+    free_mode = None
+    if edits is not None and edits.is_empty:
+        free_mode = params.clone(structured_outputs=None).sampling_mode(free_logprobs)
+    return RowSampling(params, first_mode, settled, free_mode, scalars, edits)
 
 
 def _row_edits(

@@ -108,6 +108,7 @@ def plan_engine(
         block_size=engine_config.block_size,
         multi_step_length=engine_config.multi_step_length(device.platform, weight_bytes),
         platform=device.platform,
+        weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),
     )
     buckets = shapes(max_model_len=max_model_len)

@@ -1,4 +1,4 @@
-"""Answers with grammars, on a toy device: the same whatever happens, sooner by forced tokens."""
+"""Answers under masks, on a toy device: the same whatever happens, sooner by forced tokens."""
 
 import json
 import random
@@ -12,6 +12,8 @@ from jaxinfer.serving.requests.request_group import Completion
 from tests.serving.engine.fake_runner import continuation
 from tests.serving.engine.test_engine import Setup
 from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_compiler
+
+pytestmark = pytest.mark.usefixtures("masks_only")
 
 FIXED_KEYS = [
     {

@@ -17,6 +17,8 @@ from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_com
 TOKENS = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
 BREAK = list(TOKENS.ending[TOKENS.ending.index(TOKENS.close) + 1 :])
 ENDS = bundled_tokenizer().eos_token_ids
+pytestmark = pytest.mark.usefixtures("masks_only")
+
 CHOICE = {"choice": ["yes", "no"]}
 
 

@@ -16,12 +16,14 @@ def test_masks_of_many_answers_are_those_of_each_alone():
         assert ids.tolist() == allowed_ids(answer).tolist()
 
 
-def test_steps_share_one_buffer_and_leave_nothing_of_the_step_before():
+def test_two_steps_share_a_buffer_and_leave_nothing_of_the_step_before_but_one():
     masks, first, second = MaskBuffer(), matcher(regex="a|b"), matcher(regex="c")
     before = masks.fill([first, second])
+    in_flight = masks.fill([first])
     second.follow(bundled_tokenizer().encode("c"))
     after = masks.fill([second])
     assert np.shares_memory(before, after)
+    assert not np.shares_memory(in_flight, after)
     ids = np.flatnonzero(np.unpackbits(after[0].view(np.uint8), bitorder="little"))
     assert set(ids.tolist()) == set(bundled_tokenizer().eos_token_ids)
 

@@ -50,6 +50,17 @@ def test_the_largest_gpu_step_takes_as_many_rows_as_there_are():
     assert [rows for tokens, rows in buckets.prefill if tokens == 4096] == [8, 256]
 
 
+def test_steps_of_large_weights_are_padded_less():
+    small, large = (_choose(weight_bytes=size) for size in (1 << 30, 16 << 30))
+    assert small.prefill_shape(530, 20) == PrefillShape(1024, 256, 2560)
+    assert large.prefill_shape(530, 20) == PrefillShape(640, 256, 2560)
+    assert large.prefill_shape(530, 2).tokens == 640
+    assert large.prefill_shape(1060, 20).tokens == 1280
+    assert large.prefill_shape(400, 20).tokens == 512
+    assert small.prefill[-1] == large.prefill[-1]
+    assert len(large.prefill) - len(small.prefill) <= 6
+
+
 def test_short_contexts_of_many_rows_take_narrow_tables_on_a_gpu():
     buckets = _choose()
     assert buckets.widths == (256, 2560)

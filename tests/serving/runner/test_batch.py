@@ -191,6 +191,56 @@ def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
     assert builder.build(_schedule((request, 3, 1, 1), is_decode=True)).mode == "greedy"
 
 
+class _Matcher:
+    """Free from the third token on; the second was drawn freely, too, and refused."""
+
+    def is_free_at(self, number):
+        return number >= 2
+
+    def is_late_at(self, number):
+        return number < 2
+
+    def is_redrawn_at(self, number):
+        return number == 1
+
+
+def _guided(num_outputs, **params):
+    params = {"temperature": 1.0, "structured_outputs": {"regex": "a"}} | params
+    request = _request(0, 2, [1], outputs=[7] * num_outputs, **params)
+    request.matcher = _Matcher()
+    return request, 1 + num_outputs, 1, 1
+
+
+@pytest.mark.parametrize(
+    ("params", "modes"),
+    [
+        ({}, ["full", "full", "temperature"]),
+        ({"temperature": 0.0}, ["full", "full", "greedy"]),
+        ({"top_k": 3}, ["full", "full", "truncate"]),
+        ({"logit_bias": {3: 1.0}}, ["full"] * 3),
+    ],
+    ids=str,
+)
+def test_a_row_that_its_grammar_leaves_to_the_model_is_sampled_as_if_it_had_none(params, modes):
+    builder = _builder()
+    batches = [builder.build(_schedule(_guided(n, **params), is_decode=True)) for n in range(3)]
+    assert [batch.mode for batch in batches] == modes
+    needs = [int(batch.sampling.scalars[0, Column.NEEDS]) for batch in batches]
+    assert needs == [1, 1, int(modes[2] == "full")]
+
+
+def test_a_token_that_is_drawn_again_has_other_random_bits():
+    builder, seeds = _builder(), []
+    for number in range(3):
+        schedule = _schedule(_guided(number), is_decode=True)
+        schedule.samples_late = True
+        scalars = builder.build(schedule).sampling.scalars
+        seeds.append(tuple(scalars[0, [Column.SEED_LOW, Column.SEED_HIGH]].tolist()))
+    assert seeds[0] == seeds[2]
+    assert seeds[0][0] != seeds[1][0]
+    assert seeds[0][1] != seeds[1][1]
+
+
 def test_a_slot_is_told_of_its_holder_once():
     builder = _builder()
     plain = (_request(0, 2, [1], logprobs=1), 0, 2, 1)

@@ -133,15 +133,31 @@ def test_nothing_to_run_until_tokens_are_read_is_none():
     assert scheduler.schedule() is None
 
 
-def test_multi_step_only_when_nobody_waits_and_all_decode():
-    scheduler, device = make_scheduler(max_num_seqs=2)
-    add(scheduler, *(make_request(i, 4, 20, first=i) for i in range(3)))
+def test_multi_step_only_when_nobody_waits_for_less_than_a_slot_and_all_decode():
+    scheduler, device = make_scheduler(max_num_seqs=2, num_blocks=4)
+    add(scheduler, make_request(0, 4, 11), make_request(1, 20, 2))
     assert step(scheduler, device, num_steps=4).num_steps == 1
-    assert step(scheduler, device, num_steps=4).num_steps == 1
-    scheduler.abort("2")
+    assert step(scheduler, device, num_steps=4).num_steps == 1  # a slot is free, and blocks lack
+    scheduler.abort("1")
     multi_step = step(scheduler, device, num_steps=4)
     assert multi_step.num_steps == 4
-    assert [row.num_reserved for row in multi_step.rows] == [4, 4]
+    assert [row.num_reserved for row in multi_step.rows] == [4]
+
+
+def test_who_waits_for_a_slot_holds_up_no_multi_step_until_rows_are_about_to_end():
+    scheduler, device = make_scheduler(max_num_seqs=2)
+    add(scheduler, *(make_request(i, 4, 11 + i, first=i) for i in range(3)))
+    steps = [step(scheduler, device, num_steps=4).num_steps for _ in range(5)]
+    assert steps == [1, 4, 4, 1, 1]
+    assert scheduler.num_waiting == 1
+    assert step(scheduler, device, num_steps=4).admitted
+
+
+def test_few_rows_that_end_early_hold_up_no_multi_step():
+    scheduler, device = make_scheduler(max_num_seqs=16, max_num_batched_tokens=256)
+    add(scheduler, *(make_request(i, 4, 20 if i else 3, first=i) for i in range(17)))
+    assert step(scheduler, device, num_steps=4).num_steps == 1
+    assert [row.num_reserved for row in step(scheduler, device, num_steps=4).rows] == [2] + [4] * 15
 
 
 def test_multi_step_never_outgrows_the_block_table():

@@ -1,0 +1,191 @@
+"""Answers drawn freely and checked, on a toy device: as if each token were drawn alone."""
+
+import random
+
+import numpy as np
+import pytest
+
+from jaxinfer import StructuredOutputsParams
+from jaxinfer.serving.guided.free_runs import FreeRuns
+from tests.serving.engine.fake_runner import next_token
+from tests.serving.engine.test_engine import Setup
+from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of
+from tests.serving.engine.test_grammars_after_thinking import TOKENS
+from tests.serving.guided.grammars import (
+    SCHEMAS,
+    allowed_ids,
+    bundled_tokenizer,
+    shared_compiler,
+)
+
+TOKENIZER = bundled_tokenizer()
+ENDS = TOKENIZER.eos_token_ids
+TEXT = {"type": "string", "maxLength": 60}
+DIGITS = {"type": "string", "pattern": "^[0-9]{40}$"}
+LETTERS = TOKENIZER.encode(' the quick brown fox jumps over a lazy dog"', add_special_tokens=False)
+
+
+def wordy(context):
+    """The toy model's choice where it is free: letters and, now and then, what ends a string."""
+    return LETTERS[next_token(context, len(LETTERS))]
+
+
+def expected(prompt, schema, max_tokens, choose):
+    """The answer that is drawn token by token, each after all before it are known."""
+    matcher = shared_compiler().get(StructuredOutputsParams(json=schema)).matcher()
+    runs, tokens = FreeRuns(enabled=True), []
+    while len(tokens) < max_tokens and not (tokens and tokens[-1] in ENDS):
+        context, number = prompt + tokens, len(tokens)
+        matcher.follow(tokens)
+        if number < runs.together and len(forced := matcher.forced_tokens()) > 1:
+            tokens += forced[: max_tokens - number]
+            continue
+        if number >= runs.first:
+            token = choose(context)
+            if matcher.state.validate_tokens([token]) or may_end(matcher, token):
+                tokens.append(token)
+                continue
+            runs.note_refusal(number)
+            continue
+        ids = allowed_ids(matcher)
+        bits = np.zeros(matcher.num_words * 32, np.uint8)
+        bits[ids] = 1
+        runs.note_mask(number, np.packbits(bits, bitorder="little").view(np.int32))
+        tokens.append(int(ids[next_token(context, len(ids))]))
+    return tokens
+
+
+def may_end(matcher, token):
+    return matcher.may_end and token in ENDS
+
+
+def free_setup(**options):
+    defaults = {"tokenizer": TOKENIZER, "grammars": shared_compiler(), "eos_token_ids": ENDS}
+    return Setup(**(defaults | {"token_map": wordy} | options))
+
+
+def add(setup, name, prompt, schema, **params):
+    setup.add(name, prompt, **{"max_tokens": 90, "structured_outputs": {"json": schema}} | params)
+
+
+def answers(setup):
+    return {name: output.outputs[0].token_ids for name, output in run(setup).items()}
+
+
+def test_a_long_text_takes_part_in_multi_step_decodes():
+    setup, prompt = free_setup(num_decode_steps=4), [1, 2]
+    add(setup, "a", prompt, TEXT)
+    add(setup, "b", [3], TEXT)
+    tokens = answers(setup)
+    assert tokens["a"] == expected(prompt, TEXT, 90, wordy)
+    assert sum(launch.num_steps == 4 for launch in setup.runner.launches) > 4
+    assert setup.runner.late_samples < len(tokens["a"]) / 2
+
+
+def test_neighbours_keep_their_multi_step_decodes_while_tokens_are_masked():
+    setup = free_setup(num_decode_steps=4, token_map=lambda context: 5)  # which is never allowed
+    add(setup, "a", [1], DIGITS)
+    for i in range(3):
+        setup.add(f"plain {i}", [2, i], max_tokens=41)
+    answers(setup)
+    launches = [
+        launch
+        for launch in setup.runner.launches
+        if any(row.request.request_id.startswith("plain") for row in launch.rows)
+    ]
+    assert sum(launch.num_steps == 4 for launch in launches) == 10
+    assert sum(launch.num_steps == 1 for launch in launches) == 1
+
+
+def test_a_row_of_known_tokens_is_sampled_without_reading_the_step_before():
+    setup = free_setup(num_decode_steps=4, token_map=lambda context: 5)
+    add(setup, "a", [1], DIGITS)
+    setup.add("plain", [2, 3], max_tokens=61)
+    unread, sample = [], setup.runner.sample
+    setup.runner.sample = lambda step: (unread.append(setup.runner.unread), sample(step))[1]
+    answers(setup)
+    assert unread.count(2) > 5
+
+
+def test_forced_tokens_follow_a_refusal_while_dropped_ones_are_in_flight():
+    setup, schema = free_setup(num_decode_steps=4), FIXED_KEYS[1]
+    add(setup, "a", [1, 2], schema)
+    for i in range(4):
+        setup.add(f"plain {i}", [5, i], max_tokens=70)
+    outputs = answers(setup)
+    assert outputs["a"] == expected([1, 2], schema, 90, wordy)
+    for i in range(4):
+        assert outputs[f"plain {i}"] == [*_written([5, i], 70)]
+
+
+def _written(prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(wordy(tokens))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("choose", [wordy, None], ids=["wordy", "any token"])
+@pytest.mark.parametrize("seed", range(12))
+def test_batches_faults_and_preemption_change_no_answer(seed, choose):
+    rng = random.Random(seed)
+    swaps = rng.random() < 0.5
+    setup = free_setup(
+        block_size=rng.choice([8, 16]),
+        num_blocks=rng.choice([20, 200]),
+        max_num_batched_tokens=rng.choice([8, 32]),
+        num_decode_steps=rng.choice([1, 4, 4]),
+        preemption_mode="swap" if swaps else "recompute",
+        num_host_blocks=8 if swaps else 0,
+        max_num_seqs=rng.choice([4, 8]),
+        token_map=choose,
+    )
+    model = choose or (lambda context: next_token(context, TOKENIZER.vocab_size))
+    fails = rng.choice(["fail_launches", "fail_samples", "fail_fetches"])
+    getattr(setup.runner, fails).add(rng.randrange(30))
+    wanted = {}
+    for i in range(rng.randint(1, 6)):
+        schema, prompt = rng.choice([TEXT, TEXT, *SCHEMAS, *FIXED_KEYS]), [1 + i, rng.randrange(99)]
+        length = rng.choice([7, 40, 90])
+        wanted[f"{i}"] = expected(prompt, schema, length, model)
+        add(setup, f"{i}", prompt, schema, max_tokens=length)
+    for i in range(rng.randint(0, 3)):
+        setup.add(f"plain {i}", [5, 6, i], max_tokens=30)
+        tokens = [5, 6, i]
+        while len(tokens) < 33:
+            tokens.append(model(tokens))
+        wanted[f"plain {i}"] = tokens[3:]
+
+    def interfere():
+        if rng.random() < 0.1:
+            setup.scheduler.preempt(rng.randint(1, 3))
+
+    outputs = run(setup, interfere)
+    assert {name: o.outputs[0].token_ids for name, o in outputs.items()} == wanted
+    assert not any(error for _, error in tokens_of(outputs).values())
+
+
+def test_an_answer_runs_freely_after_its_thoughts():
+    setup, prompt = free_setup(num_decode_steps=4), [1, TOKENS.open]
+    given = StructuredOutputsParams(json=TEXT, after_thinking=True)
+    thoughts = [*LETTERS[:3], TOKENS.close]
+
+    def choose(context):
+        number = len(context) - 2
+        return thoughts[number] if number < len(thoughts) else wordy(context)
+
+    setup.runner._next = choose
+    setup.add("a", prompt, structured_outputs=given, max_tokens=90)
+    tokens = answers(setup)["a"]
+    begin = tokens.index(TOKENS.close) + 1
+    breaks = len(TOKENS.ending) - TOKENS.ending.index(TOKENS.close) - 1
+    context = prompt + tokens[: begin + breaks]
+    assert tokens[begin + breaks :] == expected(context, TEXT, 90 - begin - breaks, wordy)
+    assert sum(launch.num_steps == 4 for launch in setup.runner.launches) > 4
+
+
+def test_a_stop_string_ends_a_free_answer():
+    setup = free_setup(num_decode_steps=4)
+    add(setup, "a", [1, 2], TEXT, stop=["o"])
+    (answer,) = run(setup)["a"].outputs
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", "o")
