@@ -43,7 +43,6 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
     lines = [
         f"{report.title}, {report.dtype}: {device}, {machine['cpu_cores']} cores, commit {commit}, "
         f"`{record['command']}`.",
-        *(f"Recomputed {text}" for text in [record.get("recomputed")] if text),
         "",
         f"![One step over time](figures/profile-{platform}-step.svg)",
         "",
