@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from jaxinfer.kernels.attention.op import Backend, norm_rope_write
-from jaxinfer.model import modules, qwen3, rope, two_batch_overlap
+from jaxinfer.model import qwen3, rope, two_batch_overlap
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 
@@ -55,6 +55,20 @@ class Architecture:
     head_params: Callable[[Params], dict[str, Any]]
 
 
+def _init_qwen3(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:
+    from jaxinfer.model import modules  # Flax takes long to import, and tracing needs none of it
+
+    return modules.init_params(config, rng, dtype)
+
+
+def _abstract_qwen3(
+    config: ModelConfig, dtype: DTypeLike, mesh: Mesh | None, rules: ShardingRules | None
+) -> dict[str, Any]:
+    from jaxinfer.model import modules
+
+    return modules.abstract_params(config, dtype, mesh, rules)
+
+
 def _write_qwen3_heads(
     attention: Params,
     heads: qwen3.Heads,
@@ -79,8 +93,8 @@ def _write_qwen3_heads(
 
 
 QWEN3 = Architecture(
-    init_params=modules.init_params,
-    abstract_params=modules.abstract_params,
+    init_params=_init_qwen3,
+    abstract_params=_abstract_qwen3,
     embed=qwen3.embed,
     embed_share=qwen3.embed_share,
     rotation=rope.cos_sin,

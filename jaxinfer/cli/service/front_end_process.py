@@ -39,17 +39,8 @@ async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> in
     llm = await _connect(RemoteLLM, settings["socket"], ending)
     if llm is None:
         return OK
-    config = uvicorn.Config(
-        make_app(llm, settings["http"], settings["monitoring"]),
-        http="h11",  # httptools reads headers of any length
-        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=_CLOSE_WITHIN_S,
-        server_header=False,
-    )
-    server = _server(uvicorn)(config)
+    app = make_app(llm, settings["http"], settings["monitoring"])
+    server = _server(uvicorn)(_server_config(app))
     with socket.socket(fileno=settings["listener"]) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
@@ -83,6 +74,22 @@ async def _connect(kind: Any, path: str, ending: asyncio.Semaphore) -> Any:
         except (FileNotFoundError, ConnectionRefusedError):
             await asyncio.sleep(_CONNECT_EVERY_S)
     return None
+
+
+def _server_config(app: Any) -> Any:
+    """uvicorn's configuration, the limits of what a client may send in headers among it."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        http="h11",  # httptools, which uvicorn prefers if it is installed, has no limit
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_CLOSE_WITHIN_S,
+        server_header=False,
+    )
 
 
 def _server(uvicorn: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _JSON_TYPES = frozenset({"integer", "number", "boolean", "null", "object", "array"})
+_PYTHONS_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class ArgumentTypes:
@@ -30,14 +31,18 @@ class ArgumentTypes:
 
 
 def as_json(value: str) -> str:
-    """A written value that is no text, as JSON; a text where it can't be read."""
+    """A written value that is no text, as JSON; a text where it can't be read.
+
+    JSON stays as it is written: another reader may keep more digits than Python, and half of a
+    surrogate pair can't be sent but as an escape.
+    """
     plain = value.strip()
-    if plain in ("True", "False", "None"):
-        plain = {"True": "true", "False": "false", "None": "null"}[plain]
+    plain = _PYTHONS_WORDS.get(plain, plain)
     try:
-        return json.dumps(json.loads(plain, parse_constant=_refuse), ensure_ascii=False)
+        json.loads(plain, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return json.dumps(value, ensure_ascii=False)
+    return plain
 
 
 def _refuse(constant: str) -> None:

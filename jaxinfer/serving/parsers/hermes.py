@@ -6,13 +6,12 @@ they come, well-formed or not, because a stream can't take them back. What is ma
 is content.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
-from jaxinfer.serving.parsers.json_object import ObjectEnd, unescaped_length
+from jaxinfer.serving.parsers.json_object import Member, ObjectEnd, object_members, unescaped_length
 from jaxinfer.serving.parsers.pieces import (
     MAX_BLOCKS,
     CallArguments,
@@ -28,7 +27,7 @@ _MOST_PART_CHARS = 1 << 14  # of which a call that ends early leaves the rest to
 _HEAD = re.compile(
     r'\s*+\{\s*+"name"\s*+:\s*+"([^"\\\x00-\x1f]++)"\s*+,\s*+"arguments"\s*+:\s*+(?=\{)'
 )
-
+_NO_ARGUMENTS = Member({}, "{}")
 _TAG = re.compile("</?tool_call>")
 
 _State = Callable[[str, int], int | None]
@@ -185,15 +184,11 @@ class HermesToolParser:
 
 def _read_call(block: str) -> tuple[str, str] | None:
     """Name and arguments of a whole block; None if it is malformed."""
-    if not block.lstrip().startswith("{"):
-        return None
     try:
-        call = json.loads(block)
-    except (ValueError, RecursionError):
+        members = object_members(block)
+        name, arguments = members["name"].value, members.get("arguments", _NO_ARGUMENTS)
+        is_call = isinstance(name, str) and isinstance(arguments.value, dict)
+        # Half of a surrogate pair can't be sent; this raises.
+        return (name, arguments.text) if is_call and name.encode() else None
+    except (KeyError, ValueError, RecursionError):
         return None
-    if not isinstance(call, dict):
-        return None
-    name, arguments = call.get("name"), call.get("arguments", {})
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return name, json.dumps(arguments, ensure_ascii=False)

@@ -30,6 +30,8 @@ _OPENINGS = ("<tool_call>", "<function=")
 _OPENING = re.compile("<(?:tool_call>|function=)")
 _HEAD = re.compile(r"\s{0,64}+<function=([^<>\s]{1,256}+)>")
 _NEXT = re.compile(r"<(?:parameter=([^<>]{1,256}+)>|/function>|/tool_call>)")
+_FUNCTION_ENDS = ("</function>", _CLOSE)
+_FUNCTION_END = re.compile("</(?:function|tool_call)>")
 _ENDS = ("</parameter>", "<parameter=", "</function>", _CLOSE)
 _END = re.compile("<(?:/parameter>|parameter=|/function>|/tool_call>)")
 
@@ -131,14 +133,13 @@ class Qwen3CoderToolParser:
 
     def _between(self, text: str, start: int) -> int | None:
         """Between values, where text is ignored."""
-        tag = _NEXT.search(text, start)
+        tags = _NEXT if self._num_parameters < MAX_PARAMETERS else _FUNCTION_END
+        tag = tags.search(text, start)
         if tag is None:
             return self._wait(_unfinished_tag(text, start))
-        if tag[1] is None:
+        if tag[0] in _FUNCTION_ENDS:
             self._add_arguments("}")
             self._state = self._content if tag[0] == _CLOSE else self._after
-            return tag.end()
-        if self._num_parameters == MAX_PARAMETERS:
             return tag.end()
         name = tag[1].strip()
         separator = ", " if self._num_parameters else ""

@@ -1,9 +1,13 @@
-"""The end of a front end: requests have the time that the operator gives them, then none."""
+"""A front end's HTTP protocol, and its end: requests have the time that the operator gives them."""
 
 import asyncio
+import sys
 import time
+import types
 
 import pytest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxinfer.cli.service import front_end_process
 
@@ -62,3 +66,28 @@ def test_there_is_no_waiting_longer_than_needed(happens, calls):
     told, seconds = drain(15.0, happens)
     assert told == calls
     assert seconds < 10
+
+
+@pytest.fixture
+def httptools(monkeypatch):
+    """A module of this name, as if it were installed, and uvicorn as if it had not looked yet."""
+    monkeypatch.setitem(sys.modules, "httptools", types.ModuleType("httptools"))
+    for name in ("auto", "httptools_impl"):
+        module = f"uvicorn.protocols.http.{name}"
+        monkeypatch.setitem(sys.modules, module, None)  # so that what is loaded here goes again
+        monkeypatch.delitem(sys.modules, module)
+
+
+async def app(scope, receive, send):
+    """An application that nobody calls."""
+
+
+@pytest.mark.usefixtures("httptools")
+def test_headers_are_read_by_h11_even_where_httptools_is_installed():
+    plain = uvicorn.Config(app)
+    plain.load()
+    assert plain.http_protocol_class.__name__ == "HttpToolsProtocol"  # what uvicorn would take
+    config = front_end_process._server_config(app)
+    config.load()
+    assert config.http_protocol_class is H11Protocol
+    assert config.h11_max_incomplete_event_size <= 1 << 16

@@ -270,15 +270,32 @@ def test_a_damaged_index_is_named(content, cause, sharded):
     assert cause in message
 
 
-def test_links_out_of_the_directory_are_refused(single, sharded, tmp_path_factory):
-    outside = tmp_path_factory.mktemp("outside") / "model.safetensors"
-    for file in (single / "model.safetensors", sharded / SHARDS[0]):
-        if file.exists():
-            outside.write_bytes(file.read_bytes())
-            file.unlink()
-            file.symlink_to(outside)
-            assert "a link out of the model directory" in refusal(file.parent)
-            file.unlink()
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [("single", "model.safetensors"), *(("sharded", name) for name in (*SHARDS, INDEX))],
+)
+@pytest.mark.parametrize("is_relative", [False, True], ids=["absolute", "relative"])
+def test_links_out_of_the_directory_are_refused(
+    files, name, is_relative, request, tmp_path_factory
+):
+    directory = request.getfixturevalue(files)
+    load_params(directory, tiny.CONFIG, jnp.float32)
+    outside = tmp_path_factory.mktemp("outside") / name
+    (directory / name).rename(outside)
+    (directory / name).symlink_to(
+        os.path.relpath(outside, directory) if is_relative else outside.absolute()
+    )
+    assert refusal(directory) == f"{directory / name}: a link out of the model directory"
+
+
+def test_a_shard_in_a_linked_directory_is_refused(sharded, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    (sharded / SHARDS[0]).rename(outside / SHARDS[0])
+    (sharded / "more").symlink_to(outside)
+    weight_map = json.loads((sharded / INDEX).read_text())["weight_map"]
+    for tensor in (name for name, file in weight_map.items() if file == SHARDS[0]):
+        edit_index(sharded, tensor, f"more/{SHARDS[0]}")
+    assert "a link out of the model directory" in refusal(sharded)
 
 
 def test_a_dangling_link_a_directory_and_a_link_to_itself_are_named(tmp_path):
@@ -293,22 +310,24 @@ def test_a_dangling_link_a_directory_and_a_link_to_itself_are_named(tmp_path):
     assert "model.safetensors: " in refusal(tmp_path)
 
 
-def test_links_inside_the_directory_and_in_the_hub_cache_are_followed(params, tmp_path):
+@pytest.mark.parametrize("files", ["single", "sharded"])
+def test_links_inside_the_directory_and_in_the_hub_cache_are_followed(files, params, request):
     """The cache's snapshots link into the blobs directory beside them."""
-    repository = tmp_path / "models--org--name"
+    plain = request.getfixturevalue(files)
+    repository = plain / "models--org--name"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / "abc123"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    save_params(params, tiny.CONFIG, tmp_path / "plain")
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "plain" / name).rename(blobs / name)
+    for name in [path.name for path in plain.iterdir() if path.is_file()]:
+        (plain / name).rename(blobs / name)
         (snapshot / name).symlink_to(Path("..", "..", "blobs", name))
     loaded = load_params(snapshot, ModelConfig.from_directory(snapshot), jnp.float32)
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
-    link = tmp_path / "link-to-directory"
+    link = plain / "link-to-directory"
     link.symlink_to(snapshot)
     load_params(link, tiny.CONFIG, jnp.float32)
-    (tmp_path / "secret").write_bytes((blobs / "model.safetensors").read_bytes())
-    (snapshot / "model.safetensors").unlink()
-    (snapshot / "model.safetensors").symlink_to(tmp_path / "secret")
+    weights_file = next(iter(sorted(snapshot.glob("*.safetensors"))))
+    (plain / "secret").write_bytes(weights_file.read_bytes())
+    weights_file.unlink()
+    weights_file.symlink_to(plain / "secret")
     assert "a link out of the model directory" in refusal(snapshot)

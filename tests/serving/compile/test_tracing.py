@@ -1,6 +1,8 @@
 """Worker processes trace what this process would, and their absence costs nothing but time."""
 
 import dataclasses
+import json
+import subprocess
 import sys
 
 import pytest
@@ -9,6 +11,7 @@ from jaxinfer.serving.compile import lowering, shared_forward, tracing
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.compile.shared_forward import SharedForward
+from jaxinfer.serving.compile.tracing_worker import describe_work
 from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
@@ -87,6 +90,22 @@ def test_workers_that_fail_leave_the_tracing_to_this_process(
         assert set(_lower_all(mine, programs, keys)) == set(keys)
     mine.close()
     assert (mine.num_traced, mine.num_read) == (4, 2)
+
+
+def test_tracing_needs_no_flax(tmp_path):
+    """It takes a third of a worker's start to import."""
+    store = ProgramStore(tmp_path)
+    task = describe_work(_programs(), _KEYS[:1], ["decode"], store=store, platform="cpu")
+    code = (
+        "import json, sys; from jaxinfer.serving.compile.tracing_worker import work; "
+        "work(json.load(sys.stdin)); sys.exit('flax' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, check=False, input=json.dumps(task), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "decode\n")
+    assert store.holds("decode")
 
 
 def test_nothing_is_handed_over_without_slow_kernels(tmp_path, monkeypatch):

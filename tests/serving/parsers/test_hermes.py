@@ -27,6 +27,11 @@ def read(text):
         (f"{ONE}\n{ONE}", "", [ToolCall("f", '{"city": "東京"}')] * 2),
         (f"{ONE}\nDone. ", "Done. ", [ToolCall("f", '{"city": "東京"}')]),
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
+        (
+            '<tool_call>{"arguments": {"a":1.50, "b": "\\ud800"}, "name": "f"}</tool_call>',
+            "",
+            [("f", '{"a":1.50, "b": "\\ud800"}')],
+        ),
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         (
             '<tool_call>{"name": "f", "arguments": {"a": {}}, "id": {"b": 1}}</tool_call>',
@@ -56,6 +61,8 @@ def test_calls_are_read(text, content, calls):
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "f", "arguments": 1',
         '<tool_call>{"name": "f",}</tool_call>\n',
+        '<tool_call>{"name": "f"} {}</tool_call>',
+        '<tool_call>{"name": "\\ud800"}</tool_call>',
         "<tool_call>[1]</tool_call>",
         "<tool_call>" + '{"a":' * 5000 + "</tool_call>",
         "a < b <tool_cal",

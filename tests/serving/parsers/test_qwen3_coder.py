@@ -45,6 +45,12 @@ def test_a_value_that_does_not_fit_is_a_text(value):
     assert read(call(number=value)) == ("", [("f", {"number": value})])
 
 
+@pytest.mark.parametrize("value", ["1e999", "12345678901234567890.10", '["\\ud800"]', "[1,\n2]"])
+def test_json_stays_as_it_is_written(value):
+    (made,) = parse_answer(call(list=value), tools="qwen3_coder", schemas=TOOLS).tool_calls
+    assert made.arguments == f'{{"list": {value}}}'
+
+
 @pytest.mark.parametrize(
     "tools",
     [[], [{"type": "function"}], [{"function": {"name": "f", "parameters": {"properties": [1]}}}]],
