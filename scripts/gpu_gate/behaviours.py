@@ -1,6 +1,8 @@
 """Checks of a started engine's behaviour: groups, full sampling, aborts, new weights."""
 
+import importlib.util
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +21,16 @@ from scripts.gpu_gate.rows import Row
 _NUM_GROUPS, _GROUP, _GROUP_PROMPT = 4, 16, 4 * KEYS + 44
 _ISOLATED_EVERY = 3
 _LENGTHS = (5, 40, 64, 65, 130, 200)
+_LONGEST = 40
+_SCHEMAS = [
+    {"type": "string", "minLength": 10, "maxLength": _LONGEST},
+    {
+        "type": "object",
+        "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["count"],
+        "additionalProperties": False,
+    },
+]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=5)
 
 
@@ -100,6 +112,28 @@ def check_full_step(llm: LLM) -> str:
     return f"ended after 8 tokens and the end; {len(mates)} batch mates unchanged"
 
 
+def check_grammars(llm: LLM) -> str:
+    """Answers follow their schemas, and change no batch mate."""
+    if importlib.util.find_spec("llguidance") is None:
+        return "not checked: llguidance is not installed"
+    prompts = ragged_prompts(llm)
+    plain = flat(answers(llm, prompts, GREEDY))
+    guided = [
+        GREEDY.clone(logprobs=None, max_tokens=96, structured_outputs={"json": schema})
+        for schema in _SCHEMAS * 2
+    ]
+    guided = [*guided[: len(_SCHEMAS)], *(each.clone(temperature=1.0) for each in guided)]
+    mixed = [*guided, *[GREEDY] * len(prompts)]
+    found = flat(answers(llm, [prompts[0]] * len(guided) + prompts, mixed))
+    check_greedy_all(plain, found[len(guided) :])
+    values = [json.loads(answer.text) for answer in found[: len(guided)]]
+    for value in values:
+        fits = len(value) <= _LONGEST if isinstance(value, str) else value["count"] in range(100)
+        if not fits:
+            raise CheckError(f"an answer is {value!r}, which its schema forbids")
+    return f"{len(values)} answers follow their schemas; {len(prompts)} batch mates unchanged"
+
+
 def check_abort(llm: LLM) -> str:
     """Requests that are aborted in mid-run free their blocks, and the others go on."""
     prompts = ragged_prompts(llm)
@@ -143,6 +177,7 @@ def check_new_weights(llm: LLM) -> str:
 CHECKS: dict[str, Callable[[LLM], str]] = {
     "groups": check_groups,
     "full step": check_full_step,
+    "grammars": check_grammars,
     "abort": check_abort,
     "update_params": check_new_weights,
 }

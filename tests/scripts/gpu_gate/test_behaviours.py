@@ -7,6 +7,7 @@ import pytest
 from jaxinfer import LLM, ModelConfig
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params
+from jaxinfer.serving.guided.matcher import Matcher
 from scripts.gpu_gate import behaviours, child
 from scripts.gpu_gate.behaviours import CHECKS, check_behaviours, check_one
 from scripts.gpu_gate.rows import Row
@@ -81,6 +82,19 @@ def test_a_minimum_length_that_is_ignored_is_bad(llm, monkeypatch):
     )
     row = check_one("full step", llm, behaviours.check_full_step)
     assert "min_tokens=8 and a bias to the end gave" in row.what
+
+
+def test_masks_that_are_not_applied_are_bad(llm, monkeypatch):
+    monkeypatch.setattr(Matcher, "wants_mask_at", lambda self, number: False)
+    monkeypatch.setattr(Matcher, "follow", lambda self, token_ids: None)
+    monkeypatch.setattr(Matcher, "take_free", lambda self, token_ids, new: len(new))
+    assert not check_one("grammars", llm, behaviours.check_grammars).good
+
+
+def test_without_llguidance_the_row_says_that_grammars_were_not_checked(llm, monkeypatch):
+    monkeypatch.setattr(behaviours.importlib.util, "find_spec", lambda name: None)
+    row = check_one("grammars", llm, behaviours.check_grammars)
+    assert row.what == "not checked: llguidance is not installed"
 
 
 def test_weights_that_are_not_taken_are_bad(llm, monkeypatch):
