@@ -38,8 +38,7 @@ class EngineDriver:
     Args:
         engine: one engine, or a group of replicas.
         release: called in the engine's thread after the engine has closed.
-        grammars: compiles the grammars of requests before the engine gets the requests; None leaves
-            that to the engine.
+        grammars: compiles requests' grammars before the engine gets them; None leaves it to that.
     """
 
     def __init__(
