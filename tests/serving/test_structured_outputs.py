@@ -157,6 +157,22 @@ def test_answers_drawn_freely_do_not_depend_on_the_length_of_a_launch(llm, token
         assert [ids([output]) for output in generate(single, PROMPTS, params)] == expected
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"thinking_token_budget": 3}, {"thinking_token_budget": 40}],
+    ids=lambda more: "-".join(map(str, more.values())) or "alone",
+)
+@pytest.mark.parametrize("thinks", [False, True])
+def test_the_likeliest_tokens_are_those_under_masks(llm, tokenizer, more, thinks, monkeypatch):
+    opening = tokenizer.token_to_id("<think>")
+    given = STRINGS | {"after_thinking": thinks}
+    params = params_of(given, **{"temperature": 0.0, "max_tokens": 50, **more})
+    prompts = [[*prompt, opening] if thinks else prompt for prompt in PROMPTS]
+    free = ids(generate(llm, prompts, params))
+    monkeypatch.setattr(free_runs, "FEWEST_MASKED", sys.maxsize)
+    assert free == ids(generate(llm, prompts, params))
+
+
 def second_tokens(llm, count):
     """How often each token comes second, where half of the model's choices are allowed."""
     given = {"regex": "x[^aeiours ]{9}"}

@@ -111,11 +111,11 @@ class OpenRequests:
         masked: list[tuple[int, AnswerMatcher]] = []
         for i, row in enumerate(schedule.rows):
             request = row.request
-            if not row.samples or request.matcher is None or request.num_in_flight_tokens == 0:
-                continue  # what it samples is not wanted, if it is not its next token
-            number = len(request.output_token_ids)
-            if not request.samples_late_within(number, number + 1):
+            if request.matcher is None or not _samples_late(row):
                 continue
+            if request.num_in_flight_tokens == 0:
+                continue  # what it samples is not wanted: it is not its next token
+            number = len(request.output_token_ids)
             try:
                 request.matcher.follow(request.output_token_ids)
                 forced = request.matcher.forced_tokens() if request.takes_forced_tokens else []

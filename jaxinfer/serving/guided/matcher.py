@@ -92,7 +92,7 @@ class Matcher:
         if new:
             self._num_consumed += len(new)
             self.state.consume_tokens(new)
-            self._check()
+            self.check()
 
     def is_free_at(self, number: int) -> bool:
         """Whether a token is drawn freely, and checked when it is read.
@@ -101,6 +101,11 @@ class Matcher:
             number: counted from the answer's first, 0; all that are known are before it.
         """
         return number >= self._runs.first
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the grammar begins later, behind thinking that is open."""
+        return False
 
     def is_late_at(self, number: int) -> bool:
         """Whether a token can be drawn only when those before it are known."""
@@ -145,7 +150,7 @@ class Matcher:
             GrammarError: too much work would be needed to know.
         """
         forced: list[int] = self.state.compute_ff_tokens()
-        self._check()
+        self.check()
         return forced if max(forced, default=0) < self._vocab_size else []
 
     def finish_mask(self, allowed: np.ndarray) -> None:
@@ -159,8 +164,13 @@ class Matcher:
         Raises:
             GrammarError: too much work would be needed to know.
         """
-        self._check()
+        self.check()
         self._runs.note_mask(self._num_consumed, allowed)
+
+    def check(self) -> None:
+        """Raise GrammarError if the grammar has failed, as by too much work."""
+        if self.state.is_error():
+            raise GrammarError(f"structured_outputs: {one_line(self.state.get_error())}")
 
     def rollback(self, num_tokens: int) -> None:
         """Forget the last tokens that were taken in.
@@ -176,10 +186,6 @@ class Matcher:
     def may_end(self) -> bool:
         """Whether the answer is complete as it stands."""
         return self.state.is_accepting()
-
-    def _check(self) -> None:
-        if self.state.is_error():
-            raise GrammarError(f"structured_outputs: {one_line(self.state.get_error())}")
 
 
 def one_line(message: str) -> str:

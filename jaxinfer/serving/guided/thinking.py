@@ -49,6 +49,11 @@ class ThinkingMatcher:
             return self._stage == "open"
         return self._grammar.is_free_at(number - self._num_before_grammar)
 
+    @property
+    def is_thinking(self) -> bool:
+        """See `Matcher.is_thinking`."""
+        return self._stage == "open"
+
     def is_late_at(self, number: int) -> bool:
         """See `Matcher.is_late_at`."""
         if self._stage != "over" or self._breaks_left:
@@ -115,10 +120,12 @@ class ThinkingMatcher:
         elif self._breaks_left:
             allowed[:] = 0
             _allow(allowed, self._breaks_left[0])
+        elif self._stage == "possible":
+            # No run follows: whether the next token is the grammar's depends on this one.
+            self._grammar.check()
+            _allow(allowed, self._tokens.open)
         else:
             self._grammar.finish_mask(allowed)
-            if self._stage == "possible":
-                _allow(allowed, self._tokens.open)
 
     @property
     def may_end(self) -> bool:

@@ -206,6 +206,13 @@ class Request:
         matcher = self.matcher
         return matcher is not None and not self.params.has_penalties and matcher.is_free_at(number)
 
+    def is_unedited_at(self, number: int) -> bool:
+        """Whether an output `is_free_at` its place, and no budget can end its thinking there."""
+        matcher = self.matcher
+        if matcher is None or not self.is_free_at(number):
+            return False
+        return self.params.thinking_token_budget is None or not matcher.is_thinking
+
     def take_free(self, token_ids: list[int]) -> int:
         """Have its grammar check the next outputs, from one that `is_free_at` its place on.
 

@@ -75,9 +75,11 @@ class StepPlanner:
             return None
         together: list[Request] = []
         apart: list[Request] = []
+        num_ended = 0
         for request in self.queues.running.values():
             pending = request.num_pending_tokens
             if pending == 0:
+                num_ended += 1  # once its tokens in flight are read
                 continue
             if pending == 1 and self._can_take_part(request, num_steps):
                 together.append(request)
@@ -93,7 +95,7 @@ class StepPlanner:
             if alone is not None:
                 return alone
         self._were_apart = False
-        return self._plan_together(together, num_steps)
+        return self._plan_together(together, num_steps, num_ended)
 
     def _can_take_part(self, request: Request, num_steps: int) -> bool:
         """Whether a request's next `num_steps` tokens can be sampled in one launch."""
@@ -106,11 +108,19 @@ class StepPlanner:
         start = request.num_tokens - request.num_prompt_tokens
         return not request.samples_late_within(start, start + num_steps)
 
-    def _plan_together(self, requests: Sequence[Request], num_steps: int) -> Schedule | None:
-        """Plan `num_steps` decode steps for these; None if they are too short or blocks lack."""
+    def _plan_together(
+        self, requests: Sequence[Request], num_steps: int, num_ended: int
+    ) -> Schedule | None:
+        """Plan `num_steps` decode steps for these; None if they are too short or blocks lack.
+
+        Args:
+            requests: decode, and nothing of them must be read before.
+            num_steps: of the launch.
+            num_ended: other running requests, which end when their tokens are read.
+        """
         schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
         missing: list[int] = []
-        longest = num_ending = 0
+        longest, num_ending = 0, num_ended
         for request in requests:
             start = request.num_cached_tokens
             num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
@@ -120,7 +130,7 @@ class StepPlanner:
             missing.append(self._num_missing_blocks(request, start + num_steps))
         if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
             return None
-        if self.queues.waiting and num_ending > len(requests) * _MOST_ENDING:
+        if self.queues.waiting and num_ending > len(self.queues.running) * _MOST_ENDING:
             return None
         for row, count in zip(schedule.rows, missing, strict=True):
             if count:

@@ -44,9 +44,9 @@ class RowEdits:
     thinking: ThinkingBudget | None = None
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there are none but the masks of a grammar."""
-        return not (self.fixed or self.follow_tokens) and self.allowed is None
+    def end_with_thinking(self) -> bool:
+        """Whether none are left once a thinking is over but the masks of a grammar."""
+        return not (self.fixed or self.phrases) and self.allowed is None
 
     @property
     def follow_tokens(self) -> bool:

@@ -28,8 +28,8 @@ class RowSampling:
         params: The request's parameters.
         first_mode: The sampler's mode until `min_tokens` are out.
         settled_mode: The mode from then on.
-        free_mode: The mode while the grammar leaves the row to the model, if that is all that
-            edits its logits; None if it is not.
+        free_mode: The mode while the grammar leaves the row to the model and no budget can end its
+            thinking; None if there are other edits.
         scalars: int32 `[len(Column)]`, all but the position.
         edits: What changes logits beside penalties; None if nothing does.
     """
@@ -96,8 +96,9 @@ def prepare_row(
         Need.HISTORY if params.has_penalties else 0
     )
     free_mode = None
-    if edits is not None and edits.is_empty:
-        free_mode = params.clone(structured_outputs=None).sampling_mode(free_logprobs)
+    if edits is not None and edits.end_with_thinking:
+        plain = params.clone(structured_outputs=None, thinking_token_budget=None)
+        free_mode = plain.sampling_mode(free_logprobs)
     return RowSampling(params, first_mode, settled, free_mode, scalars, edits)
 
 

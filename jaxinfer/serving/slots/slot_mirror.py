@@ -105,7 +105,7 @@ class SlotMirror:
         """Set how an output of that number is sampled: without masks where it is free."""
         sampling = self.sampling[slot]
         mode, needs = sampling.mode(number), int(sampling.scalars[Column.NEEDS])
-        if sampling.free_mode is not None and request.is_free_at(number):
+        if sampling.free_mode is not None and request.is_unedited_at(number):
             mode, needs = sampling.free_mode, needs & ~Need.EDITS
         self.levels[slot] = MODES.index(mode)
         self.scalars[slot, Column.NEEDS] = needs

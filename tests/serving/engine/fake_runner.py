@@ -66,6 +66,8 @@ class FakeRunner:
         self._pages: dict[int, int] = {}
         self._host_pages: dict[int, int] = {}
         self._last_tokens: dict[int, int] = {}
+        self._masked: list[bool] = []
+        self._masks: dict[int, tuple[tuple[int, int], np.ndarray | None]] = {}
         self._next = token_map or (lambda context: next_token(context, vocab_size))
 
     def launch(self, schedule: Schedule) -> Any:
@@ -77,6 +79,8 @@ class FakeRunner:
         self._copy(self._pages, self._host_pages, schedule.swap_out)
         for device, host in schedule.swap_in:
             self._copy(self._host_pages, self._pages, [(host, device)])
+        self._masked = [self._is_masked(row) for row in schedule.rows]
+        _require(schedule.samples_late or not any(self._masked), "a row gets no mask")
         num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
         num_accepted = []
@@ -108,7 +112,7 @@ class FakeRunner:
 
     def sample(self, step: Any) -> Any:
         number, _ = step
-        assert self.launches[-1].samples_late
+        _require(self.launches[-1].samples_late, "only steps that sample late are sampled")
         self.late_samples += 1
         if number in self.fail_samples:
             self._pages.clear()
@@ -120,14 +124,19 @@ class FakeRunner:
             if request.slot is None or not request.samples_late_within(number, number + 1):
                 continue
             unread = request.num_in_flight_tokens - row.num_reserved
-            assert unread <= 0, "earlier tokens are not read yet"
+            _require(unread <= 0, "earlier tokens are not read yet")
             if request.matcher is not None and not request.matcher.is_free_at(number):
                 self._last_tokens[_slot(row)] = 0  # what samples nothing leaves rubbish in its slot
         masks = schedule.masks
-        for i, mask in zip(masks.rows, masks.allowed, strict=False) if masks else ():
-            row = schedule.rows[i]
-            if row.request.slot is not None:
-                self._sample_allowed(row, step[1].sampled.tokens[i], mask)
+        new = dict(zip(masks.rows, masks.allowed, strict=False)) if masks else {}
+        for i, row in enumerate(schedule.rows):
+            if row.request.slot is None:
+                continue
+            if i in new:
+                _require(self._masked[i], "a row is drawn freely and gets a mask")
+                self._masks[row.request.slot] = _holder(row), new[i].copy()
+            if self._masked[i]:
+                self._sample_allowed(row, step[1].sampled.tokens[i])
         return step
 
     def fetch(self, step: Any) -> StepResult:
@@ -175,9 +184,18 @@ class FakeRunner:
             fed = [token_id]
             yield token_id
 
-    def _sample_allowed(self, row: ScheduledRow, tokens: np.ndarray, mask: np.ndarray) -> None:
-        """Draw again, by the grammar, unless it allows all."""
-        if (mask == -1).all():
+    def _is_masked(self, row: ScheduledRow) -> bool:
+        """Whether a row will be sampled under what its slot allows; a new holder's allows all."""
+        request, slot = row.request, _slot(row)
+        if slot not in self._masks or self._masks[slot][0] != _holder(row):
+            self._masks[slot] = _holder(row), None
+        number = row.start + row.num_fed - request.num_prompt_tokens
+        return row.samples and request.matcher is not None and not request.is_free_at(number)
+
+    def _sample_allowed(self, row: ScheduledRow, tokens: np.ndarray) -> None:
+        """Draw again, by the last mask that its slot was given, unless that allows all."""
+        _, mask = self._masks[_slot(row)]
+        if mask is None or (mask == -1).all():
             return
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits).tolist()
@@ -220,9 +238,23 @@ class FakeRunner:
         return following + [0] * (row.num_fed - len(following))
 
 
+class _BrokenPromise(BaseException):
+    """The engine broke a promise to its runner; no Exception, from which it would recover."""
+
+
+def _require(is_kept: bool, promise: str) -> None:
+    if not is_kept:
+        raise _BrokenPromise(promise)
+
+
 def _slot(row: ScheduledRow) -> int:
     assert row.request.slot is not None
     return row.request.slot
+
+
+def _holder(row: ScheduledRow) -> tuple[int, int]:
+    """What changes when a slot gets a new holder, or the same one anew."""
+    return id(row.request), row.request.blocks.num_admissions
 
 
 def _scores(tokens: np.ndarray, ok: np.ndarray | None = None) -> TokenScores:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import StructuredOutputsParams
+from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.free_runs import FreeRuns
 from tests.serving.engine.fake_runner import next_token
 from tests.serving.engine.test_engine import Setup
@@ -30,13 +31,22 @@ def wordy(context):
     return LETTERS[next_token(context, len(LETTERS))]
 
 
-def expected(prompt, schema, max_tokens, choose):
-    """The answer that is drawn token by token, each after all before it are known."""
+def expected(prompt, schema, max_tokens, choose, *, may_think=False):
+    """The answer that is drawn token by token, each after all before it are known.
+
+    With `may_think` its first token may also open the thinking, after which nothing is expected.
+    """
     matcher = shared_compiler().get(StructuredOutputsParams(json=schema)).matcher()
     runs, tokens = FreeRuns(enabled=True), []
     while len(tokens) < max_tokens and not (tokens and tokens[-1] in ENDS):
         context, number = prompt + tokens, len(tokens)
         matcher.follow(tokens)
+        if may_think and number == 0:
+            ids = sorted([*allowed_ids(matcher), TOKENS.open])
+            tokens.append(ids[next_token(context, len(ids))])
+            if tokens == [TOKENS.open]:
+                return tokens
+            continue
         if number < runs.together and len(forced := matcher.forced_tokens()) > 1:
             tokens += forced[: max_tokens - number]
             continue
@@ -105,6 +115,22 @@ def test_a_row_of_known_tokens_is_sampled_without_reading_the_step_before():
     setup.runner.sample = lambda step: (unread.append(setup.runner.unread), sample(step))[1]
     answers(setup)
     assert unread.count(2) > 5
+
+
+def test_a_row_that_is_drawn_freely_beside_late_ones_gets_no_mask(monkeypatch):
+    monkeypatch.setattr(free_runs, "_NEARLY_ALL", 0.0)
+    (line_break,) = TOKENIZER.encode("\n", add_special_tokens=False)
+    setup = free_setup(token_map=lambda context: line_break if len(context) == 9 else LETTERS[0])
+    add(setup, "a", [1], TEXT, max_tokens=20)
+    matcher = setup.scheduler.get("a/0").matcher
+    while not (matcher.is_redrawn_at(8) and setup.runner.launches[-1].masks):
+        setup.engine.step()
+    add(setup, "b", [2, 3], DIGITS)  # is masked at once, while the other's masked token is unread
+    setup.engine.step()
+    assert matcher.is_redrawn_at(8)
+    assert not matcher.is_late_at(9)
+    launch = setup.runner.launches[-1]
+    assert [launch.rows[i].request.request_id for i in launch.masks.rows] == ["b/0"]
 
 
 def test_forced_tokens_follow_a_refusal_while_dropped_ones_are_in_flight():
@@ -181,6 +207,21 @@ def test_an_answer_runs_freely_after_its_thoughts():
     breaks = len(TOKENS.ending) - TOKENS.ending.index(TOKENS.close) - 1
     context = prompt + tokens[: begin + breaks]
     assert tokens[begin + breaks :] == expected(context, TEXT, 90 - begin - breaks, wordy)
+    assert sum(launch.num_steps == 4 for launch in setup.runner.launches) > 4
+
+
+def test_an_answer_that_does_not_think_after_all_runs_freely_too():
+    setup, given = (
+        free_setup(num_decode_steps=4),
+        StructuredOutputsParams(json=TEXT, after_thinking=True),
+    )
+    setup.runner.fail_samples.add(1)
+    for i in range(20):
+        setup.add(f"{i}", [i, i], structured_outputs=given, max_tokens=90)
+    for name, tokens in answers(setup).items():
+        wanted = expected([int(name)] * 2, TEXT, 90, wordy, may_think=True)
+        assert tokens[: len(wanted)] == wanted
+        assert tokens == wanted or wanted == [TOKENS.open]
     assert sum(launch.num_steps == 4 for launch in setup.runner.launches) > 4
 
 

@@ -10,10 +10,11 @@ from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.runner.batch import BatchBuilder
-from jaxinfer.serving.sampling.layout import Column
+from jaxinfer.serving.sampling.layout import Column, Need
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from tests.call_count import calls_of
+from tests.serving.guided.grammars import bundled_tokenizer
 from tests.serving.requests.host_request import host_request
 
 S, PADDING_SLOT = 8, 4
@@ -33,6 +34,7 @@ def _builder(
     num_decode_steps=1,
     rows_in_item=0,
     tokenizer=None,
+    vocab_size=100,
 ):
     buckets = choose_buckets(
         max_num_seqs=max_num_seqs,
@@ -44,13 +46,13 @@ def _builder(
         rows_in_item=rows_in_item,
     )
     prepare = functools.partial(
-        request_sampling, vocab_size=100, eos_token_ids=[2], tokenizer=tokenizer
+        request_sampling, vocab_size=vocab_size, eos_token_ids=[2], tokenizer=tokenizer
     )
     return BatchBuilder(
         buckets,
         max_num_seqs=max_num_seqs,
         block_size=block_size,
-        vocab_size=100,
+        vocab_size=vocab_size,
         prepare=prepare,
     )
 
@@ -194,6 +196,8 @@ def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
 class _Matcher:
     """Free from the third token on; the second was drawn freely, too, and refused."""
 
+    is_thinking = False
+
     def is_free_at(self, number):
         return number >= 2
 
@@ -227,6 +231,20 @@ def test_a_row_that_its_grammar_leaves_to_the_model_is_sampled_as_if_it_had_none
     assert [batch.mode for batch in batches] == modes
     needs = [int(batch.sampling.scalars[0, Column.NEEDS]) for batch in batches]
     assert needs == [1, 1, int(modes[2] == "full")]
+
+
+@pytest.mark.parametrize(
+    ("is_thinking", "mode", "needs"), [(False, "temperature", 0), (True, "full", int(Need.EDITS))]
+)
+def test_a_thinking_budget_edits_logits_until_the_thinking_is_over(
+    is_thinking, mode, needs, monkeypatch
+):
+    monkeypatch.setattr(_Matcher, "is_thinking", is_thinking)
+    builder = _builder(tokenizer=bundled_tokenizer(), vocab_size=2048)
+    grammar = {"regex": "a", "after_thinking": True}
+    guided = _guided(2, structured_outputs=grammar, thinking_token_budget=5)
+    batch = builder.build(_schedule(guided, is_decode=True))
+    assert (batch.mode, int(batch.sampling.scalars[0, Column.NEEDS])) == (mode, needs)
 
 
 def test_a_token_that_is_drawn_again_has_other_random_bits():

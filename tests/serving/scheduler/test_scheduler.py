@@ -6,7 +6,7 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import RequestStatus
 from tests.call_count import calls_of
-from tests.serving.runner.fake_device import run_to_end, solo_run
+from tests.serving.runner.fake_device import read, run_to_end, solo_run
 from tests.serving.scheduler.scheduling import (
     NO_EOS,
     add,
@@ -151,6 +151,17 @@ def test_who_waits_for_a_slot_holds_up_no_multi_step_until_rows_are_about_to_end
     assert steps == [1, 4, 4, 1, 1]
     assert scheduler.num_waiting == 1
     assert step(scheduler, device, num_steps=4).admitted
+
+
+def test_who_waits_for_the_slot_of_a_request_whose_last_token_is_in_flight_gets_it_soon():
+    scheduler, device = make_scheduler(max_num_seqs=2)
+    add(scheduler, make_request(0, 4, 2), make_request(1, 4, 30), make_request(2, 4))
+    step(scheduler, device)
+    last = scheduler.schedule(num_steps=4)
+    tokens = device.launch(last)
+    assert scheduler.schedule(num_steps=4).num_steps == 1
+    read(scheduler, last, tokens)
+    assert [each.request_id for each in scheduler.schedule(num_steps=4).admitted] == ["2"]
 
 
 def test_few_rows_that_end_early_hold_up_no_multi_step():
