@@ -184,12 +184,16 @@ class StepPlanner:
         return True
 
     def _budget_left_by_others(self, request: Request, schedule: Schedule) -> int:
-        """Tokens for a partial prompt: the budget's rest, less one for each decode behind it."""
+        """Tokens for a partial prompt: the budget's rest, less one for each decode behind it.
+
+        A request that waits for a read takes none: kept back for it, a token of the budget would
+        let another prompt begin.
+        """
         num_behind = 0
         for other in reversed(self.queues.running.values()):
             if other is request:
                 break
-            num_behind += other.num_pending_tokens > 0
+            num_behind += other.num_pending_tokens > 0 and not other.awaits_read
         return self._budget - schedule.num_tokens - num_behind
 
     def _place(self, request: Request, count: int, schedule: Schedule) -> None:

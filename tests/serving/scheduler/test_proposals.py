@@ -12,6 +12,7 @@ from tests.serving.scheduler.scheduling import (
     assert_solo,
     make_request,
     make_scheduler,
+    shape,
     step,
 )
 
@@ -101,6 +102,27 @@ def test_until_its_tokens_are_read_a_request_that_verifies_waits_and_the_others_
     read(scheduler, second, later)
     read(scheduler, third, last)
     scheduler.check_invariants()
+
+
+def test_a_partial_prompt_takes_the_token_of_a_request_that_waits_to_be_read():
+    scheduler, device = make_scheduler(max_num_seqs=3, max_num_batched_tokens=4)
+    (verified,) = add(scheduler, make_request(0, 4, max_tokens=20))
+    step(scheduler, device)
+    urgent = make_request(1, 12, max_tokens=20, first=5, priority=-1)
+    waiting = make_request(2, 12, max_tokens=20, first=9)
+    add(scheduler, urgent, waiting)
+    scheduler.propose(verified, guess(verified, 2, 0))
+    in_flight = []
+    for expected in [[("0", 4, 3), ("1", 0, 1)], [("1", 1, 4)]]:
+        schedule = scheduler.schedule()
+        assert shape(schedule) == expected
+        scheduler.check_invariants()
+        in_flight.append((schedule, device.launch(schedule)))
+    for late in in_flight:
+        read(scheduler, *late)
+    while scheduler.has_unfinished:
+        step(scheduler, device)
+    assert_solo(verified, urgent, waiting)
 
 
 def test_proposals_made_while_a_token_is_in_flight_go_on_past_it():
