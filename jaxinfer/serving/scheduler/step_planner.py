@@ -87,12 +87,9 @@ class StepPlanner:
                 return None
         if len(apart) > len(together):
             return None
-        if apart and not self._were_apart:
-            alone = self.plan_step(only=apart)
-            self._were_apart = alone is not None
-            if alone is not None:
-                return alone
-        self._were_apart = False
+        self._were_apart = bool(apart) and not self._were_apart
+        if self._were_apart:
+            return self._plan_apart(apart)
         return self._plan_together(together, num_steps)
 
     def _can_take_part(self, request: Request, num_steps: int) -> bool:
@@ -105,6 +102,16 @@ class StepPlanner:
             return True
         start = request.num_tokens - request.num_prompt_tokens
         return not request.samples_late_within(start, start + num_steps)
+
+    def _plan_apart(self, requests: Sequence[Request]) -> Schedule | None:
+        """Plan a step of these alone; None if blocks lack, which only others could give up."""
+        missing = [
+            self._num_missing_blocks(r, r.num_cached_tokens + r.num_pending_tokens)
+            for r in requests
+        ]
+        if sum(missing) > self.pool.num_free_blocks:
+            return None
+        return self.plan_step(only=requests)
 
     def _plan_together(self, requests: Sequence[Request], num_steps: int) -> Schedule | None:
         """Plan `num_steps` decode steps for these; None if they are too short or blocks lack."""
