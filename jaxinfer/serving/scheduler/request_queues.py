@@ -36,6 +36,7 @@ class RequestQueues:
         self.parked: dict[str, Request] = {}
         """Requests that wait and are not to be admitted; in no order."""
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self.num_preemptions = 0
         self._num_added = 0
         self._parks_others = False
 
@@ -94,6 +95,7 @@ class RequestQueues:
         Its blocks go to the swap space if there is room for all of them; otherwise they are
         computed again when it resumes.
         """
+        self.num_preemptions += 1
         request.history.num_preemptions += 1
         num_cached_tokens = request.num_cached_tokens
         # What only waits for its last tokens to be read needs its blocks no more.

@@ -92,8 +92,6 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self.swap_space = SwapSpace(num_host_blocks)
-        self.num_preemptions = 0
-        """Preemptions so far, for metrics."""
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
         self._planner = StepPlanner(self._queues, max_num_batched_tokens, max_model_len)
         self._epoch = 0
@@ -113,6 +111,11 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests with a slot."""
         return len(self._queues.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions so far, for metrics."""
+        return self._queues.num_preemptions
 
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
@@ -207,7 +210,6 @@ class Scheduler:
             schedule = self._planner.plan_step(max_tokens)
         if schedule is not None:
             schedule.epoch = self._epoch
-            self.num_preemptions += len(schedule.preempted)
         return schedule
 
     def settle(self) -> None:
@@ -330,13 +332,11 @@ class Scheduler:
     def preempt(self, count: int | None = None) -> list[Request]:
         """Take the `count` running requests of highest rank (all if None) off the device.
 
-        To be called between steps. They wait, each at the place of its rank, and resume by
-        themselves.
+        To be called between steps. They wait at the places of their ranks and resume by themselves.
         """
         last_first = list(reversed(self._queues.running.values()))[:count]
         for request in last_first:
             self._queues.preempt(request)
-        self.num_preemptions += len(last_first)
         return last_first
 
     def run_only(self, requests: Iterable[Request] | None) -> None:
