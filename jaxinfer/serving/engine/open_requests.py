@@ -111,8 +111,10 @@ class OpenRequests:
         masked: list[tuple[int, AnswerMatcher]] = []
         for i, row in enumerate(schedule.rows):
             request = row.request
-            if not row.samples or request.matcher is None or request.num_in_flight_tokens == 0:
-                continue  # what it samples is not wanted, if it is not its next token
+            if not row.samples or request.matcher is None:
+                continue
+            if request.num_in_flight_tokens != row.num_reserved:
+                continue  # it is drawn freely before earlier tokens are read, or is not wanted
             number = len(request.output_token_ids)
             if not request.samples_late_within(number, number + 1):
                 continue
