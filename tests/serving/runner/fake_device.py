@@ -6,7 +6,9 @@ foreign, stale or missing slot answers differently from its solo run, and `launc
 slot that a row may read.
 """
 
+import functools
 from array import array
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxinfer.sampling_params import SamplingParams
@@ -31,33 +33,50 @@ def extend_chain(chain: int, token: int) -> int:
     return hash((chain, token, 0x9E3779B9)) & 0x7FFFFFFFFFFFFFFF
 
 
+def chain_of(tokens: Sequence[int]) -> int:
+    return functools.reduce(extend_chain, tokens, START)
+
+
 def next_token(chain: int) -> int:
     return (chain >> 7) % VOCAB_SIZE
 
 
+def masked_token(chain: int) -> int:
+    """The token that is drawn under a grammar's mask."""
+    return (chain >> 17) % VOCAB_SIZE
+
+
+def free_tokens(prompt_token_ids: Sequence[int]) -> Iterator[int]:
+    """An answer without end."""
+    chain = chain_of(prompt_token_ids)
+    while True:
+        yield (token := next_token(chain))
+        chain = extend_chain(chain, token)
+
+
 def solo_run(
-    request: Request, eos: frozenset[int], max_model_len: int
+    request: Request,
+    eos: frozenset[int],
+    max_model_len: int,
+    tokens: Iterator[int] | None = None,
 ) -> tuple[list[int], str, int | None]:
     """Outputs, finish reason and stop reason of an undisturbed run, without the engine's code."""
-    chain = START
-    for token in request.prompt_token_ids:
-        chain = extend_chain(chain, token)
     params: SamplingParams = request.params
     outputs: list[int] = []
     if request.new.prefill_only:
         return outputs, "length", None
-    while True:
-        token = next_token(chain)
-        chain = extend_chain(chain, token)
+    ignores_eos = params.ignore_eos and params.structured_outputs is None
+    for token in tokens or free_tokens(request.prompt_token_ids):
         outputs.append(token)
         if len(outputs) >= params.min_tokens:
-            if token in eos and not params.ignore_eos:
+            if token in eos and not ignores_eos:
                 return outputs, "stop", None
             if token in (params.stop_token_ids or ()):
                 return outputs, "stop", token
         total = len(request.prompt_token_ids) + len(outputs)
         if len(outputs) == params.max_tokens or total == max_model_len:
-            return outputs, "length", None
+            break
+    return outputs, "length", None
 
 
 class FakeDevice:
@@ -94,6 +113,8 @@ class FakeDevice:
             self.host[host_block] = list(self.pages[block])
         for block, host_block in schedule.swap_in:
             self.pages[block] = list(self.host[host_block])
+        for row in schedule.rows:
+            self.note_read(row)
         results: list[list[int]] = [[] for _ in schedule.rows]
         for step in range(schedule.num_steps):
             for row in schedule.rows:
@@ -109,6 +130,40 @@ class FakeDevice:
             if row.num_fed == 0:
                 self.check_context(row.request, row.start)
         return results
+
+    def draw_late(self, rows: Sequence[ScheduledRow], tokens: Sequence[list[int]]) -> None:
+        """Draw by their grammars the rows of the last launch that `late_rows` found.
+
+        Args:
+            rows: all earlier tokens of their requests are read.
+            tokens: of each row, drawn as if there were no grammar; changed.
+        """
+        for row, drawn in zip(rows, tokens, strict=True):
+            request = row.request
+            if request.num_in_flight_tokens == 0:
+                continue  # what was read has ended it, or is to be followed by something else
+            assert request.num_in_flight_tokens == row.num_reserved == 1, "drawn before it is known"
+            matcher, number = request.matcher, len(request.output_token_ids)
+            if matcher is None:
+                continue
+            if forced := matcher.forced_after(request.output_token_ids):
+                self.last_tokens[request.slot] = None
+                self.scheduler.append_forced(row, forced)
+            elif not request.is_free_at(number):
+                drawn[0] = masked_token(chain_of(self.true_tokens[request][:-1]))
+                self.true_tokens[request][-1] = self.last_tokens[request.slot] = drawn[0]
+
+    def note_read(self, row: ScheduledRow) -> None:
+        """Take over what the host knows of an answer with a grammar, before its row is launched.
+
+        Tokens that the device drew may have been refused, and others forced.
+        """
+        request = row.request
+        true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
+        if request.matcher is not None:
+            known = request.prompt_token_ids + request.output_token_ids
+            unread = true_tokens[len(known) : request.num_tokens - row.num_reserved]
+            true_tokens[:] = known + unread
 
     def check_shape(self, schedule: Schedule) -> None:
         rows = schedule.rows
@@ -154,7 +209,7 @@ class FakeDevice:
     def write(self, row: ScheduledRow, step: int, schedule: Schedule) -> None:
         request = row.request
         start = row.start + step
-        true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
+        true_tokens = self.true_tokens[request]
         if row.num_fed == 0:
             return
         if schedule.is_decode:
@@ -218,6 +273,16 @@ class FakeDevice:
         slot = self.pages[block][position % self.block_size]
         assert slot is not None, f"position {position} was never written"
         return slot
+
+
+def late_rows(schedule: Schedule) -> list[int]:
+    """Indices of the rows whose sampling reads earlier tokens; before another step is planned."""
+    found = []
+    for i, row in enumerate(schedule.rows):
+        number = row.start + row.num_fed - row.request.num_prompt_tokens
+        if row.samples and row.request.samples_late_within(number, number + row.num_reserved):
+            found.append(i)
+    return found
 
 
 def accepted(schedule: Schedule, tokens: list[list[int]]) -> list[int]:

@@ -10,12 +10,19 @@ from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.structured_outputs import StructuredOutputsParams
+from tests.serving.guided.fake_matcher import FakeMatcher, guided_tokens
 from tests.serving.requests.host_request import host_request
-from tests.serving.runner.fake_device import EOS, FakeDevice, accepted, solo_run
+from tests.serving.runner.fake_device import EOS, FakeDevice, accepted, late_rows, solo_run
 
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 44
 EOS_IDS = frozenset([EOS])
+LATE = {
+    "grammar": {"structured_outputs": StructuredOutputsParams(regex="a+"), "min_tokens": 0},
+    "bad words": {"bad_words": ["x"]},
+    "budget": {"thinking_token_budget": 5},
+}
 BASES = [[(i * i + family * 5) % 19 + 1 for i in range(MAX_MODEL_LEN)] for family in range(2)]
 
 
@@ -27,9 +34,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         num_host_blocks=st.sampled_from([0, 12, 3]),
         has_priorities=st.sampled_from([True, True, False]),
+        num_steps=st.sampled_from([1, 3]),
     )
-    def build(self, num_blocks, max_num_seqs, budget, caching, num_host_blocks, has_priorities):
+    def build(
+        self, num_blocks, max_num_seqs, budget, caching, num_host_blocks, has_priorities, num_steps
+    ):
         self.has_priorities = has_priorities
+        self.num_steps = num_steps
         self.scheduler = Scheduler(
             BlockPool(num_blocks, BLOCK_SIZE, caching),
             max_num_seqs=max_num_seqs,
@@ -58,27 +69,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefill_only=st.sampled_from([False] * 5 + [True]),
         prompt_logprobs=st.sampled_from([None] * 4 + [0]),
         priorities=st.lists(st.sampled_from([0, -3, 5, 1]), min_size=4, max_size=4),
+        late=st.sampled_from([None, None, "grammar", *LATE]),
     )
-    def add(self, count, family, length, tail, salt, prefill_only, priorities, **params):
+    def add(self, count, family, length, tail, salt, prefill_only, priorities, late, **params):
         for priority in priorities[:count]:
             request = host_request(
                 str(len(self.requests)),
                 (BASES[family][:length] + tail)[: MAX_MODEL_LEN - 1],
-                SamplingParams(**params),
+                SamplingParams(**params | LATE.get(late, {})),
                 cache_salt=salt,
                 prefill_only=prefill_only,
                 priority=priority if self.has_priorities else 0,
             )
             self.scheduler.add(request)
             self.requests.append(request)
-            self.solo_runs[request.request_id] = solo_run(request, EOS_IDS, MAX_MODEL_LEN)
+            tokens = None
+            if late == "grammar":
+                request.matcher = FakeMatcher(request.prompt_token_ids)
+                tokens = guided_tokens(request.prompt_token_ids)
+            self.solo_runs[request.request_id] = solo_run(request, EOS_IDS, MAX_MODEL_LEN, tokens)
 
     @precondition(lambda self: self.has_priorities and self.scheduler.num_running)
     @rule(priority=st.sampled_from([-9, -3, 0]), length=st.sampled_from([1, 17, 40]))
     def urgent_request_comes(self, priority, length):
         params = {"max_tokens": 9, "ignore_eos": True}
-        self.add(1, 0, length, [], None, False, [priority], **params)
-        self.run(3, 1)
+        self.add(1, 0, length, [], None, False, [priority], None, **params)
+        self.run(3, 1, 0)
 
     @precondition(lambda self: len(self.in_flight) < 3)
     @rule(num_steps=st.sampled_from([1, 1, 1, 3]))
@@ -87,13 +103,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         schedule = self.scheduler.schedule(num_steps)
         if schedule is not None:
             self.check_order(schedule, running)
-            self.in_flight.append((schedule, self.device.launch(schedule)))
+            self.in_flight.append((schedule, self.launch(schedule)))
         elif not self.in_flight:
             unfinished = self.scheduler.unfinished()
             held_up = self.alone is not None and not set(self.alone) & set(unfinished)
             assert held_up or not unfinished, "requests are stuck"
         if schedule is not None and self.alone is not None:
             assert {id(row.request) for row in schedule.rows} <= set(map(id, self.alone))
+
+    def launch(self, schedule):
+        """As the engine does: rows that sample late are drawn once earlier steps are read."""
+        tokens = self.device.launch(schedule)
+        late = late_rows(schedule)
+        rows = [schedule.rows[i] for i in late]
+        if any(row.request.num_in_flight_tokens > row.num_reserved for row in rows):
+            while self.in_flight:
+                self.update()
+        self.device.draw_late(rows, [tokens[i] for i in late])
+        return tokens
 
     def rank(self, request):
         return request.new.priority, int(request.request_id)
@@ -124,16 +151,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             row = schedule.rows[change.row]
             assert row.request is change.request
             assert change.token_ids == tokens[change.row][: len(change.token_ids)]
-            assert change.request.is_finished or len(change.token_ids) == num_accepted[change.row]
+            if not change.request.is_finished and change.request.matcher is None:
+                assert len(change.token_ids) == num_accepted[change.row]
 
     @precondition(lambda self: self.scheduler.has_unfinished)
-    @rule(count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]))
-    def run(self, count, num_steps):
+    @rule(
+        count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]), depth=st.sampled_from([1, 0])
+    )
+    def run(self, count, num_steps, depth):
+        """Steps, each read `depth` steps late."""
         for _ in range(count):
+            newest = self.in_flight[-1:]
             if len(self.in_flight) < 3:
                 self.schedule(num_steps)
             self.everything_is_accounted_for()
-            if self.in_flight:
+            if self.in_flight and (self.in_flight[-1:] == newest or len(self.in_flight) > depth):
                 self.update()
 
     @precondition(lambda self: self.in_flight)
@@ -146,12 +178,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_ok[bad] = max(0, num_ok[bad] - 1)
         stale = schedule.epoch < max((s.epoch for s, _ in self.in_flight), default=0)
         bad_request = schedule.rows[bad].request
-        was_finished = bad_request.is_finished
+        was_finished, held = bad_request.is_finished, set(bad_request.blocks.table)
         self.scheduler.update(schedule, tokens, num_ok, num_accepted)
-        if schedule.rows[bad].samples and not stale and not was_finished:
+        counts = bad_request.matcher is None  # otherwise a token before it may be refused
+        if schedule.rows[bad].samples and counts and not stale and not was_finished:
             assert bad_request.is_finished or self.scheduler.num_waiting
         if bad_request.finish_reason == "error" and not was_finished:
-            self.nothing_of_it_is_found(bad_request)
+            # A row behind it may have filled a block of its own with the same tokens.
+            assert held.isdisjoint(self.found_again(bad_request))
 
     @precondition(lambda self: self.scheduler.has_unfinished)
     @rule(
@@ -162,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def propose(self, data, num_good, guesses):
         """Tokens are proposed, of which some are what the request goes on with."""
         request = data.draw(st.sampled_from(self.scheduler.unfinished()))
-        if not request.new.prefill_only:
+        if not request.new.prefill_only and not request.samples_late:
             outputs, _, _ = self.solo_runs[request.request_id]
             good = outputs[len(request.output_token_ids) :][:num_good]
             self.scheduler.propose(request, good + guesses)
@@ -176,16 +210,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 outputs, _, _ = self.solo_runs[request.request_id]
                 good = outputs[len(request.output_token_ids) :][:num_good]
                 wrong = [(token + (i == 3)) % 24 for i, token in enumerate(good)]
-                if not request.new.prefill_only:
+                if not request.new.prefill_only and not request.samples_late:
                     self.scheduler.propose(request, wrong)
-            self.run(2, 3)
+            self.run(2, 3, 0)
 
-    def nothing_of_it_is_found(self, failed):
-        """Who comes with the tokens of a request that failed finds none of its blocks."""
-        if failed.blocks.weight_version == self.scheduler.pool.weight_version:
-            tokens = failed.prompt_token_ids + failed.output_token_ids
-            again = host_request("again", tokens, cache_salt=failed.new.prompt.cache_salt)
-            assert self.scheduler.pool.find_prefix(again) == []
+    def found_again(self, failed):
+        """The blocks that a request with the tokens of one that failed finds."""
+        if failed.blocks.weight_version != self.scheduler.pool.weight_version:
+            return []
+        tokens = failed.prompt_token_ids + failed.output_token_ids
+        again = host_request("again", tokens, cache_salt=failed.new.prompt.cache_salt)
+        return self.scheduler.pool.find_prefix(again)
 
     @precondition(lambda self: self.scheduler.has_unfinished)
     @rule(data=st.data(), reason=st.sampled_from(["abort", "stop", "error"]))
@@ -195,7 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.abort(request.request_id) is request
         elif reason == "error":
             self.scheduler.finish(request, "error")
-            self.nothing_of_it_is_found(request)
+            assert self.found_again(request) == []
         else:
             self.scheduler.finish(request, "stop", "a stop string")
         assert request.is_finished
@@ -237,6 +272,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check_invariants()
+        num_preemptions = sum(request.history.num_preemptions for request in self.requests)
+        assert self.scheduler.num_preemptions == num_preemptions
         self.device.note_waiting()
         if self.alone is not None:
             return
@@ -266,10 +303,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(5000):
             if not self.scheduler.has_unfinished:
                 break
-            self.schedule(1)
-            if self.in_flight:
-                self.update()
-            self.everything_is_accounted_for()
+            self.run(1, self.num_steps, 1)
         assert not self.scheduler.has_unfinished, "a request starves"
         self.outputs_are_those_of_the_solo_run()
         assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks
@@ -277,6 +311,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None
+    max_examples=200, stateful_step_count=50, deadline=None
 )
 TestScheduler = pytest.mark.slow(SchedulerMachine.TestCase)
