@@ -230,3 +230,26 @@ def test_a_stop_string_ends_a_free_answer():
     add(setup, "a", [1, 2], TEXT, stop=["o"])
     (answer,) = run(setup)["a"].outputs
     assert (answer.finish_reason, answer.stop_reason) == ("stop", "o")
+
+
+def test_requests_that_come_while_a_masked_token_is_in_flight_change_no_answer():
+    """Their prompts are drawn late, beside a token that is free and has its mask behind it."""
+    (tilde,) = TOKENIZER.encode("~", add_special_tokens=False)
+    given = {"structured_outputs": {"regex": "[^~]+"}, "max_tokens": 60}
+
+    def choose(context):
+        return wordy(context) if next_token(context, 7) else tilde
+
+    def answers_of(names):
+        setup, waiting = free_setup(token_map=choose), list(names)
+
+        def next_comes():
+            if waiting:
+                setup.add(waiting[0], [int(waiting.pop(0)), 5], **given)
+
+        next_comes()
+        return {name: o.outputs[0].token_ids for name, o in run(setup, next_comes).items()}
+
+    names = [str(i) for i in range(7)]
+    alone = {name: answers_of([name])[name] for name in names}
+    assert answers_of(names) == alone

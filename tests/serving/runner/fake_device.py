@@ -154,9 +154,9 @@ class FakeDevice:
                 self.true_tokens[request][-1] = self.last_tokens[request.slot] = drawn[0]
 
     def note_read(self, row: ScheduledRow) -> None:
-        """Before a row is launched: some of what a grammar's answer sampled may have been refused.
+        """Take over what the host knows of an answer with a grammar, before its row is launched.
 
-        And tokens may have been forced. Only the ones that are in flight are the device's secret.
+        Tokens that the device drew may have been refused, and others forced.
         """
         request = row.request
         true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))

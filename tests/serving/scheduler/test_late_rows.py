@@ -1,8 +1,38 @@
-"""Rows that sample late beside multi-step decodes: steps of their own, in turns."""
+"""Rows that sample late: turns beside multi-step decodes, and answers that are cut when read."""
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.requests.host_request import host_request
-from tests.serving.scheduler.scheduling import add, assert_solo, make_request, make_scheduler, step
+from tests.serving.runner.fake_device import read
+from tests.serving.scheduler.scheduling import (
+    add,
+    assert_solo,
+    make_request,
+    make_scheduler,
+    shape,
+    step,
+)
+
+
+class Refusing:
+    """A matcher of an answer that runs freely, but for one of its tokens, which is refused once."""
+
+    def __init__(self, number):
+        self.number = number
+        self.first = 0
+
+    def is_free_at(self, number):
+        return number >= self.first
+
+    def is_late_at(self, number):
+        return number < self.first
+
+    def take_free(self, token_ids, new):
+        num_kept = self.number - len(token_ids)
+        if self.first or num_kept >= len(new):
+            return len(new)
+        self.first = self.number + 1
+        return num_kept
 
 
 def make_late(request_id, length, max_tokens=20):
@@ -10,8 +40,20 @@ def make_late(request_id, length, max_tokens=20):
     return host_request(request_id, [(i + 3) % 20 for i in range(length)], params)
 
 
+def make_refused(number):
+    grammar = StructuredOutputsParams(regex="a+")
+    request = host_request("a", range(5), SamplingParams(structured_outputs=grammar, max_tokens=20))
+    request.matcher = Refusing(number)
+    return request
+
+
 def names(schedule):
     return [row.request.request_id for row in schedule.rows]
+
+
+def launched(scheduler, device, num_steps):
+    schedule = scheduler.schedule(num_steps)
+    return schedule, device.launch(schedule)
 
 
 def test_late_rows_and_multi_step_decodes_take_turns():
@@ -42,3 +84,33 @@ def test_a_step_of_late_rows_alone_takes_no_block_from_another_request():
     while scheduler.has_unfinished:
         step(scheduler, device, num_steps=3)
     assert_solo(late, first, last)
+
+
+def test_what_follows_a_refused_token_is_dropped_and_the_one_before_it_fed_again():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_refused(2))
+    step(scheduler, device)
+    first, second = (launched(scheduler, device, num_steps=3) for _ in range(2))
+    (change,) = read(scheduler, *first)
+    assert change.token_ids == first[1][0][:1]
+    assert (request.num_tokens, request.num_cached_tokens) == (7, 6)
+    redrawn = launched(scheduler, device, num_steps=3)
+    assert shape(redrawn[0]) == [("a", 6, 1)]
+    assert read(scheduler, *second) == []
+    (change,) = read(scheduler, *redrawn)
+    assert request.output_token_ids[1:] == [first[1][0][0], *redrawn[1][0]]
+    scheduler.check_invariants()
+
+
+def test_what_was_to_be_dropped_is_forgotten_with_the_cache():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_refused(2))
+    step(scheduler, device)
+    first, second = (launched(scheduler, device, num_steps=3) for _ in range(2))
+    read(scheduler, *first)
+    scheduler.requeue_all()
+    device.reset_cache()
+    assert read(scheduler, *second) == []
+    while scheduler.has_unfinished:
+        step(scheduler, device)
+    assert len(request.output_token_ids) == 20

@@ -34,9 +34,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         num_host_blocks=st.sampled_from([0, 12, 3]),
         has_priorities=st.sampled_from([True, True, False]),
+        num_steps=st.sampled_from([1, 3]),
     )
-    def build(self, num_blocks, max_num_seqs, budget, caching, num_host_blocks, has_priorities):
+    def build(
+        self, num_blocks, max_num_seqs, budget, caching, num_host_blocks, has_priorities, num_steps
+    ):
         self.has_priorities = has_priorities
+        self.num_steps = num_steps
         self.scheduler = Scheduler(
             BlockPool(num_blocks, BLOCK_SIZE, caching),
             max_num_seqs=max_num_seqs,
@@ -152,7 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.scheduler.has_unfinished)
     @rule(
-        count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]), depth=st.sampled_from([0, 1])
+        count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]), depth=st.sampled_from([1, 0])
     )
     def run(self, count, num_steps, depth):
         """Steps, each read `depth` steps late."""
@@ -299,10 +303,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(5000):
             if not self.scheduler.has_unfinished:
                 break
-            self.schedule(1)
-            if self.in_flight:
-                self.update()
-            self.everything_is_accounted_for()
+            self.run(1, self.num_steps, 1)
         assert not self.scheduler.has_unfinished, "a request starves"
         self.outputs_are_those_of_the_solo_run()
         assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks
@@ -310,6 +311,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None
+    max_examples=200, stateful_step_count=50, deadline=None
 )
 TestScheduler = pytest.mark.slow(SchedulerMachine.TestCase)
