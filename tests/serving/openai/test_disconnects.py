@@ -163,7 +163,7 @@ def test_a_large_body_is_refused_without_being_read(port):
 
 
 def test_a_client_that_reads_nothing_holds_nothing_up(make_client, engine):
-    client = make_client(served_model_names=("m" * 4000,))  # more than sockets buffer
+    client = make_client(served_model_names=("m" * 40_000,))  # more than sockets buffer
     with serving(client.app) as port:
         body = {"prompt": [[i, 3] for i in range(8)], **LONG, "stream": True}
         connection = send(port, "/v1/completions", body)
