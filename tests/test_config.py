@@ -146,6 +146,13 @@ def test_multi_step_decodes_are_for_gpus_unless_asked_for():
     assert EngineConfig(num_decode_steps=3).multi_step_length("cpu", 2**34) == 3
 
 
+def test_a_server_decodes_fewer_steps_a_launch_behind_large_weights():
+    online = EngineConfig(online=True)
+    assert online.multi_step_length("gpu", 2**32) == 4
+    assert online.multi_step_length("gpu", 2**32 + 1) == 2
+    assert online.multi_step_length("cpu", 2**26 + 1) == 1
+
+
 @pytest.mark.parametrize("name", ["enable_prefix_caching", "show_progress"])
 @pytest.mark.parametrize("value", [1, 0, "yes", None])
 def test_flags_are_booleans(name, value):

@@ -56,6 +56,18 @@ def launched(scheduler, device, num_steps):
     return schedule, device.launch(schedule)
 
 
+def test_where_most_rows_sample_late_all_go_together():
+    scheduler, device = make_scheduler()
+    requests = add(
+        scheduler, make_request("a", 5, 12), make_late("b", 5, 12), make_late("c", 6, 12)
+    )
+    turns = [step(scheduler, device, num_steps=3) for _ in range(5)]
+    assert {(len(turn.rows), turn.num_steps) for turn in turns} == {(3, 1)}
+    while scheduler.has_unfinished:
+        step(scheduler, device, num_steps=3)
+    assert_solo(*requests)
+
+
 def test_late_rows_and_multi_step_decodes_take_turns():
     scheduler, device = make_scheduler()
     requests = add(scheduler, make_request("a", 5, 40), make_late("late", 5), make_request("b", 6))

@@ -17,9 +17,10 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.planning.blocks import blocks_on_devices
+from jaxinfer.serving.programs.buckets import choose_buckets
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
-from jaxinfer.serving.startup import memory
+from jaxinfer.serving.startup import memory, plan
 from jaxinfer.serving.startup.plan import plan_engine
 from tests.serving.runner.tiny_runner import CONFIG
 
@@ -72,6 +73,16 @@ def _plan(monkeypatch, blocks, model_config=CONFIG, **config):
     params = abstract_params(model_config, jnp.float32, mesh, rules)
     config = EngineConfig(block_size=256, compilation_cache_dir="", **config)
     return plan_engine(params, model_config, config, mesh, rules)
+
+
+def test_buckets_are_chosen_for_the_weights_of_a_device(monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        plan, "choose_buckets", lambda **sizes: choose_buckets(**(given.update(sizes) or sizes))
+    )
+    _plan(monkeypatch, 8)
+    params = abstract_params(CONFIG, jnp.float32, make_mesh(1), ShardingRules())
+    assert given["weight_bytes"] == memory.bytes_per_device(params) > 0
 
 
 def test_automatic_sizing_ends_where_kernels_do(monkeypatch):
