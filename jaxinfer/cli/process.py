@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from jaxinfer.cli.interrupts import lost_interrupts_come_again
+
 OK = 0
 FAILED = 1
 USAGE = 2
@@ -43,7 +45,8 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         # A terminal that can't show a character must not end the command.
         sys.stdout.reconfigure(errors="replace")
     try:
-        status = body()
+        with lost_interrupts_come_again():
+            status = body()
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

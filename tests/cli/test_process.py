@@ -151,3 +151,43 @@ def test_an_interrupted_process_does_not_wait_for_its_threads():
         [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
     )
     assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        "class Dies:\n    def __del__(self): interrupt()\nDies()",
+        "gc.callbacks.append(lambda phase, _: phase == 'stop' or interrupt())\ngc.collect()",
+    ],
+    ids=["finalizer", "garbage collection"],
+)
+def test_ctrl_c_where_python_drops_exceptions_still_ends_the_command(lose):
+    program = (
+        "import gc, signal, time\n"
+        "from jaxinfer.cli.process import run_command, end_process\n"
+        "def interrupt():\n"
+        "    gc.callbacks.clear()\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "def body():\n"
+        f"    exec({lose!r}, globals())\n"
+        "    time.sleep(60)\n"
+        "end_process(run_command('generate', body))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_other_exceptions_of_finalizers_are_shown_as_ever():
+    program = (
+        "from jaxinfer.cli.process import run_command, end_process\n"
+        "class Dies:\n    def __del__(self): raise ValueError('in a finalizer')\n"
+        "def body():\n    Dies()\n    return 0\n"
+        "end_process(run_command('generate', body))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
+    )
+    assert done.returncode == 0
+    assert "in a finalizer" in done.stderr
