@@ -64,6 +64,8 @@ class ProcessGroup:
         self._failure: str | None = None
         self._ending = threading.Event()
         self._grace: threading.Timer | None = None
+        # Held from the arrival of a failure until it is passed on, before this process parts.
+        self._noting = threading.Lock()
         for peer in peers:
             self._spawn(self._receive_all, peer)
         self._spawn(self._ping)
@@ -156,8 +158,7 @@ class ProcessGroup:
             DistributedError: says which process failed and why.
         """
         if self._failure is not None:
-            if self._grace is not None:
-                self._grace.cancel()
+            self._call_off_the_end()
             raise DistributedError(self._failure)
 
     def fail(self, reason: str) -> None:
@@ -187,8 +188,7 @@ class ProcessGroup:
     def close(self) -> None:
         """Part in good order: followers are told to stop. Safe to call again."""
         atexit.unregister(self.close)
-        if self._grace is not None:
-            self._grace.cancel()
+        self._call_off_the_end()
         if not self._ending.is_set():
             if not self.leads:
                 self.fail("it closed its engine while process 0 still runs")
@@ -234,17 +234,24 @@ class ProcessGroup:
         self._inbox.put((peer.process_id, message))
 
     def _note_failure(self, peer: Peer, text: str) -> None:
-        self._failure = text
-        if self._ending.is_set():
-            return
-        self._ending.set()
-        others = [other for other in self._peers if other is not peer]
-        for other in others:
-            with contextlib.suppress(OSError):
-                other.channel.send(encode({"kind": "failed", "text": text}))
-        self._grace = threading.Timer(_GRACE_S, self._end, (text,))
-        self._grace.daemon = True
-        self._grace.start()
+        """Pass on that a process has failed, and end this one unless it says so in time."""
+        with self._noting:
+            self._failure = text
+            if self._ending.is_set():
+                return
+            self._ending.set()
+            self._grace = threading.Timer(_GRACE_S, self._end, (text,))
+            self._grace.daemon = True
+            self._grace.start()
+            for other in self._peers:
+                if other is not peer:
+                    with contextlib.suppress(OSError):
+                        other.channel.send(encode({"kind": "failed", "text": text}))
+
+    def _call_off_the_end(self) -> None:
+        with self._noting:
+            if self._grace is not None:
+                self._grace.cancel()
 
     def _lose(self, peer: Peer) -> None:
         """End this process, and have the others end, because a peer is gone without a word."""

@@ -1,6 +1,7 @@
 """Processes agree, hear of each other's failures, and part; here they are threads of one."""
 
 import threading
+import time
 
 import pytest
 
@@ -87,3 +88,28 @@ def test_stopping_is_no_failure(groups):
     groups[0].close()
     assert [group.next_message(5.0)["kind"] for group in groups[1:]] == ["stop", "stop"]
     groups[1].check()
+
+
+def test_a_failure_is_passed_on_before_the_process_that_heard_of_it_parts(groups, monkeypatch):
+    leader, failing, other = groups
+    ended = []
+    for group in (leader, other):
+        monkeypatch.setattr(group, "_end", ended.append)
+    channel = leader._peers[1].channel
+    send = channel.send
+
+    def send_slowly(encoded):
+        time.sleep(0.2)
+        send(encoded)
+
+    monkeypatch.setattr(channel, "send", send_slowly)
+    failing.fail("it broke")
+    while not leader.is_ending:
+        time.sleep(0.001)
+    with pytest.raises(DistributedError, match="it broke"):
+        leader.check()
+    leader.close()
+    assert leader._grace.finished.is_set(), "its end is called off"
+    with pytest.raises(DistributedError, match="it broke"):
+        other.next_message(timeout=5.0)
+    assert not ended
