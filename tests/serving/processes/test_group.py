@@ -93,8 +93,12 @@ def test_stopping_is_no_failure(groups):
 def test_a_failure_is_passed_on_before_the_process_that_heard_of_it_parts(groups, monkeypatch):
     leader, failing, other = groups
     ended = []
-    for group in (leader, other):
-        monkeypatch.setattr(group, "_end", ended.append)
+
+    def end(text):
+        ended.append(text)
+        other._ending.set()  # for the fixture
+
+    monkeypatch.setattr(other, "_end", end)
     channel = leader._peers[1].channel
     send = channel.send
 
@@ -109,7 +113,7 @@ def test_a_failure_is_passed_on_before_the_process_that_heard_of_it_parts(groups
     with pytest.raises(DistributedError, match="it broke"):
         leader.check()
     leader.close()
-    assert leader._grace.finished.is_set(), "its end is called off"
     with pytest.raises(DistributedError, match="it broke"):
         other.next_message(timeout=5.0)
     assert not ended
+    assert leader._grace.finished.is_set(), "its own end is called off"
