@@ -18,6 +18,13 @@ def _raises(error: BaseException):
     return body
 
 
+def _run(program: str) -> "subprocess.CompletedProcess[str]":
+    """A process of its own that runs a program to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
+    )
+
+
 def test_a_finished_body_gives_its_own_status():
     assert run_command("generate", lambda: 7) == 7
 
@@ -147,9 +154,7 @@ def test_an_interrupted_process_does_not_wait_for_its_threads():
         "def body(): raise KeyboardInterrupt\n"
         "end_process(run_command('generate', body))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
-    )
+    done = _run(program)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -173,9 +178,7 @@ def test_ctrl_c_where_python_drops_exceptions_still_ends_the_command(lose):
         "    time.sleep(60)\n"
         "end_process(run_command('generate', body))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
-    )
+    done = _run(program)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -186,8 +189,6 @@ def test_other_exceptions_of_finalizers_are_shown_as_ever():
         "def body():\n    Dies()\n    return 0\n"
         "end_process(run_command('generate', body))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
-    )
+    done = _run(program)
     assert done.returncode == 0
     assert "in a finalizer" in done.stderr
