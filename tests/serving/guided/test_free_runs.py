@@ -113,6 +113,7 @@ def test_tokens_count_up_to_the_first_that_the_grammar_refuses():
     guided, [a], [b] = free_matcher("a{3}b"), ids("a"), ids("b")
     assert not guided.is_free_at(0)
     assert guided.is_free_at(1)
+    assert (guided.is_late_at(1), guided.is_late_at(2)) == (True, False)
     assert guided.take_free([a], [a, b, a]) == 1
     assert guided.is_redrawn_at(2)
     assert not guided.is_free_at(2)
