@@ -73,6 +73,22 @@ def test_where_most_rows_sample_late_all_go_together():
     assert_solo(*requests)
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "max_tokens"), [(5, 20), (100, 4)], ids=["no blocks", "too short"]
+)
+def test_where_no_multi_step_decode_is_possible_late_rows_have_no_steps_of_their_own(
+    num_blocks, max_tokens
+):
+    scheduler, device = make_scheduler(num_blocks=num_blocks)
+    late, a, b = make_late("late", 7), *(make_request(x, 7, max_tokens, first=5) for x in "ab")
+    add(scheduler, a, late, b)
+    step(scheduler, device)
+    assert names(step(scheduler, device, num_steps=4)) == ["a", "late", "b"]
+    while scheduler.has_unfinished:
+        step(scheduler, device, num_steps=4)
+    assert_solo(late, a, b)
+
+
 def test_late_rows_and_multi_step_decodes_take_turns():
     scheduler, device = make_scheduler()
     requests = add(scheduler, make_request("a", 5, 40), make_late("late", 5), make_request("b", 6))
