@@ -135,11 +135,11 @@ class EngineConfig:
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.
         show_progress: progress bars and the start-up summary on stderr.
-        num_decode_steps: tokens decoded per launch while no request waits, or those that wait have
-            no slot, so that a launch costs the host less than its steps the device; on a GPU half
-            as many (at least 2) while more than 64 sequences run. None is 8 on a GPU, on a CPU for
-            a model of up to 64 MiB, whose steps take milliseconds, and else 1; with `online` it is
-            4, and 2 for weights of more than 4 GiB a GPU, whose steps take longer than a launch.
+        num_decode_steps: tokens decoded per launch while no request waits or every slot is taken,
+            so that a launch costs the host less than its steps the device; on a GPU half as many
+            (at least 2) while more than 64 sequences run. None is 8 on a GPU, and on a CPU for a
+            model of up to 64 MiB, whose steps take milliseconds, else 1; with `online` 4 instead of
+            8, or 2 for weights of more than 4 GiB a GPU, whose steps take longer than a launch.
         device_timeout: seconds that a device may take for one step; after that the process ends and
             names the device, because such a wait can't be interrupted. 0 waits forever; None is 300
             on a GPU, and 0 on a CPU, whose steps may be that long.

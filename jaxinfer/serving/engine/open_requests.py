@@ -346,7 +346,7 @@ class OpenRequests:
 
 
 def _samples_late(row: ScheduledRow) -> bool:
-    """Whether a row's sampling depends on earlier tokens; until the next step is planned."""
+    """Whether a row of the last schedule can be sampled only when its earlier tokens are read."""
     request = row.request
     stop = request.num_tokens - request.num_prompt_tokens
     return row.samples and request.samples_late_within(stop - row.num_reserved, stop)

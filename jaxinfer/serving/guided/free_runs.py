@@ -7,8 +7,9 @@ what follows it is dropped, and the token is drawn anew, under a mask and by oth
 
 That is rejection sampling: with p(t) for the model's choice and Z for the probability of all that
 the grammar allows, a token t that is allowed comes out with p(t) + (1 - Z) p(t) / Z = p(t) / Z, as
-under the mask. (With `top_k` or `top_p` the first draw is from the likeliest of all tokens, and the
-second from the likeliest of the allowed.)
+under the mask. There are two differences. With `top_k`, `top_p` or `min_p` the first draw is from
+the likeliest of all tokens, the second from the likeliest of the allowed. And text that a grammar
+forces may come as other tokens than the tokenizer's, which are all that its masks allow.
 """
 
 import sys
@@ -22,7 +23,7 @@ FEWEST_MASKED = 1
 
 _NUM_PROBED = 1  # free tokens that are checked alone, before several are drawn at once
 _LONG = 4  # tokens that make up for a refusal, which costs a launch or two
-_MOST_MASKED = 8  # after a run that was not
+_MOST_MASKED = 8  # tokens under masks after shorter runs
 _NEARLY_ALL = 0.9
 
 

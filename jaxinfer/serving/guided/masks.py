@@ -1,4 +1,4 @@
-"""Computes the grammar masks of a step's rows on several threads, into one reused buffer."""
+"""Computes the grammar masks of a step's rows on several threads, into one of two buffers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -123,8 +123,8 @@ class Matcher:
             new: tokens from one that `is_free_at` its place on.
 
         Returns:
-            How many of them count; what comes after these is drawn again. If it can't be known, it
-            is none, and the error comes with the next mask.
+            How many of them count; what comes after these is drawn again. None do if that can't be
+            known; the error comes with the next mask.
         """
         number = len(token_ids)
         if self._num_consumed < number:

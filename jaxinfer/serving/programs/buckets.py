@@ -30,9 +30,9 @@ _MOST_LONG_MULTI_STEP_ROWS = 64
 # own, of few sizes: what they save is worth some rows of padding.
 _SHARING_ROWS = (64, 256, 1024)
 
-# Weights of this size take an H200 a millisecond to read, and a few hundred tokens through them as
-# long as their products: a step's padding costs what it has of tokens. So a prompt of a usual size
-# finds a bucket that has room for the decoding rows beside it, too.
+# An H200 takes a millisecond to read weights of this size, and with a few hundred tokens a step
+# lasts as long as its products, padding included. So prompts of usual sizes find buckets with room
+# for the decoding rows beside them.
 _LONG_STEP_WEIGHT_BYTES = 4 << 30
 _PADDED_TOKENS = (640, 1280, 2560)
 
@@ -265,8 +265,8 @@ def choose_buckets(
         widths, full_rows, greedy_rows = [full_width], sizes, sizes
         mixed_rows = [size for size in sizes if size > _MOST_FULL_ROWS]
     else:
-        # Single steps are taken while a request waits, which is when every slot is taken, and at
-        # the end of the last answers: few sizes.
+        # Single steps are taken while requests are admitted, for rows that sample late, and at the
+        # end of answers: few sizes.
         rows = _up_to(most_rows, [2, 8, 64, *_powers(256)])
         sizes = _up_to(most_rows, [2, 8, 16, 32, 64, 128, 192, 256, 384, *_powers(512)])
         multi_step_decodes = [

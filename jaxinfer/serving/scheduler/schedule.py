@@ -33,7 +33,7 @@ class ScheduledRow:
       token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
       their place, up to the first that does not, and the token sampled after them.
 
-    In all but the last, what is reserved is accepted.
+    In all but the last, what is reserved is accepted, unless a grammar refuses some of it.
 
     Attributes:
         request: the sequence; its `slot` and `blocks.table` are the ones to use.

@@ -196,9 +196,9 @@ class Scheduler:
 
         Args:
             num_steps: length of the multi-step decode wanted. There is one only if no request
-                waits for less than a slot, every row is a decode, all blocks for it are free, and
+                waits or every slot is taken, every row is a decode, all blocks for it are free, and
                 some row can use all of it; otherwise one step is planned. Rows that sample late
-                don't take part: if they are the fewer, they have every other step to themselves.
+                don't take part: unless they are the majority, every other step is theirs alone.
             max_tokens: most tokens of that step, at least `max_num_seqs`; None is
                 `max_num_batched_tokens`.
 
@@ -238,8 +238,8 @@ class Scheduler:
             num_ok: leading good tokens of each row, all if None. A row with fewer than are accepted
                 ends with the reason "error" after the good ones.
             num_accepted: leading tokens of each row that count, from 1 to its `num_reserved`; what
-                it says of rows without proposals is ignored: all of theirs count. None if no row
-                has proposals.
+                it says of rows without proposals is ignored: all of theirs count that a grammar
+                allows. None if no row has proposals.
 
         Returns:
             One entry for each row that gained tokens or ended, in the order of the rows.

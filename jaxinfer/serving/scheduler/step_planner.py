@@ -7,8 +7,8 @@ from jaxinfer.serving.scheduler.forks import can_fork
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
-# While requests wait for slots, a multi-step decode may leave so many of its rows empty before its
-# end. They are worth less than what a launch for each token costs the host.
+# While requests wait for slots, this share of the running ones may end before a multi-step decode
+# does. Their slots' empty steps cost less than a launch for each token of the others.
 _MOST_ENDING = 1 / 16
 
 
@@ -62,14 +62,13 @@ class StepPlanner:
     def plan_multi_step(self, num_steps: int) -> Schedule | None:
         """Plan `num_steps` decode steps at once for running requests.
 
-        Requests that sample late take no part. If there are no more of them than of the others,
-        they get a step of their own first, which is what is returned then; in turns, so that
-        neither holds up the other.
+        Requests that sample late take no part. They get a step of their own first, which is what is
+        returned then, and so on in turns, so that neither holds up the other.
 
         Returns:
-            None if a request waits and has a slot free or about to be, a row is no decode or
-            verifies, too many sample late, blocks are not all free, the block table could not hold
-            a row's last token, or no row could keep that many tokens.
+            None if a request waits while a slot is free or too many are about to be, a row is no
+            decode or verifies, more sample late than not, blocks are not all free, the block table
+            could not hold a row's last token, or no row could keep that many tokens.
         """
         if self.queues.waiting and self.queues.free_slots:
             return None
@@ -89,10 +88,13 @@ class StepPlanner:
                 return None
         if len(apart) > len(together):
             return None
+        missing = self._blocks_for_steps(together, num_steps, num_ended)
+        if missing is None:
+            return None
         self._were_apart = bool(apart) and not self._were_apart
         if self._were_apart:
             return self._plan_apart(apart)
-        return self._plan_together(together, num_steps, num_ended)
+        return self._plan_together(together, num_steps, missing)
 
     def _can_take_part(self, request: Request, num_steps: int) -> bool:
         """Whether a request's next `num_steps` tokens can be sampled in one launch."""
@@ -115,33 +117,40 @@ class StepPlanner:
             return None
         return self.plan_step(only=requests)
 
-    def _plan_together(
+    def _blocks_for_steps(
         self, requests: Sequence[Request], num_steps: int, num_ended: int
-    ) -> Schedule | None:
-        """Plan `num_steps` decode steps for these; None if they are too short or blocks lack.
+    ) -> list[int] | None:
+        """Blocks that each request lacks for a multi-step decode, or None if there can be none.
 
         Args:
             requests: decode, and nothing of them must be read before.
             num_steps: of the launch.
             num_ended: other running requests, which end when their tokens are read.
         """
-        schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
         missing: list[int] = []
         longest, num_ending = 0, num_ended
         for request in requests:
-            start = request.num_cached_tokens
-            num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
-            longest = max(longest, num_reserved)
-            num_ending += num_reserved < num_steps
-            schedule.rows.append(ScheduledRow(request, start, 1, num_reserved))
-            missing.append(self._num_missing_blocks(request, start + num_steps))
+            num_left = request.limits.num_tokens - request.num_tokens
+            longest = max(longest, num_left)
+            num_ending += num_left < num_steps
+            missing.append(self._num_missing_blocks(request, request.num_cached_tokens + num_steps))
         if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
             return None
         if self.queues.waiting and num_ending > len(self.queues.running) * _MOST_ENDING:
             return None
-        for row, count in zip(schedule.rows, missing, strict=True):
+        return missing
+
+    def _plan_together(
+        self, requests: Sequence[Request], num_steps: int, missing: Sequence[int]
+    ) -> Schedule:
+        """Plan `num_steps` decode steps for these, which lack these numbers of blocks."""
+        schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
+        for request, count in zip(requests, missing, strict=True):
+            num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
+            row = ScheduledRow(request, request.num_cached_tokens, 1, num_reserved)
+            schedule.rows.append(row)
             if count:
-                row.request.blocks.table += self.pool.allocate(count)
+                request.blocks.table += self.pool.allocate(count)
             self._advance(row)
         schedule.num_tokens = len(schedule.rows)
         return schedule

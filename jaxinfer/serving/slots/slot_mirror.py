@@ -49,7 +49,7 @@ class SlotMirror:
         self._holders: list[Request | None] = [None] * num_slots
         self._admissions = [0] * num_slots
         self._lengths = [0] * num_slots
-        # Requests whose mode gets cheaper once min_tokens are out, or where a grammar waits.
+        # Requests whose mode gets cheaper once min_tokens are out, or where a grammar sets no mask.
         self._changing = [False] * num_slots
         self.new_holders: dict[int, Request] = {}
 

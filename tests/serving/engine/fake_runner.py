@@ -94,9 +94,7 @@ class FakeRunner:
                 num_accepted.append(count_accepted(row.proposed_token_ids, sampled))
                 self._last_tokens[_slot(row)] = sampled[num_accepted[-1] - 1]
             else:
-                tokens[i, : schedule.num_steps] = list(
-                    self._run_row(row, schedule.num_steps, table)
-                )
+                tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule, table))
                 num_accepted.append(row.num_reserved)
             targets += self._targets(row)
         self._copy(self._pages, self._pages, schedule.block_copies)
@@ -171,12 +169,14 @@ class FakeRunner:
     def close(self) -> None:
         self.closed = True
 
-    def _run_row(self, row: ScheduledRow, num_steps: int, table: list[int]) -> Iterator[int]:
+    def _run_row(self, row: ScheduledRow, schedule: Schedule, table: list[int]) -> Iterator[int]:
         slot = _slot(row)
         stop = row.start + row.num_fed
         # The scheduler has moved past the row: what it will sample is not there to be fed.
         fed = np.frombuffer(row.packed_tokens(), np.int32).tolist()
-        for step in range(num_steps):
+        if schedule.is_decode:
+            fed = [self._last_tokens[slot]]
+        for step in range(schedule.num_steps):
             self._write(row, row.start + step, fed)
             token_id = self._next(self._context(table, stop + step))
             if row.samples:

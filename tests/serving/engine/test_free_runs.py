@@ -107,12 +107,18 @@ def test_neighbours_keep_their_multi_step_decodes_while_tokens_are_masked():
     assert sum(launch.num_steps == 1 for launch in launches) == 1
 
 
+def unread_at_each_draw(runner):
+    """How many steps are unread whenever one is drawn late, itself included; it grows."""
+    unread, sample = [], runner.sample
+    runner.sample = lambda step: (unread.append(runner.unread), sample(step))[1]
+    return unread
+
+
 def test_a_row_of_known_tokens_is_sampled_without_reading_the_step_before():
     setup = free_setup(num_decode_steps=4, token_map=lambda context: 5)
     add(setup, "a", [1], DIGITS)
     setup.add("plain", [2, 3], max_tokens=61)
-    unread, sample = [], setup.runner.sample
-    setup.runner.sample = lambda step: (unread.append(setup.runner.unread), sample(step))[1]
+    unread = unread_at_each_draw(setup.runner)
     answers(setup)
     assert unread.count(2) > 5
 
@@ -126,7 +132,9 @@ def test_a_row_that_is_drawn_freely_beside_late_ones_gets_no_mask(monkeypatch):
     while not (matcher.is_redrawn_at(8) and setup.runner.launches[-1].masks):
         setup.engine.step()
     add(setup, "b", [2, 3], DIGITS)  # is masked at once, while the other's masked token is unread
+    unread = unread_at_each_draw(setup.runner)
     setup.engine.step()
+    assert unread == [2]
     assert matcher.is_redrawn_at(8)
     assert not matcher.is_late_at(9)
     launch = setup.runner.launches[-1]

@@ -5,6 +5,8 @@ import pytest
 
 from jaxinfer import SamplingParams, StructuredOutputsParams
 from jaxinfer.serving.guided.free_runs import FreeRuns, may_run_freely
+from jaxinfer.serving.guided.thinking import ThinkingMatcher
+from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
 from tests.serving.guided.grammars import bundled_tokenizer, matcher
 
 ALL, FEW = np.full(64, -1, np.int32), np.arange(64, dtype=np.int32)
@@ -113,6 +115,7 @@ def test_tokens_count_up_to_the_first_that_the_grammar_refuses():
     guided, [a], [b] = free_matcher("a{3}b"), ids("a"), ids("b")
     assert not guided.is_free_at(0)
     assert guided.is_free_at(1)
+    assert (guided.is_late_at(1), guided.is_late_at(2)) == (True, False)
     assert guided.take_free([a], [a, b, a]) == 1
     assert guided.is_redrawn_at(2)
     assert not guided.is_free_at(2)
@@ -128,3 +131,16 @@ def test_the_end_counts_where_the_answer_may_end_and_nothing_after_it(end):
     guided = free_matcher("aa")
     assert guided.take_free([a], [end]) == 0
     assert guided.take_free([a], [a, end]) == 2
+
+
+def test_behind_thoughts_tokens_are_numbered_with_them():
+    tokens = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
+    guided, [a] = ThinkingMatcher(free_matcher("a+"), tokens, "open"), ids("a")
+    thoughts = [5, 6, 7, *tokens.ending]
+    begin = len(thoughts)
+    guided.follow(thoughts)
+    assert [guided.is_free_at(begin + i) for i in range(3)] == [False, True, True]
+    assert [guided.is_late_at(begin + i) for i in range(3)] == [True, True, False]
+    guided.follow([*thoughts, a])
+    assert guided.take_free([*thoughts, a], [a, 5, a]) == 1
+    assert [guided.is_redrawn_at(begin + i) for i in range(4)] == [False, False, True, False]

@@ -59,6 +59,7 @@ def test_steps_of_large_weights_are_padded_less():
     assert large.prefill_shape(400, 20).tokens == 512
     assert small.prefill[-1] == large.prefill[-1]
     assert len(large.prefill) - len(small.prefill) <= 6
+    assert _choose(weight_bytes=16 << 30, max_num_batched_tokens=1024).prefill[-1] == (1024, 256)
 
 
 def test_short_contexts_of_many_rows_take_narrow_tables_on_a_gpu():

@@ -1,5 +1,7 @@
 """Rows that sample late: turns beside multi-step decodes, and answers that are cut when read."""
 
+import pytest
+
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.requests.host_request import host_request
@@ -20,6 +22,7 @@ class Refusing:
     def __init__(self, number):
         self.number = number
         self.first = 0
+        self.num_checked = 0
 
     def is_free_at(self, number):
         return number >= self.first
@@ -28,6 +31,7 @@ class Refusing:
         return number < self.first
 
     def take_free(self, token_ids, new):
+        self.num_checked += len(new)
         num_kept = self.number - len(token_ids)
         if self.first or num_kept >= len(new):
             return len(new)
@@ -40,9 +44,10 @@ def make_late(request_id, length, max_tokens=20):
     return host_request(request_id, [(i + 3) % 20 for i in range(length)], params)
 
 
-def make_refused(number):
+def make_refused(number, max_tokens=20):
     grammar = StructuredOutputsParams(regex="a+")
-    request = host_request("a", range(5), SamplingParams(structured_outputs=grammar, max_tokens=20))
+    params = SamplingParams(structured_outputs=grammar, max_tokens=max_tokens)
+    request = host_request("a", range(5), params)
     request.matcher = Refusing(number)
     return request
 
@@ -66,6 +71,22 @@ def test_where_most_rows_sample_late_all_go_together():
     while scheduler.has_unfinished:
         step(scheduler, device, num_steps=3)
     assert_solo(*requests)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_tokens"), [(5, 20), (100, 4)], ids=["no blocks", "too short"]
+)
+def test_where_no_multi_step_decode_is_possible_late_rows_have_no_steps_of_their_own(
+    num_blocks, max_tokens
+):
+    scheduler, device = make_scheduler(num_blocks=num_blocks)
+    late, a, b = make_late("late", 7), *(make_request(x, 7, max_tokens, first=5) for x in "ab")
+    add(scheduler, a, late, b)
+    step(scheduler, device)
+    assert names(step(scheduler, device, num_steps=4)) == ["a", "late", "b"]
+    while scheduler.has_unfinished:
+        step(scheduler, device, num_steps=4)
+    assert_solo(late, a, b)
 
 
 def test_late_rows_and_multi_step_decodes_take_turns():
@@ -126,3 +147,61 @@ def test_what_was_to_be_dropped_is_forgotten_with_the_cache():
     while scheduler.has_unfinished:
         step(scheduler, device)
     assert len(request.output_token_ids) == 20
+
+
+def test_a_row_whose_first_token_is_refused_changes_nothing_for_its_caller():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_refused(1))
+    step(scheduler, device)
+    assert read(scheduler, *launched(scheduler, device, num_steps=3)) == []
+    assert len(request.output_token_ids) == 1
+
+
+def test_a_refusal_within_the_last_tokens_of_an_answer_leaves_room_for_others():
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_refused(2, max_tokens=4))
+    step(scheduler, device)
+    last = launched(scheduler, device, num_steps=3)
+    assert scheduler.schedule() is None
+    read(scheduler, *last)
+    assert not request.is_finished
+    while scheduler.has_unfinished:
+        step(scheduler, device, num_steps=3)
+    assert (request.finish_reason, len(request.output_token_ids)) == ("length", 4)
+
+
+def test_tokens_beyond_an_answer_s_length_are_not_checked():
+    scheduler, device = make_scheduler()
+    request, _ = add(scheduler, make_refused(9, max_tokens=3), make_request("b", 5, 20))
+    step(scheduler, device)
+    multi_step = step(scheduler, device, num_steps=3)
+    assert [row.num_reserved for row in multi_step.rows] == [2, 3]
+    assert request.is_finished
+    assert request.matcher.num_checked == 3
+
+
+@pytest.mark.parametrize(("num_ok", "reason"), [(0, "error"), (1, "error"), (2, None)])
+def test_a_bad_token_ends_an_answer_unless_one_before_it_was_refused(num_ok, reason):
+    scheduler, device = make_scheduler()
+    (request,) = add(scheduler, make_refused(2))
+    step(scheduler, device)
+    schedule, tokens = launched(scheduler, device, num_steps=3)
+    scheduler.update(schedule, tokens, [num_ok])
+    assert request.finish_reason == reason
+    assert request.output_token_ids[1:] == tokens[0][: min(num_ok, 1)]
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 8])
+def test_an_answer_that_is_preempted_before_its_refusal_is_read_goes_on(num_host_blocks):
+    mode = "swap" if num_host_blocks else "recompute"
+    scheduler, device = make_scheduler(preemption_mode=mode, num_host_blocks=num_host_blocks)
+    (request,) = add(scheduler, make_refused(2))
+    step(scheduler, device)
+    first, second = (launched(scheduler, device, num_steps=3) for _ in range(2))
+    scheduler.preempt()
+    (change,) = read(scheduler, *first)
+    redrawn = launched(scheduler, device, num_steps=3)
+    assert read(scheduler, *second) == []
+    read(scheduler, *redrawn)
+    assert request.output_token_ids[1:] == [*change.token_ids, *redrawn[1][0]]
+    scheduler.check_invariants()
