@@ -260,12 +260,12 @@ class Scheduler:
                 request.num_void_tokens -= num_new
             elif num_new:
                 request.num_in_flight_tokens -= num_new
-                num_old = len(request.output_token_ids)
                 if row.proposed_token_ids:
                     num_new = _accepted(row, num_accepted[i] if num_accepted else None)
                     request.give_up_tokens(row.num_reserved - num_new)
                 tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                if request.matcher is not None and request.is_free_at(num_old):
+                matcher = request.matcher
+                if matcher is not None and matcher.is_free_at(len(request.output_token_ids)):
                     kept = self._append_free(request, tokens, num_new)
                     if not kept and not request.is_finished:
                         continue

@@ -6,7 +6,7 @@ import pytest
 
 from scripts.measurements.handing_over import STREAMS, HandingOverBench, Streams
 
-KINDS = [(Streams(None, 1), 21), (Streams(1, 1), 29), (Streams(None, 4), 21), (Streams(1, 4), 29)]
+KINDS = [(Streams(None, 1), 20), (Streams(1, 1), 28), (Streams(None, 4), 20), (Streams(1, 4), 28)]
 
 
 def calls_of_hand_overs(bench, launches):
