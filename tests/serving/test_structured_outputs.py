@@ -15,6 +15,7 @@ from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.programs.kinds.set_edits import SetMasksKey
 from jaxinfer.serving.requests.prompts import PromptReader
+from jaxinfer.serving.requests.request import Request
 from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import (
     CONFIG,
@@ -145,16 +146,32 @@ def test_thinking_that_ends_within_a_multi_step_decode_ends_the_same(llm, tokeni
 STRINGS = {"json": {"type": "string", "minLength": 20, "maxLength": 40}}
 
 
+LONG_STRINGS = {"json": {"type": "string", "minLength": 200}}
+
+
 @pytest.mark.parametrize(
     "more", [{"temperature": 0.0}, {"seed": 3}, {"seed": 4, "top_k": 20, "top_p": 0.9, "n": 2}]
 )
-def test_answers_drawn_freely_do_not_depend_on_the_length_of_a_launch(llm, tokenizer, more):
-    params = [params_of(STRINGS, **more), params_of({"json": SCHEMA}, **more), GREEDY]
-    pairs = list(zip(PROMPTS, params, strict=True))
+def test_answers_drawn_freely_do_not_depend_on_the_length_of_a_launch(
+    llm, tokenizer, more, monkeypatch
+):
+    # Half of this vocabulary is no text: otherwise runs would be too short for it.
+    monkeypatch.setattr(free_runs, "_NEARLY_ALL", 0.2)
+    monkeypatch.setattr(free_runs, "_LONG", 0)
+    num_masked_once = []
+    note_mask = Request.note_mask
+    monkeypatch.setattr(
+        Request, "note_mask", lambda *of: (num_masked_once.append(of), note_mask(*of))[1]
+    )
+    texts = params_of(LONG_STRINGS, max_tokens=60, **more)
+    params = [texts, params_of(STRINGS, **more), params_of({"json": SCHEMA}, **more), GREEDY]
+    prompts = [*PROMPTS, PROMPTS[0]]
+    pairs = list(zip(prompts, params, strict=True))
     expected = [ids(generate(llm, [prompt], each)) for prompt, each in pairs]
-    assert [ids([output]) for output in generate(llm, PROMPTS, params)] == expected
+    assert [ids([output]) for output in generate(llm, prompts, params)] == expected
+    assert num_masked_once
     with small_llm(tokenizer=tokenizer, num_decode_steps=1) as single:
-        assert [ids([output]) for output in generate(single, PROMPTS, params)] == expected
+        assert [ids([output]) for output in generate(single, prompts, params)] == expected
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ class OpenRequests:
 
     def samples_late(self, schedule: Schedule) -> bool:
         """Whether sampling a row needs its last token on the host first."""
-        return bool(self._late) and any(_samples_late(row) for row in schedule.rows)
+        if not self._late or schedule.num_steps > 1:
+            return False
+        return any(_samples_late(row) for row in schedule.rows)
 
     def awaits_tokens(self, schedule: Schedule) -> bool:
         """Whether the host must read earlier tokens of a row that samples late."""

@@ -3,6 +3,8 @@
 import functools
 from typing import Any
 
+import numpy as np
+
 from jaxinfer.cores import usable_cores
 from jaxinfer.errors import MissingPackageError
 
@@ -23,6 +25,11 @@ def llguidance() -> Any:
     except ImportError as error:
         raise MissingPackageError(_MISSING, name="llguidance") from error
     return library
+
+
+def fill_mask(state: Any, allowed: np.ndarray, row: int = 0) -> None:
+    """Compute the mask of one `llguidance.LLMatcher` into a row of int32 ``[n, words]``."""
+    llguidance().numpy.fill_next_token_bitmask(state, allowed, row)
 
 
 @functools.cache

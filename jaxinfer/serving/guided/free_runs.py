@@ -73,6 +73,16 @@ class FreeRuns:
         self._num_left = FEWEST_MASKED if enabled else sys.maxsize
         self._last_masked = -1
 
+    @property
+    def may_be_sure(self) -> bool:
+        """Whether the next token is the last under a mask, after a run that was long."""
+        return self._num_left == 1 and self._num_masked == FEWEST_MASKED
+
+    def is_sure(self, allowed: np.ndarray) -> bool:
+        """Whether the run behind this mask, int32 words, begins without a token alone."""
+        share = int(np.bitwise_count(allowed.view(np.uint32)).sum()) / (32 * len(allowed))
+        return share > _NEARLY_ALL and self._num_masked == FEWEST_MASKED
+
     def note_refusal(self, number: int) -> None:
         """A token that was drawn freely is not allowed; it and some others will be masked."""
         was_long = number - self.first >= _LONG
@@ -88,7 +98,5 @@ class FreeRuns:
         self._last_masked = number
         self._num_left -= 1
         if self._num_left == 0:
-            share = int(np.bitwise_count(allowed.view(np.uint32)).sum()) / (32 * len(allowed))
-            is_sure = share > _NEARLY_ALL and self._num_masked == FEWEST_MASKED
             self.first = number + 1
-            self.together = self.first + (0 if is_sure else _NUM_PROBED)
+            self.together = self.first + (0 if self.is_sure(allowed) else _NUM_PROBED)

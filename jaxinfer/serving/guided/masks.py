@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxinfer.serving.guided.backend import mask_threads
+from jaxinfer.serving.guided.backend import fill_mask, mask_threads
 
 if TYPE_CHECKING:
     from jaxinfer.serving.guided.thinking import AnswerMatcher
@@ -59,11 +59,11 @@ class MaskBuffer:
             (matcher.state, i) for i, matcher in enumerate(matchers) if matcher.state is not None
         ]
         if states:
-            import llguidance.numpy as masks
-
             if len(states) == 1:  # waking a thread takes longer than most masks
-                masks.fill_next_token_bitmask(states[0][0], self._allowed, states[0][1])
+                fill_mask(states[0][0], self._allowed, states[0][1])
             else:
+                import llguidance.numpy as masks
+
                 masks.fill_next_token_bitmask_par(mask_threads(), states, self._allowed)
         return self._allowed
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.serving.guided.backend import fill_mask
 from jaxinfer.serving.guided.free_runs import FreeRuns
 
 # Measured: 85 KB for a schema of two properties, and a few bytes more for each of its text.
@@ -75,6 +76,8 @@ class Matcher:
         self._ends = ends
         self._runs = runs
         self._num_consumed = 0
+        self._only_mask: np.ndarray | None = None
+        self._only_mask_at = -1
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Take in what is new of an answer.
@@ -141,6 +144,34 @@ class Matcher:
         """Whether a slot must be given a mask before a token is sampled."""
         return not self.is_free_at(number)
 
+    def only_mask(self, token_ids: Sequence[int]) -> np.ndarray | None:
+        """The next token's mask, if all that follows it may be drawn together with it.
+
+        So it is where a long run was refused within a text: nearly all tokens may come next, and
+        another run begins behind the one that is drawn under this mask.
+
+        Args:
+            token_ids: all tokens of the answer so far.
+
+        Returns:
+            int32 ``[num_words]``, not to be written to. None if this can't be known without
+            drawing the token alone; errors of the grammar come then.
+        """
+        if not self._runs.may_be_sure:
+            return None
+        try:
+            self.follow(token_ids)
+        except GrammarError:
+            return None
+        if self._only_mask_at != self._num_consumed:
+            self._only_mask, self._only_mask_at = self._mask_if_sure(), self._num_consumed
+        return self._only_mask
+
+    def _mask_if_sure(self) -> np.ndarray | None:
+        allowed = np.zeros((1, self.num_words), np.int32)
+        fill_mask(self.state, allowed)
+        return allowed[0] if not self.state.is_error() and self._runs.is_sure(allowed[0]) else None
+
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next, because the grammar has no other way; often none.
 
@@ -165,6 +196,10 @@ class Matcher:
             GrammarError: too much work would be needed to know.
         """
         self.check()
+        self.note_mask(allowed)
+
+    def note_mask(self, allowed: np.ndarray) -> None:
+        """The token after those taken in will be drawn under this mask, int32 ``[num_words]``."""
         self._runs.note_mask(self._num_consumed, allowed)
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxinfer.serving.guided.matcher import Matcher
+from jaxinfer.serving.guided.matcher import GrammarError, Matcher
 
 if TYPE_CHECKING:
     from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
@@ -106,6 +106,16 @@ class ThinkingMatcher:
         if self._stage == "over":
             self._follow_grammar(new)
 
+    def only_mask(self, token_ids: Sequence[int]) -> np.ndarray | None:
+        """See `Matcher.only_mask`; None before the grammar begins."""
+        if self._stage != "over" or self._breaks_left:
+            return None
+        try:
+            self.follow(token_ids)
+        except GrammarError:
+            return None
+        return self._grammar.only_mask(token_ids[self._num_before_grammar :])
+
     def forced_tokens(self) -> list[int]:
         """See `Matcher.forced_tokens`; the line break after thinking comes before the grammar's."""
         if self._stage != "over":
@@ -126,6 +136,10 @@ class ThinkingMatcher:
             _allow(allowed, self._tokens.open)
         else:
             self._grammar.finish_mask(allowed)
+
+    def note_mask(self, allowed: np.ndarray) -> None:
+        """See `Matcher.note_mask`; of a mask that is the grammar's."""
+        self._grammar.note_mask(allowed)
 
     @property
     def may_end(self) -> bool:

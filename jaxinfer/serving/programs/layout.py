@@ -24,8 +24,8 @@ _PREFILL_DATA, _DECODE_DATA = data_of("prefill"), data_of("decode")
 class StepInputs(NamedTuple):
     """What the rows and tokens of a step bring: T packed tokens of B rows; None where it has none.
 
-    A packed prefill brings all but `num_tokens` and `shared`. A decoding batch, of one token of
-    each row, brings the row's arrays, and the step derives the tokens'.
+    A packed prefill brings all but `num_tokens`, `known_tokens` and `shared`. A decoding batch, of
+    one token of each row, brings the row's arrays, and the step derives the tokens'.
 
     Attributes:
         token_ids: ``[T]`` ids; in a packed batch ``-1 - slot`` where the id is in the device's
@@ -39,6 +39,8 @@ class StepInputs(NamedTuple):
             is; max_num_seqs for padding rows and rows that do not sample: the padding slot.
         num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
             row; from the multi-step decode's step of that number on, the row is as good as padding.
+        known_tokens: ``[B]`` 1 plus the token that a multi-step decode with slots feeds first; 0
+            for the one in last_tokens.
         block_tables: ``[B, W]`` page ids.
         shared: which decoding rows begin with the same pages; None where that is not looked for.
         of_tokens: ``[T]`` each, by name: what `Datum` declares beyond these.
@@ -52,6 +54,7 @@ class StepInputs(NamedTuple):
     context_lens: Any = None
     slots: Any = None
     num_tokens: Any = None
+    known_tokens: Any = None
     block_tables: Any = None
     shared: SharedPrefixes | None = None
     of_tokens: Mapping[str, Any] = {}
@@ -59,7 +62,7 @@ class StepInputs(NamedTuple):
 
     def for_layers(self) -> "StepInputs":
         """Without what only the sampler and the steps of a multi-step decode read."""
-        return self._replace(slots=None, num_tokens=None)
+        return self._replace(slots=None, num_tokens=None, known_tokens=None)
 
 
 @dataclass(frozen=True)

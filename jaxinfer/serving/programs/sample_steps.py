@@ -18,7 +18,7 @@ from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_
 from jaxinfer.serving.requests.result import LEFT_VOCAB
 from jaxinfer.serving.sampling.layout import SamplerMode, SamplingArrays, SlotState
 from jaxinfer.serving.sampling.logprobs import report_log_softmax
-from jaxinfer.serving.sampling.sampler import StepOutput, advance, merge, sample
+from jaxinfer.serving.sampling.sampler import StepOutput, advance, after_first, merge, sample
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
@@ -164,7 +164,7 @@ def decode_full_multi_step(
     num_steps: int,
     forward: Forward = feed_last_tokens,
 ) -> tuple[KVCache, Int32[Array, " slots"], SlotState, Int32[Array, "steps B columns"]]:
-    """`decode_multi_step` with what slots hold.
+    """`decode_multi_step` with what slots hold, and with tokens to feed that the host knows better.
 
     Args:
         params: as in `decode_multi_step`; so are `kv`, `packed`, `arrays`, `last_tokens`, `peers`,
@@ -176,6 +176,8 @@ def decode_full_multi_step(
         The same, and what slots hold with these tokens counted.
     """
     batch, head = shape.split(packed), context.architecture.head_params(params)
+    known_of = jnp.where(batch.known_tokens > 0, batch.slots, last_tokens.shape[0])
+    last_tokens = last_tokens.at[known_of].set(batch.known_tokens - 1, mode="drop")
 
     def one_step(
         carry: tuple[KVCache, jax.Array, SlotState], step: jax.Array
@@ -188,7 +190,7 @@ def decode_full_multi_step(
             head,
             hidden,
             jnp.stack([batch.slots, fed]),
-            advance(arrays, step),
+            after_first(advance(arrays, step), step),
             last_tokens,
             state,
             context=context,

@@ -11,6 +11,8 @@ from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxinfer.serving.guided.thinking import AnswerMatcher
 
 IN_FLIGHT_TOKEN = -1
@@ -194,6 +196,25 @@ class Request:
         budget = params.thinking_token_budget  # not spent before there are as many tokens
         return budget is not None and stop > budget
 
+    def only_mask(self) -> "np.ndarray | None":
+        """The mask of its next output if the ones behind it can be drawn in the same launch.
+
+        Returns:
+            int32 words; None if it has another need of its tokens on the host, or some in flight,
+            or no token yet.
+        """
+        matcher, budget = self.matcher, self.params.thinking_token_budget
+        if matcher is None or budget is not None or not self.output_token_ids:
+            return None
+        if self.num_in_flight_tokens:
+            return None
+        return matcher.only_mask(self.output_token_ids)
+
+    def note_mask(self, allowed: "np.ndarray") -> None:
+        """Its next output will be drawn under its `only_mask`."""
+        if self.matcher is not None:
+            self.matcher.note_mask(allowed)
+
     def is_free_at(self, number: int) -> bool:
         """Whether its grammar leaves an output to the model, and checks it when it is read.
 
@@ -205,6 +226,10 @@ class Request:
         """
         matcher = self.matcher
         return matcher is not None and not self.params.has_penalties and matcher.is_free_at(number)
+
+    def has_free_output(self, count: int) -> bool:
+        """Whether, of its next outputs, one `is_free_at` its place: the last, if any."""
+        return self.is_free_at(len(self.output_token_ids) + count - 1)
 
     def is_unedited_at(self, number: int) -> bool:
         """Whether an output `is_free_at` its place, and no budget can end its thinking there."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxinfer.serving.guided.masks import MASK_ROWS
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
@@ -13,7 +14,9 @@ from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import (
     MODES,
+    OTHER_SEED,
     Column,
+    Need,
     SamplerMode,
     SamplingArrays,
     num_special_rows,
@@ -34,9 +37,6 @@ from jaxinfer.serving.slots.step_rows import StepRows
 # the 0.6B shape on an H200: a kernel's launch, and the products of each row of padding.
 _KEYS_FOR_SHARING = 8192
 _KEYS_FOR_PADDING = 256
-
-_OTHER_SEED = 0x6A09E667
-"""Turns the words of a seed into another one's."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,8 @@ class BatchBuilder:
         arrays = self._pack_scalars(sample_slots, context, shape.rows)
         if schedule.samples_late:
             _draw_anew(rows, arrays.scalars)
+        elif schedule.num_steps > 1:
+            _mask_once(rows, arrays.scalars)
         if mode == "mixed":
             arrays = arrays._replace(special=_filled_up(special, shape.rows))
         edits: Sequence[EditsUpdate] = ()
@@ -195,6 +197,23 @@ class BatchBuilder:
                 edits.restrict(masks.allowed[i])
             slots.append(self._updates.num_slots if slot is None else slot)
         return list(self._updates.masks(slots, masks.allowed))
+
+    def only_masks(self, schedule: Schedule) -> list[MasksUpdate]:
+        """The masks of a multi-step decode's rows that have one, of their first tokens.
+
+        Args:
+            schedule: of the last `build`.
+        """
+        masks = {
+            row.request.slot: row.only_mask
+            for row in schedule.rows
+            if row.only_mask is not None and row.request.slot is not None
+        }
+        if not masks:
+            return []
+        allowed = np.zeros((MASK_ROWS, len(next(iter(masks.values())))), np.int32)
+        allowed[: len(masks)] = list(masks.values())
+        return list(self._updates.masks(list(masks), allowed))
 
     def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
         edits, penalised = [], []
@@ -283,10 +302,23 @@ class BatchBuilder:
 def _draw_anew(rows: Sequence[ScheduledRow], scalars: np.ndarray) -> None:
     """Give tokens that are drawn again after a refusal other random bits, by another seed."""
     for i, row in enumerate(rows):
-        request = row.request
-        number = row.start + row.num_fed - request.num_prompt_tokens
-        if request.matcher is not None and request.matcher.is_redrawn_at(number):
-            scalars[i, [Column.SEED_LOW, Column.SEED_HIGH]] ^= _OTHER_SEED
+        if _is_redrawn(row):
+            scalars[i, [Column.SEED_LOW, Column.SEED_HIGH]] ^= OTHER_SEED
+
+
+def _mask_once(rows: Sequence[ScheduledRow], scalars: np.ndarray) -> None:
+    """Have rows with an `only_mask` read it, and draw their first token anew, in one step alone."""
+    for i, row in enumerate(rows):
+        if row.only_mask is not None:
+            scalars[i, Column.NEEDS] |= Need.EDITS_ONCE
+            if _is_redrawn(row):
+                scalars[i, Column.NEEDS] |= Need.OTHER_SEED_ONCE
+                scalars[i, [Column.SEED_LOW, Column.SEED_HIGH]] ^= OTHER_SEED
+
+
+def _is_redrawn(row: ScheduledRow) -> bool:
+    number = row.start + row.num_fed - row.request.num_prompt_tokens
+    return row.request.matcher is not None and row.request.matcher.is_redrawn_at(number)
 
 
 def _read_tables(rows: Sequence[ScheduledRow], slots: np.ndarray) -> np.ndarray:

@@ -220,6 +220,7 @@ class Runner:
             self._slots = self._writer.counts(self._slots, batch.counts)
         packed, sampling = upload((batch.packed, batch.sampling), self._whole)
         if schedule.num_steps > 1:
+            self._slots = self._writer.masks(self._slots, self._builder.only_masks(schedule))
             return self._launch_multi_step(schedule, batch, packed, sampling)
         if batch.shape not in self._compiled:
             self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])

@@ -21,6 +21,9 @@ EDIT_WIDTH = 640
 ALWAYS = 2**31 - 1
 """Position up to which an edit applies that never ends."""
 
+OTHER_SEED = 0x6A09E667
+"""Turns the words of a seed into another one's, for a token that is drawn again."""
+
 IN_PROMPT, IN_OUTPUT = 1, 2
 """What a token adds to its count: once for the prompt, each time it is generated."""
 
@@ -43,10 +46,17 @@ class Column(IntEnum):
 
 
 class Need(IntFlag):
-    """What a row's sampling reads of its slot's state; bits of `Column.NEEDS`."""
+    """What a row's sampling reads of its slot's state; bits of `Column.NEEDS`.
+
+    The last two are for rows of a multi-step decode whose first token alone is drawn under a mask:
+    they read edits once, and if that token is drawn again, the words of the seed are `OTHER_SEED`'s
+    until then.
+    """
 
     EDITS = 1
     HISTORY = 2
+    EDITS_ONCE = 4
+    OTHER_SEED_ONCE = 8
 
 
 class LogitEdits(NamedTuple):

@@ -17,7 +17,13 @@ from jaxinfer.serving.sampling.custom import (
 )
 from jaxinfer.serving.sampling.draw import draw_tokens
 from jaxinfer.serving.sampling.edits import edit_logits
-from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays
+from jaxinfer.serving.sampling.layout import (
+    OTHER_SEED,
+    Column,
+    Need,
+    SamplerMode,
+    SamplingArrays,
+)
 from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, report_log_softmax, top_tokens
 from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 from jaxinfer.serving.sampling.truncation import truncate
@@ -163,6 +169,21 @@ def advance(arrays: SamplingArrays, steps: jax.Array | int = 1) -> SamplingArray
     """
     scalars = arrays.scalars.at[:, Column.POSITION].add(steps)
     return arrays._replace(scalars=scalars)
+
+
+def after_first(arrays: SamplingArrays, step: jax.Array) -> SamplingArrays:
+    """What holds for a multi-step decode's first step alone, put back in its later ones."""
+    scalars, is_later = arrays.scalars, step > 0
+    needs = scalars[:, Column.NEEDS]
+
+    def ends(need: Need) -> jax.Array:
+        return is_later & ((needs & need) != 0)
+
+    seeds = slice(Column.SEED_LOW, Column.SEED_HIGH + 1)
+    other = jnp.where(ends(Need.OTHER_SEED_ONCE), OTHER_SEED, 0)[:, None]
+    scalars = scalars.at[:, seeds].set(scalars[:, seeds] ^ other)
+    needs = jnp.where(ends(Need.EDITS_ONCE), needs & ~Need.EDITS, needs)
+    return arrays._replace(scalars=scalars.at[:, Column.NEEDS].set(needs))
 
 
 def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> StepOutput:

@@ -8,6 +8,8 @@ from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import Request
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxinfer.serving.guided.masks import StepMasks
 
 
@@ -28,7 +30,8 @@ class ScheduledRow:
     - A decode feeds 1 and reserves 1.
     - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
       feeds the token at `start + i`. The block table has room for all steps; in steps beyond
-      `num_reserved` the row is padding, and their tokens are surplus that the host drops.
+      `num_reserved` the row is padding, and their tokens are surplus that the host drops. With
+      `only_mask`, the token that it feeds first comes from the host.
     - A row that verifies feeds k proposed tokens last, samples after each of them and after the
       token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
       their place, up to the first that does not, and the token sampled after them.
@@ -41,6 +44,8 @@ class ScheduledRow:
         num_fed: tokens fed, proposals included.
         num_reserved: tokens that the row can gain; 0 if it samples nothing.
         proposed_token_ids: the last of the tokens fed, if they are guesses.
+        only_mask: int32 words; its first token in a multi-step decode is drawn under this mask, and
+            the others freely. None if all are.
     """
 
     request: Request
@@ -48,6 +53,7 @@ class ScheduledRow:
     num_fed: int
     num_reserved: int
     proposed_token_ids: Sequence[int] = ()
+    only_mask: "np.ndarray | None" = None
 
     @property
     def samples(self) -> bool:
@@ -77,8 +83,8 @@ class Schedule:
 
     Attributes:
         rows: never empty; running requests by rank, then the admitted ones by rank.
-        is_decode: every row feeds exactly the token in the device's `last_tokens[slot]` and
-            samples, so nothing but tables and lengths must be uploaded.
+        is_decode: every row feeds exactly the token in the device's `last_tokens[slot]`, unless it
+            has an `only_mask`, and samples, so nothing but tables and lengths must be uploaded.
         num_steps: 1, or the length of a multi-step decode.
         num_proposed: proposed tokens of the row that feeds most of them; 0 if none verifies.
         swap_out: pairs (device block, host block) to copy from the device to the host.

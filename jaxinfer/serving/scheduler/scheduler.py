@@ -264,8 +264,7 @@ class Scheduler:
                     num_new = _accepted(row, num_accepted[i] if num_accepted else None)
                     request.give_up_tokens(row.num_reserved - num_new)
                 tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                matcher = request.matcher
-                if matcher is not None and matcher.is_free_at(len(request.output_token_ids)):
+                if request.matcher is not None and request.has_free_output(num_new):
                     kept = self._append_free(request, tokens, num_new)
                     if not kept and not request.is_finished:
                         continue

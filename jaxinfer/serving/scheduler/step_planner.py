@@ -1,15 +1,23 @@
 """Plans one step: its requests, the tokens of each, and preemption when blocks run out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.forks import can_fork
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
+if TYPE_CHECKING:
+    import numpy as np
+
 # While requests wait for slots, this share of the running ones may end before a multi-step decode
 # does. Their slots' empty steps cost less than a launch for each token of the others.
 _MOST_ENDING = 1 / 16
+
+# Rows of a multi-step decode whose first token may be masked: as many as a sampler in mode "mixed"
+# picks out of a batch of any size, so that the others are sampled no dearer than without them.
+_MOST_MASKED = 8
 
 
 class StepPlanner:
@@ -62,8 +70,9 @@ class StepPlanner:
     def plan_multi_step(self, num_steps: int) -> Schedule | None:
         """Plan `num_steps` decode steps at once for running requests.
 
-        Requests that sample late take no part. They get a step of their own first, which is what is
-        returned then, and so on in turns, so that neither holds up the other.
+        Requests that sample late take no part, but for a few whose next token alone needs a mask.
+        They get a step of their own first, which is what is returned then, and so on in turns, so
+        that neither holds up the other.
 
         Returns:
             None if a request waits while a slot is free or too many are about to be, a row is no
@@ -74,13 +83,14 @@ class StepPlanner:
             return None
         together: list[Request] = []
         apart: list[Request] = []
+        masks: dict[str, np.ndarray] = {}
         num_ended = 0
         for request in self.queues.running.values():
             pending = request.num_pending_tokens
             if pending == 0:
                 num_ended += 1  # once its tokens in flight are read
                 continue
-            if pending == 1 and self._can_take_part(request, num_steps):
+            if pending == 1 and self._can_take_part(request, num_steps, masks):
                 together.append(request)
             elif request.samples_late and request.num_cached_tokens >= request.num_prompt_tokens:
                 apart.append(request)
@@ -94,18 +104,24 @@ class StepPlanner:
         self._were_apart = bool(apart) and not self._were_apart
         if self._were_apart:
             return self._plan_apart(apart)
-        return self._plan_together(together, num_steps, missing)
+        return self._plan_together(together, num_steps, missing, masks)
 
-    def _can_take_part(self, request: Request, num_steps: int) -> bool:
-        """Whether a request's next `num_steps` tokens can be sampled in one launch."""
-        if not request.decodes_on_device:
-            return False
+    def _can_take_part(
+        self, request: Request, num_steps: int, masks: "dict[str, np.ndarray]"
+    ) -> bool:
+        """Whether a request's next `num_steps` tokens can be sampled in one launch.
+
+        If the first of them is drawn under a mask, that is added to `masks`, by request id.
+        """
         if request.num_cached_tokens + num_steps > self._table_capacity:
             return False
-        if not request.samples_late:
-            return True
         start = request.num_tokens - request.num_prompt_tokens
-        return not request.samples_late_within(start, start + num_steps)
+        if not (request.samples_late and request.samples_late_within(start, start + num_steps)):
+            return request.decodes_on_device
+        mask = request.only_mask() if len(masks) < _MOST_MASKED else None
+        if mask is not None:
+            masks[request.request_id] = mask
+        return mask is not None
 
     def _plan_apart(self, requests: Sequence[Request]) -> Schedule | None:
         """Plan a step of these alone; None if blocks lack, which only others could give up."""
@@ -141,13 +157,25 @@ class StepPlanner:
         return missing
 
     def _plan_together(
-        self, requests: Sequence[Request], num_steps: int, missing: Sequence[int]
+        self,
+        requests: Sequence[Request],
+        num_steps: int,
+        missing: Sequence[int],
+        masks: "Mapping[str, np.ndarray]",
     ) -> Schedule:
-        """Plan `num_steps` decode steps for these, which lack these numbers of blocks."""
+        """Plan `num_steps` decode steps for these, which lack these numbers of blocks.
+
+        Some have an `only_mask`, by request id.
+        """
         schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
         for request, count in zip(requests, missing, strict=True):
             num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
-            row = ScheduledRow(request, request.num_cached_tokens, 1, num_reserved)
+            mask = masks.get(request.request_id)
+            start = request.num_cached_tokens
+            row = ScheduledRow(request, start, 1, num_reserved, only_mask=mask)
+            if mask is not None:
+                request.note_mask(mask)
+                request.decodes_on_device = True
             schedule.rows.append(row)
             if count:
                 request.blocks.table += self.pool.allocate(count)

@@ -95,6 +95,14 @@ def _num_tokens(step: StepRows) -> np.ndarray:
     return np.array([row.num_reserved for row in step.rows], np.int32)
 
 
+def _known_tokens(step: StepRows) -> np.ndarray:
+    known = np.zeros(len(step.rows), np.int32)
+    for i, row in enumerate(step.rows):
+        if row.only_mask is not None:
+            known[i] = 1 + np.frombuffer(row.packed_tokens(), np.int32)[0]
+    return known
+
+
 STEP_DATA = (
     Datum("token_ids", "token", _token_ids, only="prefill"),
     Datum("positions", "token", lambda step: step.positions, only="prefill"),
@@ -103,6 +111,7 @@ STEP_DATA = (
     Datum("context_lens", "row", lambda step: step.context),
     Datum("slots", "row", lambda step: step.sample_slots, Padding.SLOT),
     Datum("num_tokens", "row", _num_tokens, only="decode"),
+    Datum("known_tokens", "row", _known_tokens, only="decode"),
     Datum("block_tables", "table", lambda step: step.tables),
 )
 """What every engine's steps take, in the order of the packed vector."""

@@ -80,7 +80,8 @@ class FakeRunner:
         for device, host in schedule.swap_in:
             self._copy(self._host_pages, self._pages, [(host, device)])
         self._masked = [self._is_masked(row) for row in schedule.rows]
-        _require(schedule.samples_late or not any(self._masked), "a row gets no mask")
+        has_mask = [row.only_mask is not None for row in schedule.rows]
+        _require(schedule.samples_late or has_mask == self._masked, "a row gets no mask")
         num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
         num_accepted = []
@@ -174,11 +175,15 @@ class FakeRunner:
         stop = row.start + row.num_fed
         # The scheduler has moved past the row: what it will sample is not there to be fed.
         fed = np.frombuffer(row.packed_tokens(), np.int32).tolist()
-        if schedule.is_decode:
+        if schedule.is_decode and row.only_mask is None:
             fed = [self._last_tokens[slot]]
         for step in range(schedule.num_steps):
             self._write(row, row.start + step, fed)
-            token_id = self._next(self._context(table, stop + step))
+            context = self._context(table, stop + step)
+            if step == 0 and row.only_mask is not None:
+                token_id = _allowed_token(context, row.only_mask)
+            else:
+                token_id = self._next(context)
             if row.samples:
                 self._last_tokens[slot] = token_id
             fed = [token_id]
@@ -197,10 +202,8 @@ class FakeRunner:
         _, mask = self._masks[_slot(row)]
         if mask is None or (mask == -1).all():
             return
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-        allowed = np.flatnonzero(bits).tolist()
         context = self._context(row.request.blocks.table, row.start + row.num_fed)
-        tokens[0] = allowed[next_token(context, len(allowed))]
+        tokens[0] = _allowed_token(context, mask)
         self._last_tokens[_slot(row)] = int(tokens[0])
 
     def _verify_row(self, row: ScheduledRow) -> list[int]:
@@ -245,6 +248,12 @@ class _BrokenPromise(BaseException):
 def _require(is_kept: bool, promise: str) -> None:
     if not is_kept:
         raise _BrokenPromise(promise)
+
+
+def _allowed_token(context: Sequence[int], mask: np.ndarray) -> int:
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    allowed = np.flatnonzero(bits).tolist()
+    return allowed[next_token(context, len(allowed))]
 
 
 def _slot(row: ScheduledRow) -> int:

@@ -8,6 +8,7 @@ import pytest
 from jaxinfer import StructuredOutputsParams
 from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.free_runs import FreeRuns
+from jaxinfer.serving.requests.request import Request
 from tests.serving.engine.fake_runner import next_token
 from tests.serving.engine.test_engine import Setup
 from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of
@@ -22,6 +23,10 @@ from tests.serving.guided.grammars import (
 TOKENIZER = bundled_tokenizer()
 ENDS = TOKENIZER.eos_token_ids
 TEXT = {"type": "string", "maxLength": 60}
+LONG_TEXT = {"type": "string", "minLength": 400}
+"""Whose end is refused, behind which nearly all tokens may come."""
+SHARE_OF_A_TEXT = 0.8
+"""Less of this small vocabulary may go on with a text than of larger ones."""
 DIGITS = {"type": "string", "pattern": "^[0-9]{40}$"}
 LETTERS = TOKENIZER.encode(' the quick brown fox jumps over a lazy dog"', add_special_tokens=False)
 
@@ -107,6 +112,27 @@ def test_neighbours_keep_their_multi_step_decodes_while_tokens_are_masked():
     assert sum(launch.num_steps == 1 for launch in launches) == 1
 
 
+def num_late_steps(texts):
+    """Steps of a batch of long texts in which rows are sampled late, and the batch's answers."""
+    setup = free_setup(num_decode_steps=4, max_num_seqs=16, num_blocks=200)
+    for i in range(texts):
+        add(setup, f"text {i}", [1, i], LONG_TEXT, max_tokens=60)
+        setup.add(f"plain {i}", [2, i], max_tokens=60)
+    return answers(setup), setup.runner.late_samples
+
+
+def test_a_refusal_within_a_text_costs_no_step_of_its_own(monkeypatch):
+    monkeypatch.setattr(free_runs, "_NEARLY_ALL", SHARE_OF_A_TEXT)
+    outputs, few = num_late_steps(8)
+    assert [outputs[f"text {i}"] for i in range(8)] == [
+        expected([1, i], LONG_TEXT, 60, wordy) for i in range(8)
+    ]
+    monkeypatch.setattr(Request, "only_mask", lambda self: None)
+    same, many = num_late_steps(8)
+    assert same == outputs
+    assert few < many
+
+
 def unread_at_each_draw(runner):
     """How many steps are unread whenever one is drawn late, itself included; it grows."""
     unread, sample = [], runner.sample
@@ -161,7 +187,8 @@ def _written(prompt, count):
 
 @pytest.mark.parametrize("choose", [wordy, None], ids=["wordy", "any token"])
 @pytest.mark.parametrize("seed", range(12))
-def test_batches_faults_and_preemption_change_no_answer(seed, choose):
+def test_batches_faults_and_preemption_change_no_answer(seed, choose, monkeypatch):
+    monkeypatch.setattr(free_runs, "_NEARLY_ALL", SHARE_OF_A_TEXT)
     rng = random.Random(seed)
     swaps = rng.random() < 0.5
     setup = free_setup(
@@ -179,7 +206,10 @@ def test_batches_faults_and_preemption_change_no_answer(seed, choose):
     getattr(setup.runner, fails).add(rng.randrange(30))
     wanted = {}
     for i in range(rng.randint(1, 6)):
-        schema, prompt = rng.choice([TEXT, TEXT, *SCHEMAS, *FIXED_KEYS]), [1 + i, rng.randrange(99)]
+        schema, prompt = (
+            rng.choice([TEXT, LONG_TEXT, LONG_TEXT, *SCHEMAS, *FIXED_KEYS]),
+            [1 + i, rng.randrange(99)],
+        )
         length = rng.choice([7, 40, 90])
         wanted[f"{i}"] = expected(prompt, schema, length, model)
         add(setup, f"{i}", prompt, schema, max_tokens=length)

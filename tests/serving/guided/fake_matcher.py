@@ -33,14 +33,23 @@ class FakeMatcher:
         chain = chain_of([*self._prompt, *token_ids])
         for i, token in enumerate(new):
             number = len(token_ids) + i
-            if chain % 7 == 0:
+            is_masked = number < self._first
+            if not is_masked and chain % 7 == 0:
                 self._mask_from(number, chain)
                 return i
             chain = extend_chain(chain, token)
-            if chain % 11 == 0:
+            if not is_masked and chain % 11 == 0:
                 self._mask_from(number + 1, chain)
                 return i + 1
         return len(new)
+
+    def only_mask(self, token_ids: Sequence[int]) -> object | None:
+        """Whatever stands for a mask, before the last token that is drawn under one."""
+        is_last = len(token_ids) + 1 == self._first == self._together
+        return object() if is_last and not self.forced_after(token_ids) else None
+
+    def note_mask(self, allowed: object) -> None:
+        pass
 
     def forced_after(self, token_ids: Sequence[int]) -> list[int]:
         """Two to four tokens, which masks would leave alone, or none."""

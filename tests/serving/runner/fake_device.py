@@ -212,7 +212,7 @@ class FakeDevice:
         true_tokens = self.true_tokens[request]
         if row.num_fed == 0:
             return
-        if schedule.is_decode:
+        if schedule.is_decode and (step or row.only_mask is None):
             tokens = [self.last_tokens[request.slot]]
         else:
             tokens = unpack_ids(row.packed_tokens())
@@ -246,7 +246,9 @@ class FakeDevice:
         request = row.request
         true_tokens = self.true_tokens[request]
         context_len = row.start + step + row.num_fed
-        token = next_token(self.check_context(request, context_len, table))
+        chain = self.check_context(request, context_len, table)
+        is_masked = row.only_mask is not None and step == 0
+        token = masked_token(chain) if is_masked else next_token(chain)
         if row.samples:
             self.last_tokens[request.slot] = token
             assert len(true_tokens) == context_len or true_tokens[context_len] == token
@@ -280,7 +282,9 @@ def late_rows(schedule: Schedule) -> list[int]:
     found = []
     for i, row in enumerate(schedule.rows):
         number = row.start + row.num_fed - row.request.num_prompt_tokens
-        if row.samples and row.request.samples_late_within(number, number + row.num_reserved):
+        if row.only_mask is not None:
+            assert row.request.num_in_flight_tokens == row.num_reserved, "drawn before it is known"
+        elif row.samples and row.request.samples_late_within(number, number + row.num_reserved):
             found.append(i)
     return found
 

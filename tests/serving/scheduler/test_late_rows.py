@@ -19,8 +19,9 @@ from tests.serving.scheduler.scheduling import (
 class Refusing:
     """A matcher of an answer that runs freely, but for one of its tokens, which is refused once."""
 
-    def __init__(self, number):
+    def __init__(self, number, *, masks_once=False):
         self.number = number
+        self.masks_once = masks_once
         self.first = 0
         self.num_checked = 0
 
@@ -29,6 +30,12 @@ class Refusing:
 
     def is_late_at(self, number):
         return number < self.first
+
+    def only_mask(self, token_ids):
+        return object() if self.masks_once and len(token_ids) + 1 == self.first else None
+
+    def note_mask(self, allowed):
+        assert self.masks_once
 
     def take_free(self, token_ids, new):
         self.num_checked += len(new)
@@ -44,11 +51,11 @@ def make_late(request_id, length, max_tokens=20):
     return host_request(request_id, [(i + 3) % 20 for i in range(length)], params)
 
 
-def make_refused(number, max_tokens=20):
+def make_refused(number, max_tokens=20, **options):
     grammar = StructuredOutputsParams(regex="a+")
     params = SamplingParams(structured_outputs=grammar, max_tokens=max_tokens)
     request = host_request("a", range(5), params)
-    request.matcher = Refusing(number)
+    request.matcher = Refusing(number, **options)
     return request
 
 
