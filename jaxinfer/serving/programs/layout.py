@@ -39,8 +39,8 @@ class StepInputs(NamedTuple):
             is; max_num_seqs for padding rows and rows that do not sample: the padding slot.
         num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
             row; from the multi-step decode's step of that number on, the row is as good as padding.
-        known_tokens: ``[B]`` 1 plus the token that a multi-step decode with slots feeds first; 0
-            for the one in last_tokens.
+        known_tokens: ``[B]`` 1 plus the token that a multi-step decode feeds first; 0 for the one
+            in last_tokens.
         block_tables: ``[B, W]`` page ids.
         shared: which decoding rows begin with the same pages; None where that is not looked for.
         of_tokens: ``[T]`` each, by name: what `Datum` declares beyond these.

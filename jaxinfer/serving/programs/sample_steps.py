@@ -18,6 +18,7 @@ from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_
 from jaxinfer.serving.requests.result import LEFT_VOCAB
 from jaxinfer.serving.sampling.layout import SamplerMode, SamplingArrays, SlotState
 from jaxinfer.serving.sampling.logprobs import report_log_softmax
+from jaxinfer.serving.sampling.masks import with_masks
 from jaxinfer.serving.sampling.sampler import StepOutput, advance, after_first, merge, sample
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
@@ -31,6 +32,7 @@ def sample_step(
     rows: Int32[Array, "2 B"],
     arrays: SamplingArrays,
     last_tokens: Int32[Array, " slots"],
+    allowed: Int32[Array, "slots W"] | None = None,
     *,
     context: StepContext,
     mode: SamplerMode,
@@ -43,6 +45,7 @@ def sample_step(
         rows: each row's slot and the token it was fed last, from the forward step.
         arrays: how each row is sampled.
         last_tokens: newest token of each slot; donated.
+        allowed: the masks of the slots' edits; None if no row has one.
         context: static.
         mode: what the batch needs at most, but not "full" or "mixed"; static.
 
@@ -50,7 +53,8 @@ def sample_step(
         The newest tokens, and what the host reads (see `result.py`).
     """
     slots, fed = rows[0], rows[1]
-    output = _sample(context.architecture.lm_head(head, hidden), fed, arrays, context, mode)
+    logits = context.architecture.lm_head(head, hidden)
+    output = _sample(logits, fed, with_masks(arrays, allowed, slots), context, mode)
     return last_tokens.at[slots].set(output.tokens, mode="drop"), _pack(output)
 
 
@@ -95,6 +99,7 @@ def decode_multi_step(
     packed: Int32[Array, " size"],
     arrays: SamplingArrays,
     last_tokens: Int32[Array, " slots"],
+    allowed: Int32[Array, "slots W"] | None = None,
     peers: Int32[Array, "one N 2"] | None = None,
     *,
     context: StepContext,
@@ -113,6 +118,7 @@ def decode_multi_step(
         packed: the first step's batch, laid out as `StepInputs`.
         arrays: how each row is sampled at the first step.
         last_tokens: newest token of each slot; donated.
+        allowed: the masks of the slots' edits; None if no row has one.
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
@@ -125,6 +131,7 @@ def decode_multi_step(
         steps, all after its `num_tokens` yield something without meaning.
     """
     batch, head = shape.split(packed), context.architecture.head_params(params)
+    last_tokens = _with_known_tokens(last_tokens, batch)
 
     def one_step(
         carry: tuple[KVCache, jax.Array], step: jax.Array
@@ -137,8 +144,9 @@ def decode_multi_step(
             head,
             hidden,
             jnp.stack([batch.slots, fed]),
-            advance(arrays, step),
+            after_first(advance(arrays, step), step),
             last_tokens,
+            allowed,
             context=context,
             mode=mode,
         )
@@ -164,7 +172,7 @@ def decode_full_multi_step(
     num_steps: int,
     forward: Forward = feed_last_tokens,
 ) -> tuple[KVCache, Int32[Array, " slots"], SlotState, Int32[Array, "steps B columns"]]:
-    """`decode_multi_step` with what slots hold, and with tokens to feed that the host knows better.
+    """`decode_multi_step` with what slots hold.
 
     Args:
         params: as in `decode_multi_step`; so are `kv`, `packed`, `arrays`, `last_tokens`, `peers`,
@@ -176,8 +184,7 @@ def decode_full_multi_step(
         The same, and what slots hold with these tokens counted.
     """
     batch, head = shape.split(packed), context.architecture.head_params(params)
-    known_of = jnp.where(batch.known_tokens > 0, batch.slots, last_tokens.shape[0])
-    last_tokens = last_tokens.at[known_of].set(batch.known_tokens - 1, mode="drop")
+    last_tokens = _with_known_tokens(last_tokens, batch)
 
     def one_step(
         carry: tuple[KVCache, jax.Array, SlotState], step: jax.Array
@@ -201,6 +208,14 @@ def decode_full_multi_step(
     steps = jnp.arange(num_steps, dtype=jnp.int32)
     (kv, last_tokens, state), outputs = lax.scan(one_step, (kv, last_tokens, state), steps)
     return kv, last_tokens, state, outputs
+
+
+def _with_known_tokens(
+    last_tokens: Int32[Array, " slots"], batch: StepInputs
+) -> Int32[Array, " slots"]:
+    """The newest tokens, with those that the host knows better."""
+    slots = jnp.where(batch.known_tokens > 0, batch.slots, last_tokens.shape[0])
+    return last_tokens.at[slots].set(batch.known_tokens - 1, mode="drop")
 
 
 def _at_step(batch: StepInputs, step: jax.Array) -> StepInputs:
@@ -270,7 +285,8 @@ def _sample_mixed(
     full = _sample(
         of_special(logits), of_special(fed), arrays_of_special, context, "full", truncates=False
     )
-    return merge(_sample(logits, fed, arrays, context, "temperature"), full, special)
+    plain = with_masks(arrays, state.edits.allowed, slots)
+    return merge(_sample(logits, fed, plain, context, "temperature"), full, special)
 
 
 @jax.named_scope("sample")

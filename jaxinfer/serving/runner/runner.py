@@ -386,12 +386,12 @@ class Runner:
         if batch.mode in WITH_SLOTS:
             self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
         else:
-            self._last_tokens, sampled = sample(*inputs)
+            self._last_tokens, sampled = sample(*inputs, self._slots.edits.allowed)
         return sampled
 
     def _verify(self, step: UnsampledStep, where: VerifyArrays) -> jax.Array:
         batch, (residual,) = step.batch, step.residual
-        if batch.mode in WITH_SLOTS:
+        if batch.mode in WITH_SLOTS or step.schedule.masks is not None:
             raise ValueError(
                 "tokens were proposed in a step with logit edits, penalties or log-probabilities "
                 "of likeliest tokens, which are sampled one at a time: propose none"
@@ -415,7 +415,8 @@ class Runner:
                 *inputs, self._slots, *self._peers
             )
         else:
-            self._kv, self._last_tokens, sampled = multi_step(*inputs, *self._peers)
+            allowed = self._slots.edits.allowed
+            self._kv, self._last_tokens, sampled = multi_step(*inputs, allowed, *self._peers)
         return self._in_flight(schedule, sampled, None)
 
     def _program(self, key: ProgramKey) -> jax.stages.Compiled:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxinfer.serving.sampling.layout import IN_OUTPUT, LogitEdits
+from jaxinfer.serving.sampling.masks import mask_logits
 from jaxinfer.serving.sampling.rows import RowParameters
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
@@ -20,7 +21,7 @@ def edit_logits(
     axis: VocabAxis,
 ) -> Float[Array, "B V"]:
     """Apply every edit of mode "full" to float32 logits (or this device's shard of them)."""
-    logits = _mask(logits, jnp.where(rows.needs_edits[:, None], edits.allowed, -1), axis)
+    logits = mask_logits(logits, edits.allowed, rows, axis)
     applies = rows.needs_edits[:, None] & (rows.position[:, None] < edits.until)
     columns = local_columns(edits.ids, logits.shape[1], axis)
     batch = jnp.arange(logits.shape[0])[:, None]
@@ -35,13 +36,6 @@ def local_columns(ids: jax.Array, width: int, axis: VocabAxis) -> jax.Array:
     """
     local = ids - axis.offset(width)
     return jnp.where((ids >= 0) & (local >= 0) & (local < width), local, width)
-
-
-def _mask(logits: Float[Array, "B V"], allowed: Int[Array, "B W"], axis: VocabAxis) -> jax.Array:
-    ids = axis.ids(logits.shape[1])
-    words = jnp.take(allowed, ids >> 5, axis=1)
-    bits = (words >> (ids & 31)) & 1
-    return jnp.where(bits == 1, logits, -jnp.inf)
 
 
 def _penalise(

@@ -97,6 +97,8 @@ class SamplingArrays(NamedTuple):
         token_counts: int32 `[B, V]` as in `SlotState`, read where the row needs `Need.HISTORY`;
             None unless the mode is "full".
         edits: of each row, read where it needs `Need.EDITS`; None unless the mode is "full".
+        masks: int32 `[B, ceil(V / 32)]` as `LogitEdits.allowed`, read in modes but "full" where the
+            row needs `Need.EDITS`: there is no other edit of such a row. None if no row does.
         special: int32 `[K]`, places in the batch of the rows that mode "mixed" samples in full,
             filled up with B; None in other modes.
     """
@@ -104,6 +106,7 @@ class SamplingArrays(NamedTuple):
     scalars: Any
     token_counts: Any = None
     edits: LogitEdits | None = None
+    masks: Any = None
     special: Any = None
 
 

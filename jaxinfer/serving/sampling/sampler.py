@@ -25,6 +25,7 @@ from jaxinfer.serving.sampling.layout import (
     SamplingArrays,
 )
 from jaxinfer.serving.sampling.logprobs import largest_logit, ranks, report_log_softmax, top_tokens
+from jaxinfer.serving.sampling.masks import mask_logits
 from jaxinfer.serving.sampling.rows import RowParameters, row_keys, unpack_rows
 from jaxinfer.serving.sampling.truncation import truncate
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
@@ -122,6 +123,8 @@ def sample(
         # A mask may hide a NaN from the checks that come later.
         _, raw_largest, sane = largest_logit(logits, vocab_axis)
         logits = edit_logits(logits, edits, arrays.token_counts, rows, vocab_axis)
+    elif arrays.masks is not None:
+        logits = mask_logits(logits, arrays.masks, rows, vocab_axis)
 
     if last_token_ids is None:
         last_token_ids = jnp.zeros_like(rows.position)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 # does. Their slots' empty steps cost less than a launch for each token of the others.
 _MOST_ENDING = 1 / 16
 
-# Rows of a multi-step decode whose first token may be masked: as many as a sampler in mode "mixed"
-# picks out of a batch of any size, so that the others are sampled no dearer than without them.
-_MOST_MASKED = 8
+# Rows of a multi-step decode whose first token may be masked. Their masks are computed one by one
+# while the step is planned, some 50 us each; more rows get a step of their own.
+_MOST_MASKED = 16
 
 
 class StepPlanner:

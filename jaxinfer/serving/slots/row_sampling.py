@@ -28,6 +28,8 @@ class RowSampling:
         params: The request's parameters.
         first_mode: The sampler's mode until `min_tokens` are out.
         settled_mode: The mode from then on.
+        masked_mode: The mode while the row has no other edit than its grammar's mask; None if it
+            may have one, or reports log-probabilities.
         free_mode: The mode while the grammar leaves the row to the model and no budget can end its
             thinking; None if there are other edits.
         scalars: int32 `[len(Column)]`, all but the position.
@@ -38,6 +40,7 @@ class RowSampling:
     first_mode: SamplingMode
     settled_mode: SamplingMode
     free_mode: SamplingMode | None
+    masked_mode: SamplingMode | None
     scalars: np.ndarray
     edits: RowEdits | None
 
@@ -99,7 +102,9 @@ def prepare_row(
     if edits is not None and edits.end_with_thinking:
         plain = params.clone(structured_outputs=None, thinking_token_budget=None)
         free_mode = plain.sampling_mode(free_logprobs)
-    return RowSampling(params, first_mode, settled, free_mode, scalars, edits)
+    has_mask_alone = thinking is None and params.logprobs is None
+    masked_mode = free_mode if has_mask_alone else None
+    return RowSampling(params, first_mode, settled, free_mode, masked_mode, scalars, edits)
 
 
 def _row_edits(

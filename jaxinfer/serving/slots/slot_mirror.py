@@ -102,10 +102,12 @@ class SlotMirror:
         self.new_holders[slot] = request
 
     def _set_level(self, slot: int, request: Request, number: int) -> None:
-        """Set how an output of that number is sampled: without masks where it is free."""
+        """Set how an output of that number is sampled, which its grammar may make cheaper."""
         sampling = self.sampling[slot]
         mode, needs = sampling.mode(number), int(sampling.scalars[Column.NEEDS])
         if sampling.free_mode is not None and request.is_unedited_at(number):
             mode, needs = sampling.free_mode, needs & ~Need.EDITS
+        elif sampling.masked_mode is not None:
+            mode = sampling.masked_mode
         self.levels[slot] = MODES.index(mode)
         self.scalars[slot, Column.NEEDS] = needs

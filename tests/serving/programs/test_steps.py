@@ -99,7 +99,8 @@ def test_a_row_writes_only_the_tokens_it_keeps_of_a_multi_step():
     page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
     kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
     arrays = SamplingArrays(np.zeros((4, len(Column)), np.int32))
-    kv, *_ = compiled(tiny_params(), kv, packed, arrays, np.zeros(5, np.int32))
+    masks = np.zeros((5, -(-CONFIG.vocab_size // 32)), np.int32)
+    kv, *_ = compiled(tiny_params(), kv, packed, arrays, np.zeros(5, np.int32), masks)
     for pages in jax.tree.leaves(kv):
         written = np.asarray(pages).any(axis=(2, 3))
         positions = [np.flatnonzero(written[block]).tolist() for block in (1, 2, 3)]

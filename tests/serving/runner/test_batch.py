@@ -218,19 +218,20 @@ def _guided(num_outputs, **params):
 @pytest.mark.parametrize(
     ("params", "modes"),
     [
-        ({}, ["full", "full", "temperature"]),
-        ({"temperature": 0.0}, ["full", "full", "greedy"]),
-        ({"top_k": 3}, ["full", "full", "truncate"]),
+        ({}, ["temperature"] * 3),
+        ({"temperature": 0.0}, ["greedy"] * 3),
+        ({"top_k": 3}, ["truncate"] * 3),
+        ({"logprobs": 0}, ["full", "full", "temperature"]),
         ({"logit_bias": {3: 1.0}}, ["full"] * 3),
     ],
     ids=str,
 )
-def test_a_row_that_its_grammar_leaves_to_the_model_is_sampled_as_if_it_had_none(params, modes):
+def test_the_mask_of_a_grammar_asks_for_no_dearer_mode(params, modes):
     builder = _builder()
     batches = [builder.build(_schedule(_guided(n, **params), is_decode=True)) for n in range(3)]
     assert [batch.mode for batch in batches] == modes
     needs = [int(batch.sampling.scalars[0, Column.NEEDS]) for batch in batches]
-    assert needs == [1, 1, int(modes[2] == "full")]
+    assert needs == [Need.EDITS, Need.EDITS, Need.EDITS if modes[2] == "full" else 0]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_a_slot_is_told_of_its_holder_once():
     assert counts.cleared[:2].tolist() == [1, PADDING_SLOT + 1]
     assert counts.tokens[:, :3].tolist() == [[1, 1, 1], [10, 11, 30], [0, 0, 1]]
     assert (counts.tokens[0, 3:] == PADDING_SLOT + 1).all()
-    assert batch.sampling[1:] == (None, None, None)
+    assert set(batch.sampling[1:]) == {None}
     again = builder.build(_schedule(plain, row))
     assert not again.edits
     assert not again.counts

@@ -59,7 +59,7 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
                 "decode_full_multi_step", run, arguments, results, donate=(1, 4, 5)
             )
         run = functools.partial(decode_multi_step, mode=key.mode, **fixed)
-        arguments = (*arguments, *programs.peers)
+        arguments = (*arguments, programs.slot_state.edits.allowed, *programs.peers)
         results = (programs.kv, WHOLE, WHOLE)
         return programs.sharded("decode_multi_step", run, arguments, results, donate=(1, 4))
 
@@ -92,5 +92,5 @@ class MultiStepDecodeKind(ProgramKind[MultiStepDecodeKey]):
         if key.mode in WITH_SLOTS:
             kv, last_tokens, slots, _ = run(*inputs, arrays.slots)
             return replace(arrays, kv=kv, last_tokens=last_tokens, slots=slots)
-        kv, last_tokens, _ = run(*inputs)
+        kv, last_tokens, _ = run(*inputs, arrays.slots.edits.allowed)
         return replace(arrays, kv=kv, last_tokens=last_tokens)

@@ -59,6 +59,7 @@ class SamplerKind(ProgramKind[SamplerKey]):
             results = (WHOLE, programs.slot_state, WHOLE)
             return programs.sharded(f"sample_{key.mode}", run, arguments, results, donate=(4, 5))
         run = functools.partial(sample_step, context=programs.context, mode=key.mode)
+        arguments = (*arguments, programs.slot_state.edits.allowed)
         name = f"sample_{key.mode}"
         return programs.sharded(name, run, arguments, (WHOLE, WHOLE), donate=(4,))
 
@@ -75,7 +76,7 @@ class SamplerKind(ProgramKind[SamplerKey]):
         if key.mode in WITH_SLOTS:
             last_tokens, slots, _ = run(*inputs, arrays.slots)
             return replace(arrays, last_tokens=last_tokens, slots=slots)
-        last_tokens, _ = run(*inputs)
+        last_tokens, _ = run(*inputs, arrays.slots.edits.allowed)
         return replace(arrays, last_tokens=last_tokens)
 
 

@@ -1,0 +1,31 @@
+"""Which tokens a row may choose, as one bit each: a grammar's mask costs no sampler mode.
+
+The bits lie in the rows' slots on the device, and are read where a row needs edits.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Int32
+
+from jaxinfer.serving.sampling.layout import SamplingArrays
+from jaxinfer.serving.sampling.rows import RowParameters
+from jaxinfer.serving.sampling.vocab_axis import VocabAxis
+
+
+def with_masks(
+    arrays: SamplingArrays, allowed: Int[Array, "slots W"] | None, slots: Int32[Array, " B"]
+) -> SamplingArrays:
+    """Add the masks of the rows' slots, if the program takes them."""
+    if allowed is None:
+        return arrays
+    return arrays._replace(masks=jnp.take(allowed, slots, axis=0, mode="clip"))
+
+
+def mask_logits(
+    logits: Float[Array, "B V"], allowed: Int[Array, "B W"], rows: RowParameters, axis: VocabAxis
+) -> Float[Array, "B V"]:
+    """Leave the tokens whose bits are set, in rows that need edits."""
+    allowed = jnp.where(rows.needs_edits[:, None], allowed, -1)
+    ids = axis.ids(logits.shape[1])
+    words = jnp.take(allowed, ids >> 5, axis=1)
+    bits = (words >> (ids & 31)) & 1
+    return jnp.where(bits == 1, logits, -jnp.inf)
