@@ -1,0 +1,86 @@
+"""Masks of grammars in the modes that know no other edit, and in the first of several steps."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.serving.sampling.layout import (
+    EDIT_WIDTH,
+    OTHER_SEED,
+    Column,
+    LogitEdits,
+    Need,
+    SamplingArrays,
+)
+from jaxinfer.serving.sampling.masks import with_masks
+from jaxinfer.serving.sampling.sampler import advance, after_first, sample
+
+B, V = 6, 70
+SLOTS = jnp.array([4, 0, 3, 1, 5, 2])
+
+
+def scalars(temperature):
+    rows = np.zeros((B, len(Column)), np.int32)
+    rows[:, Column.TEMPERATURE] = np.float32(temperature).view(np.int32)
+    rows[:, Column.TOP_P] = rows[:, Column.REPETITION_PENALTY] = np.float32(1).view(np.int32)
+    rows[:, Column.SEED_LOW] = np.arange(B)
+    rows[:4, Column.NEEDS] = Need.EDITS
+    return jnp.asarray(rows)
+
+
+def masks(rng):
+    allowed = rng.random((B, 96)) < 0.2
+    allowed[:, :3] = True
+    return allowed, np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("mode", "temperature"), [("greedy", 0.0), ("temperature", 1.0), ("truncate", 1.0)]
+)
+def test_a_masked_row_is_sampled_as_in_mode_full(mode, temperature):
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(B, V)), jnp.float32)
+    allowed, words = masks(rng)
+    words = jnp.asarray(words)
+    rows = scalars(temperature)
+    plain = sample(logits, with_masks(SamplingArrays(rows), words, SLOTS), mode=mode)
+    edits = LogitEdits(
+        jnp.full((B, EDIT_WIDTH), -1),
+        jnp.zeros((B, EDIT_WIDTH), jnp.float32),
+        jnp.zeros((B, EDIT_WIDTH), jnp.int32),
+        words[SLOTS],
+    )
+    counts = jnp.zeros((B, V), jnp.int32)
+    full = sample(logits, SamplingArrays(rows, counts, edits), mode="full", max_logprobs=2)
+    assert plain.tokens.tolist() == full.tokens.tolist()
+    assert allowed[np.asarray(SLOTS[:4]), np.asarray(plain.tokens)[:4]].all()
+    free = sample(logits, SamplingArrays(rows), mode=mode)
+    assert (free.tokens != plain.tokens)[:4].any()
+    assert (free.tokens == plain.tokens)[4:].all()
+
+
+def test_a_row_that_may_choose_nothing_is_not_ok():
+    rows = scalars(1.0)
+    nothing = SamplingArrays(rows, masks=jnp.zeros((B, 3), jnp.int32))
+    output = sample(jnp.zeros((B, V), jnp.float32), nothing, mode="temperature")
+    assert output.ok.tolist() == [False] * 4 + [True] * 2
+
+
+def test_what_holds_once_is_put_back_after_the_first_step():
+    rows = np.array(scalars(1.0))
+    rows[0, Column.NEEDS] = Need.EDITS | Need.EDITS_ONCE | Need.OTHER_SEED_ONCE
+    rows[1, Column.NEEDS] = Need.EDITS | Need.EDITS_ONCE
+    seeds = rows[:, [Column.SEED_LOW, Column.SEED_HIGH]]
+
+    def at(step):
+        step = jnp.int32(step)
+        return np.asarray(after_first(advance(SamplingArrays(jnp.asarray(rows)), step), step)[0])
+
+    assert (at(0) == rows).all()
+    later = at(3)
+    assert (later[:, Column.NEEDS] & Need.EDITS).tolist() == [0, 0, 1, 1, 0, 0]
+    assert (
+        later[0, [Column.SEED_LOW, Column.SEED_HIGH]].tolist() == (seeds[0] ^ OTHER_SEED).tolist()
+    )
+    assert (later[1:, [Column.SEED_LOW, Column.SEED_HIGH]] == seeds[1:]).all()
+    assert (later[:, Column.POSITION] == 3).all()
