@@ -28,7 +28,7 @@ def test_a_plan_shows_parts_memory_times_and_capacity(capsys):
     assert text.startswith("Qwen3-8B (8.19 billion parameters)\nin bfloat16 on H200, 2,048 tokens")
     assert re.search(r"^mlp +5,435,817,984 +10,871\.6 +10,871\.6  L·3·E·F = 36·3", text, re.M)
     assert re.search(r"^KV cache +105\.19  47,872 blocks of 16: 765,936 tokens", text, re.M)
-    row = re.search(r"^ +64 +([\d,.]+) +([\d,]+) +\d+% +7\.54 +8\.\d+ +\d+% +7,\d+$", text, re.M)
+    row = re.search(r"^ +64 +([\d,.]+) +([\d,]+) +\d+% +7\.54 +9\.\d+ +\d+% +7,\d+$", text, re.M)
     assert row, text
     assert re.search(r"^ +32,768 +23$", text, re.M)
     assert re.search(r"^ +256 +2,976$", text, re.M)

@@ -74,6 +74,10 @@ TEXTS: dict[str, Any] = {
 }
 """Long texts in JSON. Of a vocabulary like those of models, 0.4% can't go on with one."""
 
+PROSE = r"(?s:.)*"
+"""Anything that is UTF-8, of which random tokens are mostly made: as a grammar meets a model that
+follows it."""
+
 
 def endless(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema of answers that go on until their length is used up: a long array of the same."""

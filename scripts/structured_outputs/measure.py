@@ -13,7 +13,7 @@ from jaxinfer.measure.models.engines import random_weights
 from jaxinfer.measure.report import describe_engine
 from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided import free_runs
-from scripts.structured_outputs.corpus import CORPUS, TEXTS, endless
+from scripts.structured_outputs.corpus import CORPUS, PROSE, TEXTS, endless
 from scripts.structured_outputs.vocabulary import synthetic_tokenizer
 
 _PROMPT_LEN = 32
@@ -121,6 +121,7 @@ def _cases(rows: int, output_len: int) -> dict[str, Case]:
     plain = SamplingParams(max_tokens=output_len, ignore_eos=True, seed=1)
     late = plain.clone(bad_words=_PHRASE)
     texts = [_guided(TEXTS, output_len, i) for i in range(rows)]
+    prose = [_params_of(StructuredOutputsParams(regex=PROSE), output_len, i) for i in range(rows)]
     long = [_guided(endless(CORPUS[i % len(CORPUS)]), output_len, i) for i in range(rows)]
     short = [_guided(CORPUS[i % len(CORPUS)], 256, i) for i in range(rows)]
     half = rows // 2
@@ -128,11 +129,13 @@ def _cases(rows: int, output_len: int) -> dict[str, Case]:
     return {
         "plain": Case([plain] * rows),
         "late": Case([late] * rows),
+        "prose": Case(prose),
         "texts": Case(texts),
         "texts, masks only": Case(texts, masks_only=True),
         "records": Case(long),
         "records, masks only": Case(long, masks_only=True),
         "beside late": Case(beside + [late] * (rows - half), timed=slice(half)),
+        "beside prose": Case(beside + prose[half:], timed=slice(half)),
         "beside texts": Case(beside + texts[half:], timed=slice(half)),
         "beside masks": Case(beside + long[half:], masks_only=True, timed=slice(half)),
         "corpus": Case(short),
@@ -143,7 +146,10 @@ def _cases(rows: int, output_len: int) -> dict[str, Case]:
 
 
 def _guided(schema: dict[str, Any], max_tokens: int, seed: int) -> SamplingParams:
-    grammar = StructuredOutputsParams(json=schema)
+    return _params_of(StructuredOutputsParams(json=schema), max_tokens, seed)
+
+
+def _params_of(grammar: StructuredOutputsParams, max_tokens: int, seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, seed=seed, structured_outputs=grammar)
 
 
@@ -193,9 +199,11 @@ def _ratios(record: dict[str, Any]) -> dict[str, float]:
         return record[name]["tokens_per_s"] / record[other]["tokens_per_s"]
 
     return {
+        "TPOT, prose / plain": tpot("prose", "plain"),
         "TPOT, texts / plain": tpot("texts", "plain"),
         "TPOT, texts, masks only / plain": tpot("texts, masks only", "plain"),
         "TPOT, records, masks only / plain": tpot("records, masks only", "plain"),
+        "TPOT of neighbours, beside prose / plain": tpot("beside prose", "plain"),
         "TPOT of neighbours, beside texts / plain": tpot("beside texts", "plain"),
         "TPOT of neighbours, beside masks / plain": tpot("beside masks", "plain"),
         "tokens/s, corpus / masks only": speed("corpus", "corpus, masks only"),

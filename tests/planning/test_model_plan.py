@@ -200,4 +200,4 @@ def test_json_has_all_of_it_and_no_infinities():
         64 / values["batches"][1]["tpot"]["expected_s"]
     )
     assert values["batches"][1]["longest_context"] == 11_952
-    assert math.isclose(values["batches"][0]["tpot"]["utilization"], 0.794, abs_tol=0.01)
+    assert math.isclose(values["batches"][0]["tpot"]["utilization"], 0.783, abs_tol=0.01)
