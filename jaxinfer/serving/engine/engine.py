@@ -197,7 +197,7 @@ class Engine:
                 schedule = self._schedule()
             if schedule is not None and self._launch(schedule):
                 self._scheduler.settle()
-            self._read_steps(leave=0 if schedule is None else 1)
+            self._read_steps(leave=_num_left_unread(schedule))
             with self._span("detokenize"):
                 self._requests.collect()
         except KeyboardInterrupt:
@@ -345,7 +345,10 @@ class Engine:
         would delay the prefill's first tokens. Reading first idles the device once a prompt, which
         is too expensive while many other requests are running.
         """
-        if not self._in_flight or self._in_flight[-1][0].is_decode or self._scheduler.num_waiting:
+        if not self._in_flight or self._scheduler.num_waiting:
+            return False
+        last, _ = self._in_flight[-1]
+        if last.is_decode or last.is_apart:
             return False
         running = self._scheduler.num_running
         return running <= _MOST_KEPT_WAITING and self._pacing.num_steps(running) > 1
@@ -419,6 +422,17 @@ def _note_begin(admitted: list[Request], now: float) -> None:
     for request in admitted:
         if request.history.scheduled_time is None:
             request.history.scheduled_time = now
+
+
+def _num_left_unread(schedule: Schedule | None) -> int:
+    """How many steps may stay in flight after the launch of one; None if there was none.
+
+    A step apart is over before the host has read the multi-step decode before it: the next one is
+    launched first.
+    """
+    if schedule is None:
+        return 0
+    return 2 if schedule.is_apart else 1
 
 
 def _requests_of(schedule: Schedule) -> list[Request]:

@@ -86,6 +86,7 @@ class Schedule:
         is_decode: every row feeds exactly the token in the device's `last_tokens[slot]`, unless it
             has an `only_mask`, and samples, so nothing but tables and lengths must be uploaded.
         num_steps: 1, or the length of a multi-step decode.
+        is_apart: a step of rows that sample late, between multi-step decodes of the others.
         num_proposed: proposed tokens of the row that feeds most of them; 0 if none verifies.
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
@@ -108,6 +109,7 @@ class Schedule:
     rows: list[ScheduledRow]
     is_decode: bool
     num_steps: int = 1
+    is_apart: bool = False
     num_proposed: int = 0
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)

@@ -131,7 +131,10 @@ class StepPlanner:
         ]
         if sum(missing) > self.pool.num_free_blocks:
             return None
-        return self.plan_step(only=requests)
+        schedule = self.plan_step(only=requests)
+        if schedule is not None:
+            schedule.is_apart = True
+        return schedule
 
     def _blocks_for_steps(
         self, requests: Sequence[Request], num_steps: int, num_ended: int

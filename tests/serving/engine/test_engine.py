@@ -148,7 +148,7 @@ def test_no_way_of_sampling_makes_a_launch_wait_for_the_step_before(params):
     steps = [schedule.num_steps for schedule in setup.runner.launches]
     if "bad_words" in params:
         assert steps == [1, 1, 4, 1, 4, *[1] * 6]  # in turns with the others, as long as there are
-        assert unread == [0, 0, *[1] * 9]
+        assert unread == [0, 0, 1, 1, 2, *[1] * 6]  # the second is launched behind the late step
         assert setup.runner.late_samples == 9
     else:
         assert steps == [1, 4, 4]
