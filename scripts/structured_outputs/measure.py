@@ -214,13 +214,13 @@ def _ratios(record: dict[str, Any]) -> dict[str, float]:
 @contextlib.contextmanager
 def _masking(*, only: bool) -> Iterator[None]:
     """Draw every token under its mask, one a step, if that is all there is to be."""
-    fewest, first = open_requests._FEWEST_FORCED, free_runs.FEWEST_MASKED
+    fewest, first = free_runs.FEWEST_FORCED, free_runs.FEWEST_MASKED
     if only:
-        open_requests._FEWEST_FORCED = free_runs.FEWEST_MASKED = sys.maxsize
+        free_runs.FEWEST_FORCED = free_runs.FEWEST_MASKED = sys.maxsize
     try:
         yield
     finally:
-        open_requests._FEWEST_FORCED, free_runs.FEWEST_MASKED = fewest, first
+        free_runs.FEWEST_FORCED, free_runs.FEWEST_MASKED = fewest, first
 
 
 @contextlib.contextmanager

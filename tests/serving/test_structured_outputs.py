@@ -11,7 +11,6 @@ import pytest
 import scipy.stats
 
 from jaxinfer import AsyncLLM, SamplingParams, StructuredOutputsParams
-from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.programs.kinds.set_edits import SetMasksKey
 from jaxinfer.serving.requests.prompts import PromptReader
@@ -91,7 +90,7 @@ def test_an_object_may_be_cut_by_its_length(llm):
 def test_forced_tokens_change_nothing(llm, more, masks_only, monkeypatch):
     params = params_of({"json": SCHEMA}, **{"temperature": 0.0, **more})
     with_forced = generate(llm, PROMPTS, params)
-    monkeypatch.setattr(open_requests, "_FEWEST_FORCED", 1 << 30)
+    monkeypatch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
     for output, alone in zip(with_forced, generate(llm, PROMPTS, params), strict=True):
         for own, other in zip(output.outputs, alone.outputs, strict=True):
             assert (own.token_ids, own.text) == (other.token_ids, other.text)
@@ -121,7 +120,7 @@ def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, masks_
     outputs = generate(llm, [*prompts, PROMPTS[0]], [*[params] * 3, GREEDY])
     alone = [generate(llm, [prompt], params)[0] for prompt in prompts]
     assert ids(outputs) == [*ids(alone), *ids(generate(llm, PROMPTS[:1], GREEDY))]
-    monkeypatch.setattr(open_requests, "_FEWEST_FORCED", 1 << 30)
+    monkeypatch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
     for output, other in zip(outputs, generate(llm, prompts, params), strict=False):
         for answer, unforced in zip(output.outputs, other.outputs, strict=True):
             assert answer.token_ids == unforced.token_ids

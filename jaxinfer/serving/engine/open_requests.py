@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.masks import MaskBuffer, StepMasks
 from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.request import Request
@@ -24,8 +25,6 @@ from jaxinfer.serving.scheduler.scheduler import Scheduler
 
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
 _LEFT_VOCAB = "the custom sampler chose a token id outside the model's vocabulary"
-
-_FEWEST_FORCED = 2  # one costs nothing: it is sampled under a mask in the step that is launched
 
 logger = logging.getLogger("jaxinfer")
 
@@ -121,7 +120,7 @@ class OpenRequests:
             try:
                 request.matcher.follow(request.output_token_ids)
                 forced = request.matcher.forced_tokens() if request.takes_forced_tokens else []
-                if len(forced) >= _FEWEST_FORCED:
+                if len(forced) >= free_runs.FEWEST_FORCED:
                     self._forced.append((i, row, forced))
                 elif request.matcher.wants_mask_at(number):
                     masked.append((i, request.matcher))

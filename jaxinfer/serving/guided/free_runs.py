@@ -21,8 +21,12 @@ from jaxinfer.sampling_params import SamplingParams
 FEWEST_MASKED = 1
 """Tokens that are drawn under masks before the first that is drawn freely."""
 
+FEWEST_FORCED = 2
+"""Forced tokens that are appended unsampled; one costs nothing: its step is launched anyway."""
+
 _NUM_PROBED = 1  # free tokens that are checked alone, before several are drawn at once
 _LONG = 4  # tokens that make up for a refusal, which costs a launch or two
+_VERY_LONG = 32  # tokens after which one refusal is no reason to expect another
 _MOST_MASKED = 8  # tokens under masks after shorter runs
 _NEARLY_ALL = 0.9
 
@@ -52,9 +56,9 @@ class FreeRuns:
     """Which tokens of one answer are drawn freely.
 
     It depends on the answer's own tokens alone: batch mates, preemption and faults change nothing.
-    The first token of a run is checked alone. After a run that was refused early, some tokens are
-    drawn under masks, twice as many each time. Unless that is so, a mask that leaves nearly all
-    tokens, as within a string, is followed by a run whose first token is not checked alone. Tokens
+    After a run that was refused early, some tokens are drawn under masks, twice as many each time;
+    otherwise one is. The first token of a run is checked alone, unless the run before was very
+    long, or was not refused early and the mask leaves nearly all tokens, as within a string. Tokens
     are counted from the answer's first, 0.
 
     Args:
@@ -72,6 +76,7 @@ class FreeRuns:
         self._num_masked = FEWEST_MASKED
         self._num_left = FEWEST_MASKED if enabled else sys.maxsize
         self._last_masked = -1
+        self._was_very_long = False
 
     @property
     def may_be_sure(self) -> bool:
@@ -80,13 +85,15 @@ class FreeRuns:
 
     def is_sure(self, allowed: np.ndarray) -> bool:
         """Whether the run behind this mask, int32 words, begins without a token alone."""
-        share = int(np.bitwise_count(allowed.view(np.uint32)).sum()) / (32 * len(allowed))
-        return share > _NEARLY_ALL and self._num_masked == FEWEST_MASKED
+        if self._num_masked > FEWEST_MASKED:
+            return False
+        return self._was_very_long or _share(allowed) > _NEARLY_ALL
 
     def note_refusal(self, number: int) -> None:
         """A token that was drawn freely is not allowed; it and some others will be masked."""
-        was_long = number - self.first >= _LONG
-        self._num_masked = FEWEST_MASKED if was_long else min(2 * self._num_masked, _MOST_MASKED)
+        length = number - self.first
+        self._was_very_long = length >= _VERY_LONG
+        self._num_masked = FEWEST_MASKED if length >= _LONG else min(2 * self._num_masked, _MOST_MASKED)
         self._num_left = self._num_masked
         self.redrawn = number
         self.first = self.together = sys.maxsize
@@ -100,3 +107,8 @@ class FreeRuns:
         if self._num_left == 0:
             self.first = number + 1
             self.together = self.first + (0 if self.is_sure(allowed) else _NUM_PROBED)
+
+
+def _share(allowed: np.ndarray) -> float:
+    """The share of bits that are set in int32 words."""
+    return int(np.bitwise_count(allowed.view(np.uint32)).sum()) / (32 * len(allowed))

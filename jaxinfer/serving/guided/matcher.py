@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.backend import fill_mask
 from jaxinfer.serving.guided.free_runs import FreeRuns
 
@@ -147,27 +148,29 @@ class Matcher:
     def only_mask(self, token_ids: Sequence[int]) -> np.ndarray | None:
         """The next token's mask, if all that follows it may be drawn together with it.
 
-        So it is where a long run was refused within a text: nearly all tokens may come next, and
-        another run begins behind the one that is drawn under this mask.
+        So it is where a very long run was refused, or a long one within a text, where nearly all
+        tokens may come next: another run begins behind the one that is drawn under this mask.
 
         Args:
             token_ids: all tokens of the answer so far.
 
         Returns:
             int32 ``[num_words]``, not to be written to. None if this can't be known without
-            drawing the token alone; errors of the grammar come then.
+            drawing the token alone, or several are forced; errors of the grammar come then.
         """
         if not self._runs.may_be_sure:
             return None
         try:
             self.follow(token_ids)
+            if self._only_mask_at != self._num_consumed:
+                self._only_mask, self._only_mask_at = self._mask_if_sure(), self._num_consumed
         except GrammarError:
             return None
-        if self._only_mask_at != self._num_consumed:
-            self._only_mask, self._only_mask_at = self._mask_if_sure(), self._num_consumed
         return self._only_mask
 
     def _mask_if_sure(self) -> np.ndarray | None:
+        if len(self.forced_tokens()) >= free_runs.FEWEST_FORCED:
+            return None
         allowed = np.zeros((1, self.num_words), np.int32)
         fill_mask(self.state, allowed)
         return allowed[0] if not self.state.is_error() and self._runs.is_sure(allowed[0]) else None

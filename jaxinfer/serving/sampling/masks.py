@@ -23,9 +23,13 @@ def with_masks(
 def mask_logits(
     logits: Float[Array, "B V"], allowed: Int[Array, "B W"], rows: RowParameters, axis: VocabAxis
 ) -> Float[Array, "B V"]:
-    """Leave the tokens whose bits are set, in rows that need edits."""
+    """Leave the tokens whose bits are set, in rows that need edits; and NaN and plus infinity.
+
+    Wherever these are, the row's logits are not to be used, which is found out later.
+    """
     allowed = jnp.where(rows.needs_edits[:, None], allowed, -1)
     ids = axis.ids(logits.shape[1])
     words = jnp.take(allowed, ids >> 5, axis=1)
     bits = (words >> (ids & 31)) & 1
-    return jnp.where(bits == 1, logits, -jnp.inf)
+    is_left = (bits == 1) | ~(logits < jnp.inf)
+    return jnp.where(is_left, logits, -jnp.inf)

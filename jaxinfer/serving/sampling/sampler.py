@@ -54,9 +54,9 @@ class StepOutput(NamedTuple):
 
     Attributes:
         tokens: int32 `[B]`, always in [0, V).
-        ok: bool `[B]`; False where the logits hold NaN or plus infinity, where no token is
-            allowed, or where a custom sampler left the vocabulary. Such a row's other values mean
-            nothing.
+        ok: bool `[B]`; False where the logits hold NaN or plus infinity, be it at a token that is
+            not allowed, where no token is allowed, or where a custom sampler left the vocabulary.
+            Such a row's other values mean nothing.
         logprobs: float32 `[B]`, the chosen token's log-probability in the distribution that was
             sampled, for greedy rows at temperature 1; raw ones, where mode "full" reports these,
             in the model's own. None in mode "greedy".
@@ -117,11 +117,10 @@ def sample(
     """
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)
-    raw, raw_largest, sane = logits, None, None
+    raw, raw_largest = logits, None
     edits = arrays.edits if mode == "full" else None
     if edits is not None:
-        # A mask may hide a NaN from the checks that come later.
-        _, raw_largest, sane = largest_logit(logits, vocab_axis)
+        _, raw_largest, _ = largest_logit(logits, vocab_axis)
         logits = edit_logits(logits, edits, arrays.token_counts, rows, vocab_axis)
     elif arrays.masks is not None:
         logits = mask_logits(logits, arrays.masks, rows, vocab_axis)
@@ -136,7 +135,6 @@ def sample(
         logits = vocab_axis.local(whole, logits.shape[1])
 
     best, largest, ok = largest_logit(logits, vocab_axis)
-    ok = ok if sane is None else ok & sane
     if mode == "greedy" and sampler is None:
         return StepOutput(best, ok)
 

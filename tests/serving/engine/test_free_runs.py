@@ -133,6 +133,22 @@ def test_a_refusal_within_a_text_costs_no_step_of_its_own(monkeypatch):
     assert few < many
 
 
+def test_a_refusal_after_a_very_long_run_costs_no_step_of_its_own():
+    """Whatever its mask leaves: here, digits."""
+    (bang,) = TOKENIZER.encode("!", add_special_tokens=False)
+    (digit,) = TOKENIZER.encode("7", add_special_tokens=False)
+    setup = free_setup(
+        num_decode_steps=4, token_map=lambda context: bang if len(context) % 41 == 40 else digit
+    )
+    for i in range(4):
+        setup.add(f"{i}", [1, i], structured_outputs={"regex": "[0-9]+"}, max_tokens=100)
+    outputs = answers(setup)
+    assert all(len(tokens) == 100 and bang not in tokens for tokens in outputs.values())
+    masked = [sum(row.only_mask is not None for row in step.rows) for step in setup.runner.launches]
+    assert sum(masked) == 8
+    assert setup.runner.late_samples == 2  # the first token, and the one that is checked alone
+
+
 def unread_at_each_draw(runner):
     """How many steps are unread whenever one is drawn late, itself included; it grows."""
     unread, sample = [], runner.sample
@@ -190,6 +206,7 @@ def _written(prompt, count):
 def test_batches_faults_and_preemption_change_no_answer(seed, choose, monkeypatch):
     monkeypatch.setattr(free_runs, "_NEARLY_ALL", SHARE_OF_A_TEXT)
     rng = random.Random(seed)
+    monkeypatch.setattr(free_runs, "_VERY_LONG", rng.choice([6, 32]))
     swaps = rng.random() < 0.5
     setup = free_setup(
         block_size=rng.choice([8, 16]),

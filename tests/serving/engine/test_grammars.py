@@ -6,7 +6,7 @@ import random
 import jsonschema
 import pytest
 
-from jaxinfer.serving.engine import open_requests
+from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.matcher import Matcher
 from jaxinfer.serving.requests.request_group import Completion
 from tests.serving.engine.fake_runner import continuation
@@ -101,7 +101,7 @@ def masks_alone(monkeypatch):
 
     def run_alone(setup):
         with monkeypatch.context() as patch:
-            patch.setattr(open_requests, "_FEWEST_FORCED", 1 << 30)
+            patch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
             return run(setup)
 
     return run_alone

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import StructuredOutputsParams
-from jaxinfer.serving.engine import open_requests
+from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.masks import MaskBuffer
 from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
 from tests.serving.engine.fake_runner import next_token
@@ -139,7 +139,7 @@ def test_a_stop_string_ends_the_thinking_and_the_answer():
 def test_batches_faults_and_preemption_change_no_answer(seed, monkeypatch):
     rng = random.Random(seed)
     if rng.random() < 0.3:
-        monkeypatch.setattr(open_requests, "_FEWEST_FORCED", 1 << 30)
+        monkeypatch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
     swaps = rng.random() < 0.5
     setup = thinking_setup(
         block_size=rng.choice([8, 16]),

@@ -31,10 +31,21 @@ def test_the_first_token_is_masked_and_the_next_is_checked_alone():
 def test_after_a_long_run_one_token_is_masked():
     runs = FreeRuns(enabled=True)
     runs.note_mask(0, FEW)
-    runs.note_refusal(33)
+    runs.note_refusal(32)
     assert runs.first > 99
+    runs.note_mask(32, FEW)
+    assert (runs.first, runs.together, runs.redrawn) == (33, 34, 32)
+
+
+def test_after_a_very_long_run_none_is_checked_alone():
+    runs = FreeRuns(enabled=True)
+    runs.note_mask(0, FEW)
+    runs.note_refusal(33)
     runs.note_mask(33, FEW)
-    assert (runs.first, runs.together, runs.redrawn) == (34, 35, 33)
+    assert (runs.first, runs.together) == (34, 34)
+    runs.note_refusal(40)
+    runs.note_mask(40, FEW)
+    assert (runs.first, runs.together) == (41, 42)
 
 
 def test_after_each_short_run_twice_as_many_are_masked_up_to_a_bound():

@@ -34,6 +34,17 @@ def masks(rng):
     return allowed, np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
 
 
+def in_full(rows, words):
+    """The arrays of mode "full" for rows with these masks and no other edit."""
+    edits = LogitEdits(
+        jnp.full((B, EDIT_WIDTH), -1),
+        jnp.zeros((B, EDIT_WIDTH), jnp.float32),
+        jnp.zeros((B, EDIT_WIDTH), jnp.int32),
+        words,
+    )
+    return SamplingArrays(rows, jnp.zeros((B, V), jnp.int32), edits)
+
+
 @pytest.mark.parametrize(
     ("mode", "temperature"), [("greedy", 0.0), ("temperature", 1.0), ("truncate", 1.0)]
 )
@@ -44,14 +55,7 @@ def test_a_masked_row_is_sampled_as_in_mode_full(mode, temperature):
     words = jnp.asarray(words)
     rows = scalars(temperature)
     plain = sample(logits, with_masks(SamplingArrays(rows), words, SLOTS), mode=mode)
-    edits = LogitEdits(
-        jnp.full((B, EDIT_WIDTH), -1),
-        jnp.zeros((B, EDIT_WIDTH), jnp.float32),
-        jnp.zeros((B, EDIT_WIDTH), jnp.int32),
-        words[SLOTS],
-    )
-    counts = jnp.zeros((B, V), jnp.int32)
-    full = sample(logits, SamplingArrays(rows, counts, edits), mode="full", max_logprobs=2)
+    full = sample(logits, in_full(rows, words[SLOTS]), mode="full", max_logprobs=2)
     assert plain.tokens.tolist() == full.tokens.tolist()
     assert allowed[np.asarray(SLOTS[:4]), np.asarray(plain.tokens)[:4]].all()
     free = sample(logits, SamplingArrays(rows), mode=mode)
@@ -64,6 +68,16 @@ def test_a_row_that_may_choose_nothing_is_not_ok():
     nothing = SamplingArrays(rows, masks=jnp.zeros((B, 3), jnp.int32))
     output = sample(jnp.zeros((B, V), jnp.float32), nothing, mode="temperature")
     assert output.ok.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("mode", ["greedy", "temperature", "truncate", "full"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_logit_of_a_token_that_is_not_allowed_is_reported(mode, bad):
+    rows, words = scalars(1.0), jnp.full((B, 3), 6, jnp.int32)
+    logits = jnp.zeros((B, V), jnp.float32).at[2, 9].set(bad).at[5, 69].set(bad)
+    arrays = SamplingArrays(rows, masks=words) if mode != "full" else in_full(rows, words)
+    output = sample(logits, arrays, mode=mode)
+    assert output.ok.tolist() == [True, True, False, True, True, False]
 
 
 def test_what_holds_once_is_put_back_after_the_first_step():
