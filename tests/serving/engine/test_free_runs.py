@@ -165,6 +165,32 @@ def test_a_row_of_known_tokens_is_sampled_without_reading_the_step_before():
     assert unread.count(2) > 5
 
 
+def test_the_others_are_launched_behind_a_row_of_known_tokens_before_any_step_is_read():
+    setup = free_setup(num_decode_steps=4, token_map=lambda context: 5)
+    add(setup, "a", [1], DIGITS)
+    setup.add("plain", [2, 3], max_tokens=61)
+    unread, launch = [], setup.runner.launch
+    setup.runner.launch = lambda step: (unread.append(setup.runner.unread), launch(step))[1]
+    answers(setup)
+    launched = zip(setup.runner.launches, unread[1:], strict=False)
+    behind = [number for step, number in launched if step.is_apart and not step.is_decode]
+    assert behind == [2] * 3
+
+
+def test_what_is_forced_after_a_very_long_run_is_appended_all_the_same():
+    (letter,) = TOKENIZER.encode("x", add_special_tokens=False)
+    given = {"regex": "[xy]{40} and that is the end of it: [a-z]{20}"}
+
+    def answer(num_decode_steps):
+        setup = free_setup(num_decode_steps=num_decode_steps, token_map=lambda context: letter)
+        setup.add("a", [1], structured_outputs=given, max_tokens=90)
+        for i in range(2):
+            setup.add(f"plain {i}", [2, i], max_tokens=100)
+        return answers(setup)["a"]
+
+    assert answer(4) == answer(1)
+
+
 def test_a_row_that_is_drawn_freely_beside_late_ones_gets_no_mask(monkeypatch):
     monkeypatch.setattr(free_runs, "_NEARLY_ALL", 0.0)
     (line_break,) = TOKENIZER.encode("\n", add_special_tokens=False)
