@@ -28,8 +28,9 @@ def mask_logits(
     Wherever these are, the row's logits are not to be used, which is found out later.
     """
     allowed = jnp.where(rows.needs_edits[:, None], allowed, -1)
-    ids = axis.ids(logits.shape[1])
-    words = jnp.take(allowed, ids >> 5, axis=1)
-    bits = (words >> (ids & 31)) & 1
-    is_left = (bits == 1) | ~(logits < jnp.inf)
+    # No gather, which would have XLA write the masked logits out instead of computing them twice.
+    bits = (allowed[:, :, None] >> jnp.arange(32, dtype=jnp.int32)) & 1
+    batch, width = logits.shape
+    local = axis.local(bits.reshape(batch, -1), width)[:, :width]
+    is_left = (local == 1) | ~(logits < jnp.inf)
     return jnp.where(is_left, logits, -jnp.inf)

@@ -87,7 +87,7 @@ STEPS = {
     "decode_256": Step(DecodeShape(256, _WIDTH), 240, 8.5, _MANY_ROWS),
     "shared_256": Step(DecodeShape(256, _WIDTH, most_items(256)), 268, 17, _SHARING),
     "multi_step_2": Step(
-        MultiStepDecodeKey(DecodeShape(2, _WIDTH), "greedy", 8), 224, 1.6, _FEW_ROWS
+        MultiStepDecodeKey(DecodeShape(2, _WIDTH), "greedy", 8), 221, 1.4, _FEW_ROWS
     ),
     "full_multi_step_64": Step(
         MultiStepDecodeKey(DecodeShape(64, _WIDTH), "full", 8), 352, 82, _SOME_ROWS
