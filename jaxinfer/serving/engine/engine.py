@@ -53,7 +53,8 @@ class Engine:
     The host reads each step's tokens one step later: while the device runs a step, the host reads
     and reports the previous one. A request whose sampling depends on its own tokens on the host is
     sampled late: the step's forward pass is launched as usual, and its tokens are drawn after the
-    previous step has been read, unless the host knows these tokens already.
+    previous step has been read, unless the host knows these tokens already. Where few such rows
+    have a step of their own, the others' next step is launched behind it before either is read.
 
     A step that raises leaves the KV cache invalid. The cache is allocated anew and every running
     request is recomputed; if that raises too, `Quarantine` finds the request at fault, which ends

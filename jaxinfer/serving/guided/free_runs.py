@@ -93,7 +93,8 @@ class FreeRuns:
         """A token that was drawn freely is not allowed; it and some others will be masked."""
         length = number - self.first
         self._was_very_long = length >= _VERY_LONG
-        self._num_masked = FEWEST_MASKED if length >= _LONG else min(2 * self._num_masked, _MOST_MASKED)
+        twice = min(2 * self._num_masked, _MOST_MASKED)
+        self._num_masked = FEWEST_MASKED if length >= _LONG else twice
         self._num_left = self._num_masked
         self.redrawn = number
         self.first = self.together = sys.maxsize

@@ -33,8 +33,9 @@ class StepMasks:
 class MaskBuffer:
     """The memory of masks, and their computation; not thread-safe.
 
-    Two buffers are enough: when a step's masks are computed, the step before may yet be in flight,
-    and all earlier ones were read, so that their devices no longer need theirs.
+    Two buffers are enough: when a step's masks are computed, of the steps in flight only the last
+    may have masks in one of them. All earlier ones were read, so that the device no longer needs
+    theirs, or are multi-step decodes, whose masks are elsewhere.
     """
 
     def __init__(self) -> None:
