@@ -15,6 +15,7 @@ from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.programs.kinds.set_edits import SetMasksKey
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.scheduler import step_planner
 from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import (
     CONFIG,
@@ -157,10 +158,10 @@ def test_answers_drawn_freely_do_not_depend_on_the_length_of_a_launch(
     # Half of this vocabulary is no text: otherwise runs would be too short for it.
     monkeypatch.setattr(free_runs, "_NEARLY_ALL", 0.2)
     monkeypatch.setattr(free_runs, "_LONG", 0)
-    num_masked_once = []
-    note_mask = Request.note_mask
+    monkeypatch.setattr(step_planner, "_MOST_LONE", 2)
+    draws, next_draw = [], Request.next_draw
     monkeypatch.setattr(
-        Request, "note_mask", lambda *of: (num_masked_once.append(of), note_mask(*of))[1]
+        Request, "next_draw", lambda of: (draws.append(next_draw(of)), draws[-1])[1]
     )
     texts = params_of(LONG_STRINGS, max_tokens=60, **more)
     params = [texts, params_of(STRINGS, **more), params_of({"json": SCHEMA}, **more), GREEDY]
@@ -168,7 +169,8 @@ def test_answers_drawn_freely_do_not_depend_on_the_length_of_a_launch(
     pairs = list(zip(prompts, params, strict=True))
     expected = [ids(generate(llm, [prompt], each)) for prompt, each in pairs]
     assert [ids([output]) for output in generate(llm, prompts, params)] == expected
-    assert num_masked_once
+    kinds = {(draw.mask is None, draw.is_alone) for draw in draws if draw}
+    assert kinds == {(False, False), (False, True), (True, True)}
     with small_llm(tokenizer=tokenizer, num_decode_steps=1) as single:
         assert [ids([output]) for output in generate(single, prompts, params)] == expected
 

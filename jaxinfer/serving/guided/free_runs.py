@@ -79,15 +79,13 @@ class FreeRuns:
         self._was_very_long = False
 
     @property
-    def may_be_sure(self) -> bool:
-        """Whether the next token is the last under a mask, after a run that was long."""
-        return self._num_left == 1 and self._num_masked == FEWEST_MASKED
+    def is_enabled(self) -> bool:
+        """Whether a run is going on, or will begin after some masks."""
+        return self._num_left != sys.maxsize
 
-    def is_sure(self, allowed: np.ndarray) -> bool:
-        """Whether the run behind this mask, int32 words, begins without a token alone."""
-        if self._num_masked > FEWEST_MASKED:
-            return False
-        return self._was_very_long or _share(allowed) > _NEARLY_ALL
+    def begins_behind(self, allowed: np.ndarray) -> bool:
+        """Whether the next token's mask, int32 words, is the last one, and none is checked alone."""
+        return self._num_left == 1 and self._is_sure(allowed)
 
     def note_refusal(self, number: int) -> None:
         """A token that was drawn freely is not allowed; it and some others will be masked."""
@@ -107,7 +105,13 @@ class FreeRuns:
         self._num_left -= 1
         if self._num_left == 0:
             self.first = number + 1
-            self.together = self.first + (0 if self.is_sure(allowed) else _NUM_PROBED)
+            self.together = self.first + (0 if self._is_sure(allowed) else _NUM_PROBED)
+
+    def _is_sure(self, allowed: np.ndarray) -> bool:
+        """Whether the run behind this mask begins without a token alone."""
+        if self._num_masked > FEWEST_MASKED:
+            return False
+        return self._was_very_long or _share(allowed) > _NEARLY_ALL
 
 
 def _share(allowed: np.ndarray) -> float:

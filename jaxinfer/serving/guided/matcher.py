@@ -1,7 +1,7 @@
 """Follows one answer through its grammar: which tokens may come next, and which must."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,18 @@ _BYTES_OF_A_CHARACTER = 32
 
 class GrammarError(ValueError):
     """An answer can't go on by its grammar; the message says why."""
+
+
+class NextDraw(NamedTuple):
+    """How the next token of an answer can be drawn beside others' multi-step decode.
+
+    Attributes:
+        mask: int32 ``[words]`` bits of the tokens that may come, not to be written to; None for any.
+        is_alone: whether it must be read before what follows can be drawn.
+    """
+
+    mask: np.ndarray | None
+    is_alone: bool
 
 
 class Grammar:
@@ -77,8 +89,8 @@ class Matcher:
         self._ends = ends
         self._runs = runs
         self._num_consumed = 0
-        self._only_mask: np.ndarray | None = None
-        self._only_mask_at = -1
+        self._next_draw: NextDraw | None = None
+        self._next_draw_at = -1
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Take in what is new of an answer.
@@ -139,41 +151,45 @@ class Matcher:
         self._num_consumed = number + num_taken
         if num_taken < len(new):
             self._runs.note_refusal(number + num_taken)
+            self._next_draw_at = -1
         return num_taken
 
     def wants_mask_at(self, number: int) -> bool:
         """Whether a slot must be given a mask before a token is sampled."""
         return not self.is_free_at(number)
 
-    def only_mask(self, token_ids: Sequence[int]) -> np.ndarray | None:
-        """The next token's mask, if all that follows it may be drawn together with it.
+    def next_draw(self, token_ids: Sequence[int]) -> NextDraw | None:
+        """How the next token can be drawn, once all before it are known.
 
-        So it is where a very long run was refused, or a long one within a text, where nearly all
-        tokens may come next: another run begins behind the one that is drawn under this mask.
+        Where a very long run was refused, or a long one within a text, where nearly all tokens may
+        come next, it is drawn under a mask, and another run begins in the same launch.
 
         Args:
             token_ids: all tokens of the answer so far.
 
         Returns:
-            int32 ``[num_words]``, not to be written to. None if this can't be known without
-            drawing the token alone, or several are forced; errors of the grammar come then.
+            None if several tokens are forced, which need none, if the request's other parameters
+            leave no token to a free draw, or if the grammar has failed, which is raised later.
         """
-        if not self._runs.may_be_sure:
+        if not self._runs.is_enabled:
             return None
         try:
             self.follow(token_ids)
-            if self._only_mask_at != self._num_consumed:
-                self._only_mask, self._only_mask_at = self._mask_if_sure(), self._num_consumed
+            if self._next_draw_at != self._num_consumed:
+                self._next_draw, self._next_draw_at = self._draw(), self._num_consumed
         except GrammarError:
             return None
-        return self._only_mask
+        return self._next_draw
 
-    def _mask_if_sure(self) -> np.ndarray | None:
+    def _draw(self) -> NextDraw | None:
         if len(self.forced_tokens()) >= free_runs.FEWEST_FORCED:
             return None
+        if self.is_free_at(self._num_consumed):
+            return NextDraw(None, is_alone=True)
         allowed = np.zeros((1, self.num_words), np.int32)
         fill_mask(self.state, allowed)
-        return allowed[0] if not self.state.is_error() and self._runs.is_sure(allowed[0]) else None
+        self.check()
+        return NextDraw(allowed[0], is_alone=not self._runs.begins_behind(allowed[0]))
 
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next, because the grammar has no other way; often none.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxinfer.serving.guided.matcher import GrammarError, Matcher
+from jaxinfer.serving.guided.matcher import GrammarError, Matcher, NextDraw
 
 if TYPE_CHECKING:
     from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
@@ -106,15 +106,15 @@ class ThinkingMatcher:
         if self._stage == "over":
             self._follow_grammar(new)
 
-    def only_mask(self, token_ids: Sequence[int]) -> np.ndarray | None:
-        """See `Matcher.only_mask`; None before the grammar begins."""
+    def next_draw(self, token_ids: Sequence[int]) -> NextDraw | None:
+        """See `Matcher.next_draw`; None before the grammar begins."""
         if self._stage != "over" or self._breaks_left:
             return None
         try:
             self.follow(token_ids)
         except GrammarError:
             return None
-        return self._grammar.only_mask(token_ids[self._num_before_grammar :])
+        return self._grammar.next_draw(token_ids[self._num_before_grammar :])
 
     def forced_tokens(self) -> list[int]:
         """See `Matcher.forced_tokens`; the line break after thinking comes before the grammar's."""

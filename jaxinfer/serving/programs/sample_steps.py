@@ -23,6 +23,7 @@ from jaxinfer.serving.sampling.sampler import StepOutput, advance, after_first, 
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
+_NO_SLOT = 2**31 - 1  # what is written to it is dropped
 _SCORED_ROWS = 128  # prompt tokens whose logits are in memory at once
 
 
@@ -128,7 +129,7 @@ def decode_multi_step(
 
     Returns:
         The pages, the newest tokens, and what the host reads, stacked over the steps; of a row's
-        steps, all after its `num_tokens` yield something without meaning.
+        steps, all after its `num_tokens` yield something without meaning, and change nothing.
     """
     batch, head = shape.split(packed), context.architecture.head_params(params)
     last_tokens = _with_known_tokens(last_tokens, batch)
@@ -137,13 +138,12 @@ def decode_multi_step(
         carry: tuple[KVCache, jax.Array], step: jax.Array
     ) -> tuple[tuple[KVCache, jax.Array], jax.Array]:
         kv, last_tokens = carry
-        kv, hidden, fed = forward(
-            params, kv, _at_step(batch, step), last_tokens, peers, context=context
-        )
+        now = _at_step(batch, step)
+        kv, hidden, fed = forward(params, kv, now, last_tokens, peers, context=context)
         last_tokens, output = sample_step(
             head,
             hidden,
-            jnp.stack([batch.slots, fed]),
+            jnp.stack([now.slots, fed]),
             after_first(advance(arrays, step), step),
             last_tokens,
             allowed,
@@ -190,13 +190,12 @@ def decode_full_multi_step(
         carry: tuple[KVCache, jax.Array, SlotState], step: jax.Array
     ) -> tuple[tuple[KVCache, jax.Array, SlotState], jax.Array]:
         kv, last_tokens, state = carry
-        kv, hidden, fed = forward(
-            params, kv, _at_step(batch, step), last_tokens, peers, context=context
-        )
+        now = _at_step(batch, step)
+        kv, hidden, fed = forward(params, kv, now, last_tokens, peers, context=context)
         last_tokens, state, output = sample_full_step(
             head,
             hidden,
-            jnp.stack([batch.slots, fed]),
+            jnp.stack([now.slots, fed]),
             after_first(advance(arrays, step), step),
             last_tokens,
             state,
@@ -221,10 +220,13 @@ def _with_known_tokens(
 def _at_step(batch: StepInputs, step: jax.Array) -> StepInputs:
     """A multi-step decode's batch at one of its steps.
 
-    Rows whose answers have ended read and write nothing more; nor does padding.
+    Rows that have all their tokens read and write nothing more; nor does padding.
     """
     runs = step < batch.num_tokens
-    return batch._replace(context_lens=jnp.where(runs, batch.context_lens + step, 0))
+    return batch._replace(
+        context_lens=jnp.where(runs, batch.context_lens + step, 0),
+        slots=jnp.where(runs, batch.slots, _NO_SLOT),
+    )
 
 
 def prompt_logprobs_step(

@@ -13,6 +13,7 @@ from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxinfer.serving.guided.matcher import NextDraw
     from jaxinfer.serving.guided.thinking import AnswerMatcher
 
 IN_FLIGHT_TOKEN = -1
@@ -196,22 +197,20 @@ class Request:
         budget = params.thinking_token_budget  # not spent before there are as many tokens
         return budget is not None and stop > budget
 
-    def only_mask(self) -> "np.ndarray | None":
-        """The mask of its next output if the ones behind it can be drawn in the same launch.
+    def next_draw(self) -> "NextDraw | None":
+        """How its next output can be drawn beside others' multi-step decode.
 
-        Returns:
-            int32 words; None if it has another need of its tokens on the host, or some in flight,
-            or no token yet.
+        None if it has another need of its tokens on the host, or some in flight, or no token yet.
         """
         matcher, budget = self.matcher, self.params.thinking_token_budget
         if matcher is None or budget is not None or not self.output_token_ids:
             return None
         if self.num_in_flight_tokens:
             return None
-        return matcher.only_mask(self.output_token_ids)
+        return matcher.next_draw(self.output_token_ids)
 
     def note_mask(self, allowed: "np.ndarray") -> None:
-        """Its next output will be drawn under its `only_mask`."""
+        """Its next output will be drawn under the mask of `next_draw`."""
         if self.matcher is not None:
             self.matcher.note_mask(allowed)
 

@@ -30,8 +30,9 @@ class ScheduledRow:
     - A decode feeds 1 and reserves 1.
     - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
       feeds the token at `start + i`. The block table has room for all steps; in steps beyond
-      `num_reserved` the row is padding, and their tokens are surplus that the host drops. With
-      `only_mask`, the token that it feeds first comes from the host.
+      `num_reserved` the row is padding, which leaves the device's `last_tokens[slot]` alone, and
+      their tokens are surplus that the host drops. With `only_mask`, the token that it feeds first
+      comes from the host.
     - A row that verifies feeds k proposed tokens last, samples after each of them and after the
       token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
       their place, up to the first that does not, and the token sampled after them.

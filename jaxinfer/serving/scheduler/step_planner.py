@@ -1,6 +1,7 @@
 """Plans one step: its requests, the tokens of each, and preemption when blocks run out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
@@ -9,15 +10,52 @@ from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 if TYPE_CHECKING:
-    import numpy as np
+    from jaxinfer.serving.guided.matcher import NextDraw
 
 # While requests wait for slots, this share of the running ones may end before a multi-step decode
 # does. Their slots' empty steps cost less than a launch for each token of the others.
 _MOST_ENDING = 1 / 16
 
-# Rows of a multi-step decode whose first token may be masked. Their masks are computed one by one
-# while the step is planned, some 50 us each; more rows get a step of their own.
-_MOST_MASKED = 16
+# Rows of a multi-step decode whose first token may depend on the host. Their masks are computed one
+# by one while the step is planned, some 50 us each; more rows get a step of their own.
+_MOST_DRAWS = 16
+
+# The share of rows that may get one token of a multi-step decode. A step of their own would give each
+# twice as many tokens, and delay all others by a tenth.
+_MOST_LONE = 1 / 4
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What part each running request has in a multi-step decode.
+
+    Attributes:
+        together: requests that take part, by rank.
+        draws: how the first token is drawn of those for whom it depends on the host, by request id.
+        apart: requests that sample late, by rank, and take no part.
+        num_unread: others that sample late and have tokens in flight, which must be read before.
+        num_ended: others, which end when their tokens are read.
+    """
+
+    together: list[Request] = field(default_factory=list)
+    draws: "dict[str, NextDraw]" = field(default_factory=dict)
+    apart: list[Request] = field(default_factory=list)
+    num_unread: int = 0
+    num_ended: int = 0
+
+    def bound_lone_draws(self) -> None:
+        """Set requests apart that would get one token, unless they are few."""
+        lone = {key for key, draw in self.draws.items() if draw.is_alone}
+        if len(lone) <= _MOST_LONE * (len(self.together) - len(lone)):
+            return
+        moved = [request for request in self.together if request.request_id in lone]
+        self.together = [request for request in self.together if request.request_id not in lone]
+        self.apart = sorted([*self.apart, *moved], key=lambda request: request.rank)
+
+    def most_tokens(self, request: Request, num_steps: int) -> int:
+        """Tokens that a request taking part can gain in a launch of `num_steps`."""
+        draw = self.draws.get(request.request_id)
+        return 1 if draw is not None and draw.is_alone else num_steps
 
 
 class StepPlanner:
@@ -70,9 +108,10 @@ class StepPlanner:
     def plan_multi_step(self, num_steps: int) -> Schedule | None:
         """Plan `num_steps` decode steps at once for running requests.
 
-        Requests that sample late take no part, but for a few whose next token alone needs a mask.
-        They get a step of their own first, which is what is returned then, and so on in turns, so
-        that neither holds up the other.
+        A few whose next token alone depends on the host take part, with that token or, if what
+        follows does not wait for it, with all. Other requests that sample late do not: they get a
+        step of their own first, which is what is returned then, and so on in turns, so that neither
+        holds up the other.
 
         Returns:
             None if a request waits while a slot is free or too many are about to be, a row is no
@@ -81,47 +120,47 @@ class StepPlanner:
         """
         if self.queues.waiting and self.queues.free_slots:
             return None
-        together: list[Request] = []
-        apart: list[Request] = []
-        masks: dict[str, np.ndarray] = {}
-        num_ended = 0
+        parts = _Parts()
         for request in self.queues.running.values():
             pending = request.num_pending_tokens
             if pending == 0:
-                num_ended += 1  # once its tokens in flight are read
-                continue
-            if pending == 1 and self._can_take_part(request, num_steps, masks):
-                together.append(request)
-            elif request.samples_late and request.num_cached_tokens >= request.num_prompt_tokens:
-                apart.append(request)
-            else:
+                parts.num_ended += 1  # once its tokens in flight are read
+            elif pending == 1 and self._can_take_part(request, num_steps, parts.draws):
+                parts.together.append(request)
+            elif not request.samples_late or request.num_cached_tokens < request.num_prompt_tokens:
                 return None
-        if len(apart) > len(together):
+            elif request.matcher is not None and request.num_in_flight_tokens:
+                parts.num_unread += 1
+            else:
+                parts.apart.append(request)
+        parts.bound_lone_draws()
+        if len(parts.apart) + parts.num_unread > len(parts.together):
             return None
-        missing = self._blocks_for_steps(together, num_steps, num_ended)
+        missing = self._blocks_for_steps(parts, num_steps)
         if missing is None:
             return None
-        self._were_apart = bool(apart) and not self._were_apart
+        self._were_apart = bool(parts.apart) and not self._were_apart
         if self._were_apart:
-            return self._plan_apart(apart)
-        return self._plan_together(together, num_steps, missing, masks)
+            return self._plan_apart(parts.apart)
+        return self._plan_together(parts, num_steps, missing)
 
     def _can_take_part(
-        self, request: Request, num_steps: int, masks: "dict[str, np.ndarray]"
+        self, request: Request, num_steps: int, draws: "dict[str, NextDraw]"
     ) -> bool:
-        """Whether a request's next `num_steps` tokens can be sampled in one launch.
+        """Whether a request's next token, and mostly all `num_steps`, can be drawn in one launch.
 
-        If the first of them is drawn under a mask, that is added to `masks`, by request id.
+        If the first of them depends on the host, how it is drawn is added to `draws`.
         """
         if request.num_cached_tokens + num_steps > self._table_capacity:
             return False
         start = request.num_tokens - request.num_prompt_tokens
         if not (request.samples_late and request.samples_late_within(start, start + num_steps)):
             return request.decodes_on_device
-        mask = request.only_mask() if len(masks) < _MOST_MASKED else None
-        if mask is not None:
-            masks[request.request_id] = mask
-        return mask is not None
+        draw = request.next_draw() if len(draws) < _MOST_DRAWS else None
+        if draw is None or (draw.mask is None and not request.decodes_on_device):
+            return False
+        draws[request.request_id] = draw
+        return True
 
     def _plan_apart(self, requests: Sequence[Request]) -> Schedule | None:
         """Plan a step of these alone; None if blocks lack, which only others could give up."""
@@ -136,21 +175,18 @@ class StepPlanner:
             schedule.is_apart = True
         return schedule
 
-    def _blocks_for_steps(
-        self, requests: Sequence[Request], num_steps: int, num_ended: int
-    ) -> list[int] | None:
-        """Blocks that each request lacks for a multi-step decode, or None if there can be none.
+    def _blocks_for_steps(self, parts: "_Parts", num_steps: int) -> list[int] | None:
+        """Blocks that each request taking part lacks, or None if there can be no multi-step decode.
 
         Args:
-            requests: decode, and nothing of them must be read before.
+            parts: whose requests decode; nothing of them must be read before.
             num_steps: of the launch.
-            num_ended: other running requests, which end when their tokens are read.
         """
         missing: list[int] = []
-        longest, num_ending = 0, num_ended
-        for request in requests:
+        longest, num_ending = 0, parts.num_ended
+        for request in parts.together:
             num_left = request.limits.num_tokens - request.num_tokens
-            longest = max(longest, num_left)
+            longest = max(longest, min(num_left, parts.most_tokens(request, num_steps)))
             num_ending += num_left < num_steps
             missing.append(self._num_missing_blocks(request, request.num_cached_tokens + num_steps))
         if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
@@ -159,21 +195,14 @@ class StepPlanner:
             return None
         return missing
 
-    def _plan_together(
-        self,
-        requests: Sequence[Request],
-        num_steps: int,
-        missing: Sequence[int],
-        masks: "Mapping[str, np.ndarray]",
-    ) -> Schedule:
-        """Plan `num_steps` decode steps for these, which lack these numbers of blocks.
-
-        Some have an `only_mask`, by request id.
-        """
+    def _plan_together(self, parts: "_Parts", num_steps: int, missing: Sequence[int]) -> Schedule:
+        """Plan `num_steps` decode steps for those who take part and lack these numbers of blocks."""
         schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
-        for request, count in zip(requests, missing, strict=True):
-            num_reserved = min(num_steps, request.limits.num_tokens - request.num_tokens)
-            mask = masks.get(request.request_id)
+        for request, count in zip(parts.together, missing, strict=True):
+            num_left = request.limits.num_tokens - request.num_tokens
+            num_reserved = min(num_left, parts.most_tokens(request, num_steps))
+            draw = parts.draws.get(request.request_id)
+            mask = draw.mask if draw is not None else None
             start = request.num_cached_tokens
             row = ScheduledRow(request, start, 1, num_reserved, only_mask=mask)
             if mask is not None:

@@ -184,7 +184,7 @@ class FakeRunner:
                 token_id = _allowed_token(context, row.only_mask)
             else:
                 token_id = self._next(context)
-            if row.samples:
+            if step < row.num_reserved:
                 self._last_tokens[slot] = token_id
             fed = [token_id]
             yield token_id

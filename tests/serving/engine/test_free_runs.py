@@ -112,6 +112,36 @@ def test_neighbours_keep_their_multi_step_decodes_while_tokens_are_masked():
     assert sum(launch.num_steps == 1 for launch in launches) == 1
 
 
+def test_the_few_masked_rows_of_many_have_no_steps_of_their_own():
+    """They get a token of every other launch."""
+    setup = free_setup(num_decode_steps=4, max_num_seqs=16, num_blocks=200)
+    wanted = {}
+    for i in range(12):
+        setup.add(f"plain {i}", [2, i], max_tokens=90)
+        wanted[f"plain {i}"] = _written([2, i], 90)
+    for i in range(3):
+        add(setup, f"digits {i}", [1, i], DIGITS)
+        wanted[f"digits {i}"] = expected([1, i], DIGITS, 90, wordy)
+    steps = []
+    while setup.scheduler.get("plain 0/0"):
+        setup.engine.step()
+        steps = [step.num_steps for step in setup.runner.launches]
+    assert steps[:4] == [1, 4, 4, 4]
+    assert steps.count(1) <= 3
+    assert answers(setup) == wanted
+
+
+def test_many_masked_rows_have_steps_of_their_own():
+    setup = free_setup(num_decode_steps=4, max_num_seqs=16, num_blocks=200)
+    for i in range(9):
+        setup.add(f"plain {i}", [2, i], max_tokens=90)
+    for i in range(3):
+        add(setup, f"digits {i}", [1, i], DIGITS)
+    answers(setup)
+    steps = [step.is_apart for step in setup.runner.launches]
+    assert sum(steps) > 10
+
+
 def num_late_steps(texts):
     """Steps of a batch of long texts in which rows are sampled late, and the batch's answers."""
     setup = free_setup(num_decode_steps=4, max_num_seqs=16, num_blocks=200)
@@ -127,7 +157,7 @@ def test_a_refusal_within_a_text_costs_no_step_of_its_own(monkeypatch):
     assert [outputs[f"text {i}"] for i in range(8)] == [
         expected([1, i], LONG_TEXT, 60, wordy) for i in range(8)
     ]
-    monkeypatch.setattr(Request, "only_mask", lambda self: None)
+    monkeypatch.setattr(Request, "next_draw", lambda self: None)
     same, many = num_late_steps(8)
     assert same == outputs
     assert few < many

@@ -5,6 +5,9 @@ All of that is a function of the tokens before, so an answer is the same in any 
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from jaxinfer.serving.guided.matcher import NextDraw
 from tests.serving.runner.fake_device import chain_of, extend_chain, masked_token, next_token
 
 
@@ -43,10 +46,13 @@ class FakeMatcher:
                 return i + 1
         return len(new)
 
-    def only_mask(self, token_ids: Sequence[int]) -> object | None:
-        """Whatever stands for a mask, before the last token that is drawn under one."""
-        is_last = len(token_ids) + 1 == self._first == self._together
-        return object() if is_last and not self.forced_after(token_ids) else None
+    def next_draw(self, token_ids: Sequence[int]) -> NextDraw | None:
+        """Whatever stands for a mask, or nothing before a token that is checked alone."""
+        number = len(token_ids)
+        if self.forced_after(token_ids):
+            return None
+        mask = None if self.is_free_at(number) else np.zeros(1, np.int32)
+        return NextDraw(mask, is_alone=not number + 1 == self._first == self._together)
 
     def note_mask(self, allowed: object) -> None:
         pass

@@ -13,6 +13,7 @@ from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
+from jaxinfer.serving.requests.result import unpack_scores
 from jaxinfer.serving.sampling.layout import Column, SamplingArrays
 from tests.serving.runner.tiny_runner import CONFIG, tiny_params
 
@@ -87,7 +88,7 @@ def test_a_multi_step_updates_the_pages_in_place():
     assert compiled.memory_analysis().temp_size_in_bytes < _local_kv_bytes(1)
 
 
-def test_a_row_writes_only_the_tokens_it_keeps_of_a_multi_step():
+def test_a_row_writes_and_leaves_only_the_tokens_it_keeps_of_a_multi_step():
     shape = DecodeShape(4, 8)
     compiled = _compile(1, MultiStepDecodeKey(shape, "greedy", 3))
     packed = np.zeros(shape.size, np.int32)
@@ -100,7 +101,11 @@ def test_a_row_writes_only_the_tokens_it_keeps_of_a_multi_step():
     kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
     arrays = SamplingArrays(np.zeros((4, len(Column)), np.int32))
     masks = np.zeros((5, -(-CONFIG.vocab_size // 32)), np.int32)
-    kv, *_ = compiled(tiny_params(), kv, packed, arrays, np.zeros(5, np.int32), masks)
+    fed = np.arange(5, dtype=np.int32)
+    kv, last_tokens, outputs = compiled(tiny_params(), kv, packed, arrays, fed, masks)
+    sampled = unpack_scores(np.asarray(outputs).swapaxes(0, 1)).tokens
+    assert (sampled[1:3, 2] != sampled[[1, 2], [0, 1]]).any()
+    assert last_tokens.tolist() == [*sampled[[0, 1, 2], [2, 0, 1]], 3, 4]
     for pages in jax.tree.leaves(kv):
         written = np.asarray(pages).any(axis=(2, 3))
         positions = [np.flatnonzero(written[block]).tolist() for block in (1, 2, 3)]

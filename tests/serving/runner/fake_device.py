@@ -210,7 +210,7 @@ class FakeDevice:
         request = row.request
         start = row.start + step
         true_tokens = self.true_tokens[request]
-        if row.num_fed == 0:
+        if row.num_fed == 0 or (step > 0 and step >= row.num_reserved):
             return
         if schedule.is_decode and (step or row.only_mask is None):
             tokens = [self.last_tokens[request.slot]]
@@ -244,6 +244,8 @@ class FakeDevice:
     def attend(self, row: ScheduledRow, step: int, table: list[int]) -> int:
         """Check all that the row reads through its table, or a fork's leader's; its next token."""
         request = row.request
+        if step > 0 and step >= row.num_reserved:
+            return 0
         true_tokens = self.true_tokens[request]
         context_len = row.start + step + row.num_fed
         chain = self.check_context(request, context_len, table)

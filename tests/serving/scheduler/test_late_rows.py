@@ -1,8 +1,10 @@
 """Rows that sample late: turns beside multi-step decodes, and answers that are cut when read."""
 
+import numpy as np
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.guided.matcher import NextDraw
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import read
@@ -31,8 +33,9 @@ class Refusing:
     def is_late_at(self, number):
         return number < self.first
 
-    def only_mask(self, token_ids):
-        return object() if self.masks_once and len(token_ids) + 1 == self.first else None
+    def next_draw(self, token_ids):
+        is_next = self.masks_once and len(token_ids) + 1 == self.first
+        return NextDraw(np.zeros(1, np.int32), is_alone=False) if is_next else None
 
     def note_mask(self, allowed):
         assert self.masks_once
