@@ -84,7 +84,7 @@ class FreeRuns:
         return self._num_left != sys.maxsize
 
     def begins_behind(self, allowed: np.ndarray) -> bool:
-        """Whether the next token's mask, int32 words, is the last one, and none is checked alone."""
+        """Whether the next token's mask, int32 words, is the last, and none is checked alone."""
         return self._num_left == 1 and self._is_sure(allowed)
 
     def note_refusal(self, number: int) -> None:

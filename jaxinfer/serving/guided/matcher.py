@@ -22,7 +22,8 @@ class NextDraw(NamedTuple):
     """How the next token of an answer can be drawn beside others' multi-step decode.
 
     Attributes:
-        mask: int32 ``[words]`` bits of the tokens that may come, not to be written to; None for any.
+        mask: int32 ``[words]`` bits of the tokens that may come, not to be written to; None where
+            any may, to be checked when it is read.
         is_alone: whether it must be read before what follows can be drawn.
     """
 

@@ -20,8 +20,8 @@ _MOST_ENDING = 1 / 16
 # by one while the step is planned, some 50 us each; more rows get a step of their own.
 _MOST_DRAWS = 16
 
-# The share of rows that may get one token of a multi-step decode. A step of their own would give each
-# twice as many tokens, and delay all others by a tenth.
+# Rows that may get only one token of a multi-step decode, for each that gets all. A step of their
+# own would give them twice as many tokens, and delay all others by a tenth.
 _MOST_LONE = 1 / 4
 
 
@@ -44,7 +44,7 @@ class _Parts:
     num_ended: int = 0
 
     def bound_lone_draws(self) -> None:
-        """Set requests apart that would get one token, unless they are few."""
+        """Set requests apart that would get only one token, unless they are few."""
         lone = {key for key, draw in self.draws.items() if draw.is_alone}
         if len(lone) <= _MOST_LONE * (len(self.together) - len(lone)):
             return
@@ -196,7 +196,7 @@ class StepPlanner:
         return missing
 
     def _plan_together(self, parts: "_Parts", num_steps: int, missing: Sequence[int]) -> Schedule:
-        """Plan `num_steps` decode steps for those who take part and lack these numbers of blocks."""
+        """Plan `num_steps` decode steps for requests that lack these numbers of blocks."""
         schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
         for request, count in zip(parts.together, missing, strict=True):
             num_left = request.limits.num_tokens - request.num_tokens
