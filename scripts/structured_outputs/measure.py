@@ -22,7 +22,7 @@ _PHRASE = ["no such phrase"]  # to be banned, which samples a row late and chang
 
 @dataclasses.dataclass
 class GrammarTime:
-    """Host time of `OpenRequests.advance_grammars`.
+    """Host time of `OpenRequests.advance_grammars`, where steps that sample late get their masks.
 
     Attributes:
         seconds: of each call.

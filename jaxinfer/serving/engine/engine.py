@@ -198,7 +198,7 @@ class Engine:
                 schedule = self._schedule()
             if schedule is not None and self._launch(schedule):
                 self._scheduler.settle()
-            self._read_steps(leave=_num_left_unread(schedule))
+            self._read_steps(leave=self._num_left_unread(schedule))
             with self._span("detokenize"):
                 self._requests.collect()
         except KeyboardInterrupt:
@@ -381,6 +381,17 @@ class Engine:
         self._in_flight.append((schedule, step))
         return True
 
+    def _num_left_unread(self, schedule: Schedule | None) -> int:
+        """How many steps may stay in flight after the launch of one; None if there was none.
+
+        A step apart is over before the host has read the multi-step decode before it: the next one
+        is launched first. Other steps before it may have tokens for callers that wait, and masks.
+        """
+        if schedule is None:
+            return 0
+        is_behind_multi_step = len(self._in_flight) > 1 and self._in_flight[-2][0].num_steps > 1
+        return 2 if schedule.is_apart and is_behind_multi_step else 1
+
     def _read_steps(self, *, leave: int) -> None:
         """Read launched steps, oldest first, until `leave` of them are in flight."""
         fault = self._read_until_fault(leave=leave)
@@ -423,17 +434,6 @@ def _note_begin(admitted: list[Request], now: float) -> None:
     for request in admitted:
         if request.history.scheduled_time is None:
             request.history.scheduled_time = now
-
-
-def _num_left_unread(schedule: Schedule | None) -> int:
-    """How many steps may stay in flight after the launch of one; None if there was none.
-
-    A step apart is over before the host has read the multi-step decode before it: the next one is
-    launched first.
-    """
-    if schedule is None:
-        return 0
-    return 2 if schedule.is_apart else 1
 
 
 def _requests_of(schedule: Schedule) -> list[Request]:

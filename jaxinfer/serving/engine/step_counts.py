@@ -99,5 +99,5 @@ class StepClock:
         else:
             counts.decode_steps += num_steps
             counts.decode_seconds += seconds
-            counts.decode_tokens += num_steps * num_tokens
+            counts.decode_tokens += sum(row.num_reserved for row in schedule.rows)
             counts.decode_context_tokens += num_steps * schedule.num_context_tokens

@@ -83,9 +83,14 @@ class FreeRuns:
         """Whether a run is going on, or will begin after some masks."""
         return self._num_left != sys.maxsize
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next token is the last under a mask, and the one behind it may be sure."""
+        return self._num_left == 1 and self._num_masked == FEWEST_MASKED
+
     def begins_behind(self, allowed: np.ndarray) -> bool:
         """Whether the next token's mask, int32 words, is the last, and none is checked alone."""
-        return self._num_left == 1 and self._is_sure(allowed)
+        return self.may_begin and self._is_sure(allowed)
 
     def note_refusal(self, number: int) -> None:
         """A token that was drawn freely is not allowed; it and some others will be masked."""

@@ -170,7 +170,8 @@ class Matcher:
 
         Returns:
             None if several tokens are forced, which need none, if the request's other parameters
-            leave no token to a free draw, or if the grammar has failed, which is raised later.
+            leave no token to a free draw, or after any error, which drawing the token alone meets
+            again, and where it is the request's own.
         """
         if not self._runs.is_enabled:
             return None
@@ -178,9 +179,14 @@ class Matcher:
             self.follow(token_ids)
             if self._next_draw_at != self._num_consumed:
                 self._next_draw, self._next_draw_at = self._draw(), self._num_consumed
-        except GrammarError:
+        except Exception:
             return None
         return self._next_draw
+
+    @property
+    def may_begin_a_run(self) -> bool:
+        """Whether the next token may be drawn under a mask and a run behind it, in one launch."""
+        return self._runs.may_begin
 
     def _draw(self) -> NextDraw | None:
         if len(self.forced_tokens()) >= free_runs.FEWEST_FORCED:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxinfer.serving.guided.matcher import GrammarError, Matcher, NextDraw
+from jaxinfer.serving.guided.matcher import Matcher, NextDraw
 
 if TYPE_CHECKING:
     from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
@@ -112,9 +112,14 @@ class ThinkingMatcher:
             return None
         try:
             self.follow(token_ids)
-        except GrammarError:
+        except Exception:
             return None
         return self._grammar.next_draw(token_ids[self._num_before_grammar :])
+
+    @property
+    def may_begin_a_run(self) -> bool:
+        """See `Matcher.may_begin_a_run`."""
+        return self._grammar.may_begin_a_run
 
     def forced_tokens(self) -> list[int]:
         """See `Matcher.forced_tokens`; the line break after thinking comes before the grammar's."""

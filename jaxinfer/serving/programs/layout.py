@@ -36,7 +36,8 @@ class StepInputs(NamedTuple):
         context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding. A row
             that brings no token is a fork, which attends with the last token of the row before it.
         slots: ``[B]`` where in last_tokens a sampled token goes, and a decoding row's token to feed
-            is; max_num_seqs for padding rows and rows that do not sample: the padding slot.
+            is; max_num_seqs for padding rows and rows that do not sample: the padding slot. Where a
+            row of a multi-step decode has all its tokens, an index beyond all.
         num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
             row; from the multi-step decode's step of that number on, the row is as good as padding.
         known_tokens: ``[B]`` 1 plus the token that a multi-step decode feeds first; 0 for the one

@@ -207,7 +207,14 @@ class Request:
             return None
         if self.num_in_flight_tokens:
             return None
-        return matcher.next_draw(self.output_token_ids)
+        draw = matcher.next_draw(self.output_token_ids)
+        # Without a mask its last token does not come from the host.
+        return None if draw and draw.mask is None and not self.decodes_on_device else draw
+
+    @property
+    def may_begin_a_run(self) -> bool:
+        """Whether its `next_draw` may be of a token behind which others can be drawn freely."""
+        return self.matcher is not None and self.matcher.may_begin_a_run
 
     def note_mask(self, allowed: "np.ndarray") -> None:
         """Its next output will be drawn under the mask of `next_draw`."""

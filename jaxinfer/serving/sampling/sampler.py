@@ -117,10 +117,11 @@ def sample(
     """
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)
-    raw, raw_largest = logits, None
+    raw, raw_largest, sane = logits, None, None
     edits = arrays.edits if mode == "full" else None
     if edits is not None:
-        _, raw_largest, _ = largest_logit(logits, vocab_axis)
+        # A logits processor may hide a NaN of these, which are reported.
+        _, raw_largest, sane = largest_logit(logits, vocab_axis)
         logits = edit_logits(logits, edits, arrays.token_counts, rows, vocab_axis)
     elif arrays.masks is not None:
         logits = mask_logits(logits, arrays.masks, rows, vocab_axis)
@@ -135,6 +136,7 @@ def sample(
         logits = vocab_axis.local(whole, logits.shape[1])
 
     best, largest, ok = largest_logit(logits, vocab_axis)
+    ok = ok if sane is None else ok & sane
     if mode == "greedy" and sampler is None:
         return StepOutput(best, ok)
 

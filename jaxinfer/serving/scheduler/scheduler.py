@@ -197,8 +197,8 @@ class Scheduler:
         Args:
             num_steps: length of the multi-step decode wanted. There is one only if no request
                 waits or every slot is taken, every row is a decode, all blocks for it are free, and
-                some row can use all of it; otherwise one step is planned. Rows that sample late
-                don't take part: unless they are the majority, every other step is theirs alone.
+                some row can use all of it; otherwise one step is planned. Most rows that sample
+                late don't take part: unless they are the majority, every other step is theirs.
             max_tokens: most tokens of that step, at least `max_num_seqs`; None is
                 `max_num_batched_tokens`.
 

@@ -30,27 +30,40 @@ class _Parts:
     """What part each running request has in a multi-step decode.
 
     Attributes:
-        together: requests that take part, by rank.
+        together: requests that take part.
         draws: how the first token is drawn of those for whom it depends on the host, by request id.
-        apart: requests that sample late, by rank, and take no part.
+        late: requests that sample late, and may take part if they have a draw.
+        apart: others that sample late, and take no part.
         num_unread: others that sample late and have tokens in flight, which must be read before.
         num_ended: others, which end when their tokens are read.
     """
 
     together: list[Request] = field(default_factory=list)
     draws: "dict[str, NextDraw]" = field(default_factory=dict)
+    late: list[Request] = field(default_factory=list)
     apart: list[Request] = field(default_factory=list)
     num_unread: int = 0
     num_ended: int = 0
 
-    def bound_lone_draws(self) -> None:
-        """Set requests apart that would get only one token, unless they are few."""
-        lone = {key for key, draw in self.draws.items() if draw.is_alone}
-        if len(lone) <= _MOST_LONE * (len(self.together) - len(lone)):
+    def place_late(self) -> None:
+        """Have late requests take part, or set them apart; all are by rank then.
+
+        First come those that may begin a run, and so use the whole launch.
+        """
+        if not self.late:
             return
-        moved = [request for request in self.together if request.request_id in lone]
-        self.together = [request for request in self.together if request.request_id not in lone]
-        self.apart = sorted([*self.apart, *moved], key=lambda request: request.rank)
+        are_few = len(self.late) <= _MOST_LONE * len(self.together)
+        for request in sorted(self.late, key=lambda request: not request.may_begin_a_run):
+            draw = None
+            if len(self.draws) < _MOST_DRAWS and (are_few or request.may_begin_a_run):
+                draw = request.next_draw()
+            if draw is None or (draw.is_alone and not are_few):
+                self.apart.append(request)
+            else:
+                self.draws[request.request_id] = draw
+                self.together.append(request)
+        self.together.sort(key=lambda request: request.rank)
+        self.apart.sort(key=lambda request: request.rank)
 
     def most_tokens(self, request: Request, num_steps: int) -> int:
         """Tokens that a request taking part can gain in a launch of `num_steps`."""
@@ -109,9 +122,9 @@ class StepPlanner:
         """Plan `num_steps` decode steps at once for running requests.
 
         A few whose next token alone depends on the host take part, with that token or, if what
-        follows does not wait for it, with all. Other requests that sample late do not: they get a
-        step of their own first, which is what is returned then, and so on in turns, so that neither
-        holds up the other.
+        follows does not wait for it, with all. Others that sample late do not. They get a step of
+        their own first, which is what is returned then, and so on in turns, so that neither holds
+        up the other; those of which a token must be read before sit out.
 
         Returns:
             None if a request waits while a slot is free or too many are about to be, a row is no
@@ -122,18 +135,9 @@ class StepPlanner:
             return None
         parts = _Parts()
         for request in self.queues.running.values():
-            pending = request.num_pending_tokens
-            if pending == 0:
-                parts.num_ended += 1  # once its tokens in flight are read
-            elif pending == 1 and self._can_take_part(request, num_steps, parts.draws):
-                parts.together.append(request)
-            elif not request.samples_late or request.num_cached_tokens < request.num_prompt_tokens:
+            if not self._place_in(parts, request, num_steps):
                 return None
-            elif request.matcher is not None and request.num_in_flight_tokens:
-                parts.num_unread += 1
-            else:
-                parts.apart.append(request)
-        parts.bound_lone_draws()
+        parts.place_late()
         if len(parts.apart) + parts.num_unread > len(parts.together):
             return None
         missing = self._blocks_for_steps(parts, num_steps)
@@ -144,22 +148,25 @@ class StepPlanner:
             return self._plan_apart(parts.apart)
         return self._plan_together(parts, num_steps, missing)
 
-    def _can_take_part(
-        self, request: Request, num_steps: int, draws: "dict[str, NextDraw]"
-    ) -> bool:
-        """Whether a request's next token, and mostly all `num_steps`, can be drawn in one launch.
-
-        If the first of them depends on the host, how it is drawn is added to `draws`.
-        """
-        if request.num_cached_tokens + num_steps > self._table_capacity:
-            return False
+    def _place_in(self, parts: _Parts, request: Request, num_steps: int) -> bool:
+        """Give a running request its part in a multi-step decode; False if there can be none."""
+        pending = request.num_pending_tokens
+        if pending == 0:
+            parts.num_ended += 1  # once its tokens in flight are read
+            return True
         start = request.num_tokens - request.num_prompt_tokens
-        if not (request.samples_late and request.samples_late_within(start, start + num_steps)):
-            return request.decodes_on_device
-        draw = request.next_draw() if len(draws) < _MOST_DRAWS else None
-        if draw is None or (draw.mask is None and not request.decodes_on_device):
+        is_late = request.samples_late and request.samples_late_within(start, start + num_steps)
+        fits = pending == 1 and request.num_cached_tokens + num_steps <= self._table_capacity
+        if fits and not is_late and request.decodes_on_device:
+            parts.together.append(request)
+        elif not request.samples_late or request.num_cached_tokens < request.num_prompt_tokens:
             return False
-        draws[request.request_id] = draw
+        elif is_late and request.matcher is not None and request.num_in_flight_tokens:
+            parts.num_unread += 1
+        elif is_late and fits:
+            parts.late.append(request)
+        else:
+            parts.apart.append(request)
         return True
 
     def _plan_apart(self, requests: Sequence[Request]) -> Schedule | None:
@@ -175,7 +182,7 @@ class StepPlanner:
             schedule.is_apart = True
         return schedule
 
-    def _blocks_for_steps(self, parts: "_Parts", num_steps: int) -> list[int] | None:
+    def _blocks_for_steps(self, parts: _Parts, num_steps: int) -> list[int] | None:
         """Blocks that each request taking part lacks, or None if there can be no multi-step decode.
 
         Args:
@@ -186,16 +193,17 @@ class StepPlanner:
         longest, num_ending = 0, parts.num_ended
         for request in parts.together:
             num_left = request.limits.num_tokens - request.num_tokens
-            longest = max(longest, min(num_left, parts.most_tokens(request, num_steps)))
-            num_ending += num_left < num_steps
-            missing.append(self._num_missing_blocks(request, request.num_cached_tokens + num_steps))
+            most = parts.most_tokens(request, num_steps)
+            longest = max(longest, min(num_left, most))
+            num_ending += num_left < most
+            missing.append(self._num_missing_blocks(request, request.num_cached_tokens + most))
         if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
             return None
         if self.queues.waiting and num_ending > len(self.queues.running) * _MOST_ENDING:
             return None
         return missing
 
-    def _plan_together(self, parts: "_Parts", num_steps: int, missing: Sequence[int]) -> Schedule:
+    def _plan_together(self, parts: _Parts, num_steps: int, missing: Sequence[int]) -> Schedule:
         """Plan `num_steps` decode steps for requests that lack these numbers of blocks."""
         schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
         for request, count in zip(parts.together, missing, strict=True):

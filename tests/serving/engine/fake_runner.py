@@ -73,6 +73,8 @@ class FakeRunner:
     def launch(self, schedule: Schedule) -> Any:
         number = self.num_launches
         self.num_launches += 1
+        is_one_unread = self.unread < 2 or self.launches[-2].num_steps > 1
+        _require(is_one_unread, "a step that may have masks or first tokens stays unread")
         if number in self.fail_launches:
             self._pages.clear()
             raise RuntimeError(f"launch {number} ran out of memory")
@@ -127,6 +129,9 @@ class FakeRunner:
             if request.matcher is not None and not request.matcher.is_free_at(number):
                 self._last_tokens[_slot(row)] = 0  # what samples nothing leaves rubbish in its slot
         masks = schedule.masks
+        for before in self.launches[-self.unread : -1] if masks else ():
+            taken = before.masks and np.shares_memory(before.masks.allowed, masks.allowed)
+            _require(not taken, "masks of a step in flight are overwritten")
         new = dict(zip(masks.rows, masks.allowed, strict=False)) if masks else {}
         for i, row in enumerate(schedule.rows):
             if row.request.slot is None:

@@ -9,6 +9,7 @@ from jaxinfer import StructuredOutputsParams
 from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.free_runs import FreeRuns
 from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.scheduler import step_planner
 from tests.serving.engine.fake_runner import next_token
 from tests.serving.engine.test_engine import Setup
 from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of
@@ -263,6 +264,8 @@ def test_batches_faults_and_preemption_change_no_answer(seed, choose, monkeypatc
     monkeypatch.setattr(free_runs, "_NEARLY_ALL", SHARE_OF_A_TEXT)
     rng = random.Random(seed)
     monkeypatch.setattr(free_runs, "_VERY_LONG", rng.choice([6, 32]))
+    monkeypatch.setattr(step_planner, "_MOST_LONE", rng.choice([0.25, 2]))
+    monkeypatch.setattr(step_planner, "_MOST_DRAWS", rng.choice([1, 16]))
     swaps = rng.random() < 0.5
     setup = free_setup(
         block_size=rng.choice([8, 16]),
@@ -286,10 +289,10 @@ def test_batches_faults_and_preemption_change_no_answer(seed, choose, monkeypatc
         length = rng.choice([7, 40, 90])
         wanted[f"{i}"] = expected(prompt, schema, length, model)
         add(setup, f"{i}", prompt, schema, max_tokens=length)
-    for i in range(rng.randint(0, 3)):
-        setup.add(f"plain {i}", [5, 6, i], max_tokens=30)
+    for i in range(rng.randint(0, 6)):
+        setup.add(f"plain {i}", [5, 6, i], max_tokens=60)
         tokens = [5, 6, i]
-        while len(tokens) < 33:
+        while len(tokens) < 63:
             tokens.append(model(tokens))
         wanted[f"plain {i}"] = tokens[3:]
 

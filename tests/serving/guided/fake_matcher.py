@@ -54,6 +54,10 @@ class FakeMatcher:
         mask = None if self.is_free_at(number) else np.zeros(1, np.int32)
         return NextDraw(mask, is_alone=not number + 1 == self._first == self._together)
 
+    @property
+    def may_begin_a_run(self) -> bool:
+        return self._first == self._together
+
     def note_mask(self, allowed: object) -> None:
         pass
 

@@ -37,6 +37,10 @@ class Refusing:
         is_next = self.masks_once and len(token_ids) + 1 == self.first
         return NextDraw(np.zeros(1, np.int32), is_alone=False) if is_next else None
 
+    @property
+    def may_begin_a_run(self):
+        return self.masks_once
+
     def note_mask(self, allowed):
         assert self.masks_once
 
