@@ -171,6 +171,8 @@ class FakeDevice:
         assert 1 <= len(rows) <= scheduler.max_num_seqs
         assert len({row.request.slot for row in rows}) == len(rows)
         assert len({row.request.request_id for row in rows}) == len(rows)
+        ranks = [row.request.rank for row in rows if row.request not in schedule.admitted]
+        assert ranks == sorted(ranks)
         assert schedule.num_tokens == sum(row.num_fed for row in rows)
         assert schedule.num_tokens <= scheduler.max_num_batched_tokens
         host_blocks = [host_block for _, host_block in schedule.swap_out]
