@@ -99,5 +99,12 @@ class StepClock:
         else:
             counts.decode_steps += num_steps
             counts.decode_seconds += seconds
-            counts.decode_tokens += sum(row.num_reserved for row in schedule.rows)
+            counts.decode_tokens += _num_decoded(schedule)
             counts.decode_context_tokens += num_steps * schedule.num_context_tokens
+
+
+def _num_decoded(schedule: Schedule) -> int:
+    """Tokens of a decode; rows may have fewer of a multi-step decode than it has steps."""
+    if schedule.num_steps == 1:
+        return schedule.num_tokens
+    return sum([row.num_reserved for row in schedule.rows])  # a generator is a call a row

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.scheduler import step_planner
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
@@ -17,6 +18,7 @@ from tests.serving.runner.fake_device import EOS, FakeDevice, accepted, late_row
 
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 44
+MOST_LONE = step_planner._MOST_LONE
 EOS_IDS = frozenset([EOS])
 LATE = {
     "grammar": {"structured_outputs": StructuredOutputsParams(regex="a+"), "min_tokens": 0},
@@ -35,10 +37,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 12, 3]),
         has_priorities=st.sampled_from([True, True, False]),
         num_steps=st.sampled_from([1, 3]),
+        most_lone=st.sampled_from([2.0, MOST_LONE]),
     )
     def build(
-        self, num_blocks, max_num_seqs, budget, caching, num_host_blocks, has_priorities, num_steps
+        self,
+        num_blocks,
+        max_num_seqs,
+        budget,
+        caching,
+        num_host_blocks,
+        has_priorities,
+        num_steps,
+        most_lone,
     ):
+        step_planner._MOST_LONE = most_lone
         self.has_priorities = has_priorities
         self.num_steps = num_steps
         self.scheduler = Scheduler(
@@ -296,6 +308,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (request.finish_reason, request.stop_reason) == (reason, stop_reason)
 
     def teardown(self):
+        try:
+            self.finish_all()
+        finally:
+            step_planner._MOST_LONE = MOST_LONE
+
+    def finish_all(self):
         if not hasattr(self, "scheduler"):
             return
         self.alone = None
