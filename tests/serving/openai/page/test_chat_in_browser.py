@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import time
 import urllib.request
 
@@ -94,6 +95,52 @@ def test_an_answer_grows_until_escape_stops_it(page, site):
     assert part(answer, "statistics").text_content().endswith("stopped")
     assert becomes_idle(site)
     assert part(answered(page, SUM), "content").text_content()
+
+
+def seconds_to_a_client(site):
+    """Until a client that only reads, as curl does, has the first token."""
+    body = {"messages": [{"role": "user", "content": "slow"}], "stream": True}
+    request = urllib.request.Request(
+        site + "v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    begin = time.monotonic()
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        for line in answer:
+            if b'"content":"w' in line.replace(b": ", b":"):
+                return time.monotonic() - begin
+    raise AssertionError("the answer has no text")
+
+
+def seconds_on_the_page(page):
+    """Until a reader who pressed Enter has the first token on the screen."""
+    page.fill("#prompt", "slow")
+    page.evaluate("""() => {
+        window.shown = new Promise((resolve) => {
+            let begin
+            const start = () => { begin = performance.now() }
+            addEventListener("keydown", start, {once: true, capture: true})
+            new MutationObserver((_, observer) => {
+                const answer = document.querySelector(".answer.growing [data-part=content]")
+                if (!answer?.textContent.startsWith("w")) return
+                observer.disconnect()
+                requestAnimationFrame(() => resolve(performance.now() - begin))
+            }).observe(document.body, {childList: true, subtree: true, characterData: true})
+        })
+    }""")
+    page.press("#prompt", "Enter")
+    seconds = page.evaluate("() => window.shown") / 1000
+    page.keyboard.press("Escape")
+    answered(page)
+    return seconds
+
+
+def test_the_first_token_comes_as_soon_as_to_a_client_that_only_reads(page, site):
+    pairs = [(seconds_on_the_page(page), seconds_to_a_client(site)) for _ in range(5)]
+    shown, read = (statistics.median(each) for each in zip(*pairs, strict=True))
+    # It takes some milliseconds more; a loaded machine adds to both.
+    assert shown < 2 * read + 0.2
 
 
 def test_the_stop_button_stops(page):
