@@ -132,6 +132,32 @@ def test_the_few_masked_rows_of_many_have_no_steps_of_their_own():
     assert answers(setup) == wanted
 
 
+class Broken:
+    """A matcher's state that fails in every way."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("the library is broken")
+
+
+def test_a_grammar_that_breaks_while_a_step_is_planned_is_its_own_requests_error():
+    setup = free_setup(num_decode_steps=4, max_num_seqs=16, num_blocks=200)
+    for i in range(8):
+        setup.add(f"plain {i}", [2, i], max_tokens=60)
+    add(setup, "a", [1], DIGITS)
+    for _ in range(3):
+        setup.engine.step()
+    request = setup.scheduler.get("a/0")
+    while request.num_in_flight_tokens:
+        setup.engine.step()
+    request.matcher.state = Broken()
+    outputs = run(setup)
+    assert outputs["a"].outputs[0].finish_reason == "error"
+    assert "the library is broken" in outputs["a"].error
+    assert setup.runner.num_resets == 0
+    for i in range(8):
+        assert outputs[f"plain {i}"].outputs[0].token_ids == _written([2, i], 60)
+
+
 def test_many_masked_rows_have_steps_of_their_own():
     setup = free_setup(num_decode_steps=4, max_num_seqs=16, num_blocks=200)
     for i in range(9):

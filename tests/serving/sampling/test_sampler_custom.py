@@ -60,6 +60,18 @@ def test_a_processor_that_breaks_a_row_fails_that_row_only() -> None:
     assert output.ok.tolist() == [False] + [True] * (ROWS - 1)
 
 
+def test_a_processor_hides_no_broken_logit_where_the_models_own_are_reported() -> None:
+    logits = random_logits()
+    logits[2, 7] = np.nan
+    output = run_custom(
+        logits,
+        [SamplingParams(logprobs=5)] * ROWS,
+        "full",
+        logits_processor=lambda logits, state: jnp.nan_to_num(logits),
+    )
+    assert output.ok.tolist() == [row != 2 for row in range(ROWS)]
+
+
 def test_state_tells_what_its_documentation_says() -> None:
     seen = {}
 

@@ -5,6 +5,7 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.guided.matcher import NextDraw
+from jaxinfer.serving.scheduler import step_planner
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import read
@@ -51,6 +52,38 @@ class Refusing:
             return len(new)
         self.first = self.number + 1
         return num_kept
+
+
+class Masked:
+    """A matcher of an answer of which every token but the first is drawn under a mask."""
+
+    def __init__(self, *, begins_a_run=False):
+        self.may_begin_a_run = begins_a_run
+
+    def is_free_at(self, number):
+        return False
+
+    def is_late_at(self, number):
+        return number > 0
+
+    def next_draw(self, token_ids):
+        return NextDraw(np.zeros(1, np.int32), is_alone=not self.may_begin_a_run)
+
+    def note_mask(self, allowed):
+        pass
+
+
+def make_masked(request_id, length, max_tokens=20, **options):
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(regex="a+"), max_tokens=max_tokens
+    )
+    request = host_request(request_id, range(length), params)
+    request.matcher = Masked(**options)
+    return request
+
+
+def gained(schedule):
+    return {row.request.request_id: row.num_reserved for row in schedule.rows}
 
 
 def make_late(request_id, length, max_tokens=20):
@@ -219,3 +252,32 @@ def test_an_answer_that_is_preempted_before_its_refusal_is_read_goes_on(num_host
     read(scheduler, *redrawn)
     assert request.output_token_ids[1:] == [*change.token_ids, *redrawn[1][0]]
     scheduler.check_invariants()
+
+
+def test_a_row_that_begins_a_run_comes_before_one_that_gets_a_single_token(monkeypatch):
+    monkeypatch.setattr(step_planner, "_MOST_DRAWS", 1)
+    scheduler, device = make_scheduler()
+    add(scheduler, make_masked("lone", 5), make_masked("run", 5, begins_a_run=True))
+    plain = [make_request(f"{i}", 5, 20) for i in range(6)]
+    add(scheduler, *plain[:6])
+    step(scheduler, device)
+    assert names(scheduler.schedule(3)) == ["lone"]
+    multi_step = scheduler.schedule(3)
+    assert gained(multi_step) == dict.fromkeys(["run", *"012345"], 3)
+
+
+def test_a_row_of_a_single_token_needs_a_block_for_that_token_alone():
+    scheduler, device = make_scheduler(num_blocks=6, max_num_seqs=5)
+    add(scheduler, make_masked("lone", 6), *(make_request(f"{i}", 2, 20) for i in range(4)))
+    step(scheduler, device)
+    assert scheduler.pool.num_free_blocks == 0
+    assert gained(scheduler.schedule(3)) == {"lone": 1} | dict.fromkeys("0123", 3)
+
+
+def test_a_row_of_a_single_token_does_not_end_early():
+    scheduler, device = make_scheduler(max_num_seqs=5)
+    add(scheduler, make_masked("lone", 5, max_tokens=3))
+    add(scheduler, *(make_request(f"{i}", 5, 20) for i in range(5)))
+    step(scheduler, device)
+    assert (scheduler.num_running, scheduler.num_waiting) == (5, 1)
+    assert gained(scheduler.schedule(3)) == {"lone": 1} | dict.fromkeys("0123", 3)
