@@ -256,14 +256,12 @@ def test_an_answer_that_is_preempted_before_its_refusal_is_read_goes_on(num_host
 
 def test_a_row_that_begins_a_run_comes_before_one_that_gets_a_single_token(monkeypatch):
     monkeypatch.setattr(step_planner, "_MOST_DRAWS", 1)
-    scheduler, device = make_scheduler()
+    scheduler, device = make_scheduler(max_num_seqs=10)
     add(scheduler, make_masked("lone", 5), make_masked("run", 5, begins_a_run=True))
-    plain = [make_request(f"{i}", 5, 20) for i in range(6)]
-    add(scheduler, *plain[:6])
+    add(scheduler, *(make_request(f"{i}", 5, 20) for i in range(8)))
     step(scheduler, device)
     assert names(scheduler.schedule(3)) == ["lone"]
-    multi_step = scheduler.schedule(3)
-    assert gained(multi_step) == dict.fromkeys(["run", *"012345"], 3)
+    assert gained(scheduler.schedule(3)) == dict.fromkeys(["run", *"01234567"], 3)
 
 
 def test_a_row_of_a_single_token_needs_a_block_for_that_token_alone():
