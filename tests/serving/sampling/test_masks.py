@@ -1,9 +1,11 @@
 """Masks of grammars in the modes that know no other edit, and in the first of several steps."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.serving.sampling import sampler
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
     OTHER_SEED,
@@ -13,10 +15,13 @@ from jaxinfer.serving.sampling.layout import (
     SamplingArrays,
 )
 from jaxinfer.serving.sampling.masks import with_masks
-from jaxinfer.serving.sampling.sampler import advance, after_first, sample
+from jaxinfer.serving.sampling.sampler import advance, after_first
 
 B, V = 6, 70
 SLOTS = jnp.array([4, 0, 3, 1, 5, 2])
+
+# One program each: operation by operation, XLA compiles some fifty of them.
+sample = jax.jit(sampler.sample, static_argnames=("mode", "max_logprobs"))
 
 
 def scalars(temperature):
