@@ -102,12 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    seconds = durations.of_files()
-    items.sort(key=lambda item: -seconds.get(durations.file_of(item.nodeid), 0.0))
     if jax.default_backend() != "gpu":
         _skip(items, "gpu", "needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
     if not h200_target.available():
         _skip(items, "h200_compile", "needs JAX's CUDA plugin (run scripts/h200_compile.py)")
+        seconds = durations.of_files()  # without these tests
+        items.sort(key=lambda item: -seconds.get(durations.file_of(item.nodeid), 0.0))
 
 
 def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:
