@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip(items, "gpu", "needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
     if not h200_target.available():
         _skip(items, "h200_compile", "needs JAX's CUDA plugin (run scripts/h200_compile.py)")
-        seconds = durations.of_files()  # without these tests
+        seconds = durations.of_files()  # recorded where these tests are skipped
         items.sort(key=lambda item: -seconds.get(durations.file_of(item.nodeid), 0.0))
 
 

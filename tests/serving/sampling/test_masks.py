@@ -20,7 +20,7 @@ from jaxinfer.serving.sampling.sampler import advance, after_first
 B, V = 6, 70
 SLOTS = jnp.array([4, 0, 3, 1, 5, 2])
 
-# One program each: operation by operation, XLA compiles some fifty of them.
+# Operation by operation, XLA would compile hundreds of programs.
 sample = jax.jit(sampler.sample, static_argnames=("mode", "max_logprobs"))
 
 
