@@ -90,6 +90,7 @@ class Matcher:
         self._ends = ends
         self._runs = runs
         self._num_consumed = 0
+        self._failure: Exception | None = None
         self._next_draw: NextDraw | None = None
         self._next_draw_at = -1
 
@@ -106,6 +107,7 @@ class Matcher:
 
     def consume(self, new: list[int]) -> None:
         """Take in the next tokens of an answer; as `follow`, which is given all of them."""
+        self.check()
         if new:
             self._num_consumed += len(new)
             self.state.consume_tokens(new)
@@ -141,8 +143,19 @@ class Matcher:
 
         Returns:
             How many of them count; what comes after these is drawn again. None do if that can't be
-            known; the error comes with the next mask.
+            known; `check` raises the error from then on, and so does all that checks.
         """
+        try:
+            num_taken = self._consume_free(token_ids, new)
+        except Exception as error:  # whose step is many requests'; the next mask is this one's
+            self._failure, num_taken = error, 0
+        number = len(token_ids) + num_taken
+        if num_taken < len(new):
+            self._runs.note_refusal(number)
+            self._next_draw_at = -1
+        return num_taken
+
+    def _consume_free(self, token_ids: Sequence[int], new: list[int]) -> int:
         number = len(token_ids)
         if self._num_consumed < number:
             self.state.consume_tokens(list(token_ids[self._num_consumed :]))
@@ -150,9 +163,6 @@ class Matcher:
         if num_taken < len(new) and self.state.is_stopped() and new[num_taken] in self._ends:
             num_taken += 1  # an answer that is complete takes nothing in, not even its end
         self._num_consumed = number + num_taken
-        if num_taken < len(new):
-            self._runs.note_refusal(number + num_taken)
-            self._next_draw_at = -1
         return num_taken
 
     def wants_mask_at(self, number: int) -> bool:
@@ -229,19 +239,16 @@ class Matcher:
         self._runs.note_mask(self._num_consumed, allowed)
 
     def check(self) -> None:
-        """Raise GrammarError if the grammar has failed, as by too much work."""
-        if self.state.is_error():
-            raise GrammarError(f"structured_outputs: {one_line(self.state.get_error())}")
-
-    def rollback(self, num_tokens: int) -> None:
-        """Forget the last tokens that were taken in.
+        """Raise an error if the grammar has failed.
 
         Raises:
-            ValueError: there are not that many.
+            GrammarError: by what it was given, or by too much work.
+            Exception: by the library; what it raised in `take_free`.
         """
-        if not 0 <= num_tokens <= self._num_consumed or not self.state.rollback(num_tokens):
-            raise ValueError(f"{num_tokens} tokens to forget of {self._num_consumed}")
-        self._num_consumed -= num_tokens
+        if self._failure is not None:
+            raise self._failure
+        if self.state.is_error():
+            raise GrammarError(f"structured_outputs: {one_line(self.state.get_error())}")
 
     @property
     def may_end(self) -> bool:

@@ -139,6 +139,19 @@ class Broken:
         raise RuntimeError("the library is broken")
 
 
+class BrokenOnce:
+    """A matcher's state that fails as it takes in tokens, and in no other way."""
+
+    def __init__(self, state):
+        self._state = state
+
+    def __getattr__(self, name):
+        return getattr(self._state, name)
+
+    def try_consume_tokens(self, token_ids):
+        raise RuntimeError("the library is broken")
+
+
 def test_a_grammar_that_breaks_while_a_step_is_planned_is_its_own_requests_error():
     setup = free_setup(num_decode_steps=4, max_num_seqs=16, num_blocks=200)
     for i in range(8):
@@ -156,6 +169,43 @@ def test_a_grammar_that_breaks_while_a_step_is_planned_is_its_own_requests_error
     assert setup.runner.num_resets == 0
     for i in range(8):
         assert outputs[f"plain {i}"].outputs[0].token_ids == _written([2, i], 60)
+
+
+def _thinks_first(context):
+    """The toy model's choice that opens and closes its thinking, behind the prompt of a token."""
+    return (TOKENS.open, TOKENS.close)[len(context) - 1] if len(context) < 3 else wordy(context)
+
+
+@pytest.mark.parametrize("after_thinking", [False, True])
+@pytest.mark.parametrize("breaks", [lambda state: Broken(), BrokenOnce], ids=["for good", "once"])
+def test_a_grammar_that_breaks_while_tokens_are_read_is_its_own_requests_error(
+    breaks, after_thinking
+):
+    setup = free_setup(
+        num_decode_steps=4,
+        max_num_seqs=16,
+        num_blocks=200,
+        token_map=_thinks_first if after_thinking else wordy,
+    )
+    for i in range(8):
+        setup.add(f"plain {i}", [2, 3, i], max_tokens=60)
+    given = {"json": LONG_TEXT, "after_thinking": after_thinking}
+    setup.add("a", [1], max_tokens=90, structured_outputs=given)
+    request = setup.scheduler.get("a/0")
+    while request.matcher.is_thinking or not (
+        request.num_in_flight_tokens >= 4 and request.has_free_output(4)
+    ):
+        setup.engine.step()
+    known = list(request.output_token_ids)
+    grammar = request.matcher._grammar if after_thinking else request.matcher
+    grammar.state = breaks(grammar.state)
+    outputs = run(setup)
+    (answer,) = outputs["a"].outputs
+    assert (answer.finish_reason, answer.token_ids) == ("error", known)
+    assert "the library is broken" in outputs["a"].error
+    assert setup.runner.num_resets == 0
+    for i in range(8):
+        assert outputs[f"plain {i}"].outputs[0].token_ids == _written([2, 3, i], 60)
 
 
 def test_many_masked_rows_have_steps_of_their_own():
