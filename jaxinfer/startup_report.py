@@ -80,7 +80,7 @@ class StartUpTimes:
         load_s: tokenizer and weights, until they are on the devices.
         plan_s: choosing shapes and counting KV blocks; on a GPU the largest steps are compiled
             for that, with few layers, while others begin to.
-        compile_s: compiling the other programs ahead, until the last is ready.
+        compile_s: compiling the other programs ahead, and running each on padding.
         allocate_s: making the KV pages.
         lower_s: of `plan_s` and `compile_s`, what the thread that hands programs to the compiler
             spent on tracing, on reading from disk, and on waiting for worker processes.

@@ -1,10 +1,12 @@
-"""Counts programs found in the persistent cache, to tell warm starts from cold ones."""
+"""Counts programs found on disk, to tell warm starts from cold ones."""
 
 from types import TracebackType
 
 import jax.monitoring
 
-_HIT = "/jax/compilation_cache/cache_hits"
+from jaxinfer.serving.compile.cache.executable_store import FOUND_EVENT
+
+_HITS = ("/jax/compilation_cache/cache_hits", FOUND_EVENT)
 _PROBE_EVENT = "/jaxinfer/is_listening"
 
 
@@ -12,7 +14,7 @@ class CacheHits:
     """Counts inside a ``with`` block; JAX's listeners are global.
 
     Attributes:
-        count: programs found.
+        count: compiled programs found, in JAX's cache or the engines' own.
 
     Raises:
         RuntimeError: at the end of a block in which JAX's listeners were removed, because a
@@ -46,5 +48,5 @@ class CacheHits:
             )
 
     def _listen(self, event: str, **kwargs: str | int) -> None:
-        self.count += event == _HIT
+        self.count += event in _HITS
         self._num_probes += event == _PROBE_EVENT

@@ -3,8 +3,9 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import jax
@@ -12,17 +13,20 @@ import jax.monitoring
 
 from jaxinfer.cores import usable_cores
 from jaxinfer.progress import ProgressBar
-from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
+from jaxinfer.serving.compile.cache.executable_store import (
+    LOAD_EVENT,
+    UnreadableExecutableError,
+)
 from jaxinfer.serving.compile.compile_notice import compile_notice
 
-_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_EVENTS = ("/jax/core/compile/backend_compile_duration", LOAD_EVENT)
 _PROBE_EVENT = "/jaxinfer/is_listening"
 
 
 class CompilationCounter:
     """Counts the programs that XLA builds in this process, for any caller.
 
-    A program found in the persistent cache counts too: it was not yet in this process. Call
+    A program found on disk counts too: it was not yet in this process. Call
     `close` when done; JAX's listeners are global.
 
     Attributes:
@@ -71,16 +75,20 @@ class CompilationCounter:
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         with self._lock:
             self._num_calls += 1
-            if event == _COMPILE_EVENT:
+            if event in _EVENTS:
                 self._count += 1
                 self.seconds += duration_secs
 
 
 class Lowered(Protocol):
-    """A lowered program that XLA can compile: `jax.stages.Lowered`, or one with its devices."""
+    """A program that XLA can compile: `jax.stages.Lowered`, or one that may be found compiled."""
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> jax.stages.Compiled:
-        """Compile it."""
+        """Compile it, or read what was compiled.
+
+        Raises:
+            UnreadableExecutableError: that can't be read; it must be lowered anew.
+        """
         ...
 
 
@@ -90,9 +98,9 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
     Call `close` if a `begin` is never followed by `compile`.
 
     Args:
-        lower: traces and lowers one key's program.
+        lower: traces and lowers one key's program, to be compiled with these options.
         options: XLA's options for one key's program.
-        cache_directory: as in `persistent_cache`.
+        caching: a block inside which what compiles is kept on disk.
         says_so: write to stderr when a step waits for a program at its first use.
 
     Attributes:
@@ -101,9 +109,9 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
 
     def __init__(
         self,
-        lower: Callable[[Key], Lowered],
+        lower: Callable[[Key, dict[str, Any]], Lowered],
         options: Callable[[Key], dict[str, Any]],
-        cache_directory: str | None,
+        caching: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
         *,
         says_so: bool = False,
     ) -> None:
@@ -112,7 +120,7 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         self._says_so = says_so
         self._lower = lower
         self._options = options
-        self._cache_directory = cache_directory
+        self._caching = caching
         self._compiling: dict[Key, Future[jax.stages.Compiled]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -146,8 +154,8 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
     def begin(self, keys: Iterable[Key]) -> None:
         """Lower missing programs one by one on this thread; XLA compiles them meanwhile.
 
-        The caller must be inside `persistent_cache` until `compile` has asked for all of it, or
-        nothing of it is kept.
+        The caller must be inside `caching` until `compile` has asked for all of it, or nothing of
+        it is kept where JAX does the keeping.
         """
         for key in keys:
             if key not in self:
@@ -160,24 +168,40 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         show_progress: bool,
         in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
     ) -> None:
+        """Compile the missing programs; arguments as of `compile_each`."""
+        for _ in self.compile_each(keys, show_progress=show_progress, in_order=in_order):
+            pass
+
+    def compile_each(
+        self,
+        keys: Sequence[Key],
+        *,
+        show_progress: bool,
+        in_order: Callable[[Sequence[Key]], Iterable[Key]] = iter,
+    ) -> Generator[Key]:
         """Compile the missing programs: lowering one by one on this thread, XLA on all cores.
 
         Args:
             keys: the programs wanted; others that were begun go on compiling.
             show_progress: a progress bar on stderr.
             in_order: yields the missing ones in the order in which to lower them.
+
+        Yields:
+            Each key, once its program is there. All have begun when the first is yielded.
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self]
         if not missing:
+            yield from dict.fromkeys(keys)
             return
         bar = ProgressBar(len(missing), "Compiling", enabled=show_progress, unit="program")
-        with bar, persistent_cache(self._cache_directory):
+        with bar, self._caching():
             try:
                 for key in in_order(missing):
                     self._begin(key).add_done_callback(lambda _: bar.update())
-                for key in missing:
-                    self[key] = self._compiling[key].result()
-                    del self._compiling[key]
+                for key in dict.fromkeys(keys):
+                    if key not in self:
+                        self[key] = self._result(key)
+                    yield key
             except BaseException:  # Ctrl-C, too
                 self.close()
                 raise
@@ -191,7 +215,8 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
 
     def _begin(self, key: Key) -> "Future[jax.stages.Compiled]":
         if key not in self._compiling:
-            lowered, options = self._lower(key), self._options(key)
+            options = self._options(key)
+            lowered = self._lower(key, options)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_num_threads())
             # compile() reads JAX's global settings only, so any thread may run it.
@@ -199,6 +224,16 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
                 lowered.compile, compiler_options=options or None
             )
         return self._compiling[key]
+
+    def _result(self, key: Key) -> jax.stages.Compiled:
+        """Wait for a program that was begun; here, on the thread that may lower, it begins anew."""
+        try:
+            compiled = self._compiling[key].result()
+        except UnreadableExecutableError:
+            del self._compiling[key]
+            compiled = self._begin(key).result()
+        del self._compiling[key]
+        return compiled
 
     def _shut_down(self, *, wait: bool) -> None:
         if self._pool is not None:

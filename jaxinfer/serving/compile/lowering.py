@@ -2,14 +2,21 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
 
 from jaxinfer.kernels.implementations import import_all
+from jaxinfer.serving.compile.cache.executable_store import (
+    ExecutableStore,
+    compiler_identity,
+    keeps_executables,
+)
 from jaxinfer.serving.compile.cache.persistent_cache import store_directory
+from jaxinfer.serving.compile.compilation import Lowered
+from jaxinfer.serving.compile.kept_program import KeptProgram
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.compile.tracing import TracingWorkers
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -17,14 +24,23 @@ from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.programs import Program, Programs
 
 
-def start_lowering(compilation_cache_dir: str | None) -> "Lowering":
-    """The `Lowering` of an engine, with a store below that directory unless caches are off."""
-    directory = store_directory(compilation_cache_dir)
-    return Lowering(directory and ProgramStore(directory))
+def start_lowering(compilation_cache_dir: str | None, devices: Sequence[Any]) -> "Lowering":
+    """The `Lowering` of an engine, with stores below that directory unless caches are off.
+
+    Args:
+        compilation_cache_dir: as in `EngineConfig`.
+        devices: the engine's, or all replicas'.
+    """
+    traced = store_directory(compilation_cache_dir, "traced")
+    compiled = store_directory(compilation_cache_dir, "compiled")
+    return Lowering(
+        traced and ProgramStore(traced),
+        ExecutableStore(compiled) if compiled and keeps_executables(devices) else None,
+    )
 
 
 class Lowering:
-    """Lowers programs and notes how long that took.
+    """Lowers programs, unless they are on disk as they were compiled, and notes how long that took.
 
     With a store, a program is always built from what would be read back from disk, also by the
     process that writes it: so cold and warm starts compile the same, and find the same
@@ -32,18 +48,25 @@ class Lowering:
 
     Args:
         store: None traces everything anew.
+        executables: None leaves it to JAX what is kept of compiled programs.
 
     Attributes:
         seconds: spent here so far.
         num_traced: programs traced so far.
-        num_read: programs found in the store.
+        num_read: programs found on disk, traced or compiled.
+        num_lowered: programs that were not found compiled.
+        executables: the argument.
     """
 
-    def __init__(self, store: ProgramStore | None) -> None:
+    def __init__(
+        self, store: ProgramStore | None, executables: ExecutableStore | None = None
+    ) -> None:
         self._store = store
+        self.executables = executables
         self._workers: TracingWorkers | None = None
         self.seconds = 0.0
         self.num_traced = 0
+        self.num_lowered = 0
         self.num_read = 0
 
     def prepare(self, programs: Programs, key: ProgramKey) -> None:
@@ -115,16 +138,49 @@ class Lowering:
             self._workers.close()
             self._workers = None
 
-    def lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
-        """Lower one program for the engine's mesh."""
+    def lower(self, programs: Programs, key: ProgramKey, options: Mapping[str, Any]) -> Lowered:
+        """Lower one program for the engine's mesh, unless it is found compiled.
+
+        Args:
+            programs: the engine's.
+            key: one of them.
+            options: of XLA, for this program.
+        """
         start = time.perf_counter()
         try:
-            if self._store is None or _runs_user_code(programs, key):
-                self.num_traced += 1
-                return programs.lower(key)
-            return self._lower_stored(programs, key, self._store)
+            if self.executables is None:
+                return self._lower(programs, key)
+            return self._kept(programs, key, options, self.executables)
         finally:
             self.seconds += time.perf_counter() - start
+
+    def _kept(
+        self,
+        programs: Programs,
+        key: ProgramKey,
+        options: Mapping[str, Any],
+        store: ExecutableStore,
+    ) -> KeptProgram:
+        devices = list(programs.context.mesh.devices.flat)
+        compiler = compiler_identity(devices, options)
+        if _runs_user_code(programs, key):
+            lowered = self._lower(programs, key)
+            identity = identity_of(lowered.as_text(), *compiler)
+            held = store.holds(identity)
+            return KeptProgram(store, identity, devices, None if held else lowered)
+        identity = identity_of(_identity(programs, key, programs.program(key)), *compiler)
+        if not store.holds(identity):
+            return KeptProgram(store, identity, devices, self._lower(programs, key))
+        self.num_read += 1
+        import_all(programs.context.backend)
+        return KeptProgram(store, identity, devices, None)
+
+    def _lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
+        self.num_lowered += 1
+        if self._store is None or _runs_user_code(programs, key):
+            self.num_traced += 1
+            return programs.lower(key)
+        return self._lower_stored(programs, key, self._store)
 
     def _lower_stored(
         self, programs: Programs, key: ProgramKey, store: ProgramStore

@@ -7,10 +7,7 @@ portable StableHLO, which is data: reading it runs nothing.
 
 import hashlib
 import importlib.metadata
-import os
 import platform
-import tempfile
-import zlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,13 +16,11 @@ from typing import Any
 import jax
 import jax.export
 
+from jaxinfer.serving.compile.cache.entries import Entries
 from jaxinfer.serving.programs.programs import Program
 from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotState
 
 _PACKAGE = Path(__file__).parents[2]
-_MAGIC = "jaxinfer program 1"
-_DIGEST = hashlib.sha256().digest_size
-_FAST = 1  # zlib level; a program shrinks to a fifth
 
 # Whose version decides what tracing yields, beside this package's own source.
 _DISTRIBUTIONS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "triton")
@@ -43,9 +38,7 @@ for _kind in (SamplingArrays, SlotState, LogitEdits):
 class ProgramStore:
     """A directory of traced programs, each under a digest of everything that it depends on.
 
-    An entry counts only if it is whole and says itself that it belongs to its name: one that is
-    damaged, cut short or renamed is as good as none. Writing is atomic, so processes may share a
-    directory. An error of the disk costs time and nothing else.
+    What holds of its entries, and of errors of the disk, is said of `Entries`.
 
     Args:
         directory: made when first written to.
@@ -53,48 +46,24 @@ class ProgramStore:
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
+        self._entries = Entries(self.directory, "jaxinfer program 1", ".stablehlo")
 
     def holds(self, identity: str) -> bool:
         """Whether there is an entry, sound or not."""
-        return self._path(identity).exists()
+        return self._entries.holds(identity)
 
     def load(self, identity: str) -> jax.export.Exported | None:
         """The program saved under this identity, which is `identity_of`'s, or None."""
-        try:
-            data = self._path(identity).read_bytes()
-        except OSError:
-            return None
-        header = _header(identity)
-        body = data[len(header) + _DIGEST :]
-        if data[: len(header) + _DIGEST] != header + hashlib.sha256(body).digest():
+        if (data := self._entries.read(identity)) is None:
             return None
         try:
-            return jax.export.deserialize(bytearray(zlib.decompress(body)))
+            return jax.export.deserialize(bytearray(data))
         except Exception:  # a sound entry that this JAX can't read after all
             return None
 
     def save(self, identity: str, program: jax.export.Exported) -> None:
         """Keep a program; the file is there whole or not at all."""
-        body = zlib.compress(bytes(program.serialize()), _FAST)
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.directory, prefix=".writing-")
-        except OSError:
-            return
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_header(identity) + hashlib.sha256(body).digest() + body)
-            temporary.replace(self._path(identity))
-        except OSError:
-            temporary.unlink(missing_ok=True)
-
-    def _path(self, identity: str) -> Path:
-        return self.directory / f"{identity}.stablehlo"
-
-
-def _header(identity: str) -> bytes:
-    return f"{_MAGIC} {identity}\n".encode()
+        self._entries.write(identity, bytes(program.serialize()))
 
 
 def export_program(program: Program, platform: str) -> jax.export.Exported:

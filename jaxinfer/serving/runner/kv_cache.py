@@ -2,12 +2,12 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.programs.kinds.copy_blocks import COPIES_A_STEP, CopyBlocksKey
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import KVCache
@@ -15,30 +15,33 @@ from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.sampling.layout import SlotState
 
 
-def allocate(programs: Programs) -> tuple[KVCache, jax.Array, SlotState]:
-    """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them."""
+def allocate(
+    programs: Programs, cache_directory: str | None = ""
+) -> tuple[KVCache, jax.Array, SlotState]:
+    """Zeroed pages of every layer, last tokens and slots, sharded as the steps want them.
+
+    Args:
+        programs: the engine's.
+        cache_directory: of the programs that write the zeros, as in `persistent_cache`.
+    """
     pages, others = programs.kv, (programs.last_tokens, programs.slot_state)
     structs, tree = jax.tree.flatten(others)
-    last_tokens, slots = jax.tree.unflatten(tree, _maker_of_all(tuple(structs))())
-    return tuple((_maker(k)(), _maker(v)()) for k, v in pages), last_tokens, slots
+    last_tokens, slots = jax.tree.unflatten(tree, _maker(tuple(structs), cache_directory)())
+    kv = [[_maker((part,), cache_directory)()[0] for part in layer] for layer in pages]
+    return tuple((keys, values) for keys, values in kv), last_tokens, slots
 
 
 # Compiled once for all layers of the same shape, and not again when a cache is rebuilt.
-@functools.lru_cache(maxsize=16)
-def _maker(struct: jax.ShapeDtypeStruct) -> Callable[[], jax.Array]:
-    return jax.jit(lambda: _zeros(struct), out_shardings=struct.sharding)
-
-
-@functools.lru_cache(maxsize=16)
-def _maker_of_all(structs: tuple[Any, ...]) -> Callable[[], list[jax.Array]]:
-    return jax.jit(
-        lambda: [_zeros(struct) for struct in structs],
+@functools.lru_cache(maxsize=32)
+def _maker(
+    structs: tuple[jax.ShapeDtypeStruct, ...], cache_directory: str | None
+) -> Callable[[], list[jax.Array]]:
+    make = jax.jit(
+        lambda: [jnp.zeros(struct.shape, struct.dtype) for struct in structs],
         out_shardings=[struct.sharding for struct in structs],
     )
-
-
-def _zeros(struct: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(struct.shape, struct.dtype)
+    with persistent_cache(cache_directory):
+        return make.lower().compile()
 
 
 def free(*trees: object) -> None:

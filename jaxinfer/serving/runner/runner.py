@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.config import EngineConfig
@@ -25,7 +25,7 @@ from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
-from jaxinfer.serving.requests.result import StepResult, count_accepted, unpack_scores
+from jaxinfer.serving.requests.result import StepResult
 from jaxinfer.serving.runner import host_params, kv_cache
 from jaxinfer.serving.runner.batch import Batch, BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
@@ -104,6 +104,7 @@ class Runner:
             self._host_blocks = HostBlocks(plan.programs, swap_space)
             undo.pop_all()
         self.num_host_blocks = self._host_blocks.num_blocks
+        is_custom = context.has_custom_functions
         self._builder = BatchBuilder(
             plan.buckets,
             max_num_seqs=config.max_num_seqs,
@@ -114,9 +115,7 @@ class Runner:
                 vocab_size=context.config.vocab_size,
                 eos_token_ids=eos_token_ids,
                 tokenizer=tokenizer,
-                free_logprobs=config.free_logprobs(
-                    has_custom_functions=context.has_custom_functions
-                ),
+                free_logprobs=config.free_logprobs(has_custom_functions=is_custom),
             ),
         )
         # Collectives that wait for each other on few cores can deadlock, so emulated devices get
@@ -161,27 +160,29 @@ class Runner:
     def compile_all(self) -> None:
         """Compile every program there is, so that nothing compiles while requests run.
 
-        Then allocate the pages: XLA tries kernels out while it compiles, which takes memory. On one
-        accelerator, then run every program, so that requests meet them warm.
+        Then allocate the pages: XLA tries kernels out while it compiles, which takes memory. One
+        accelerator then runs every program, so that requests meet them warm. Where all are found
+        compiled, pages come first, and each program runs while others are still read.
         """
         keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
-        start = time.perf_counter()
-        try:
-            self._compiled.compile(
-                keys,
-                show_progress=self._config.show_progress,
-                in_order=functools.partial(self._lowering.as_ready, self._programs),
-            )
-        finally:
-            self._lowering.close()
-        self._compile_s = time.perf_counter() - start
-        self.memory.mark("programs compiled")
-        if self._kv is None:
-            self.reset_cache()
         # XLA keeps scratch memory for every all-reduce of every program that has run, 0.4 GB a
         # program of 36 layers: on several devices only what requests need runs.
-        if not self._is_cpu and self._mesh.devices.size == 1:
-            self._warm_up(keys)
+        warms_up = not self._is_cpu and self._mesh.devices.size == 1
+        start, num_lowered = time.perf_counter(), self._lowering.num_lowered
+        in_order = functools.partial(self._lowering.as_ready, self._programs)
+        each = self._compiled.compile_each(
+            keys, show_progress=self._config.show_progress, in_order=in_order
+        )
+        with contextlib.closing(self._lowering), contextlib.closing(each):
+            ready = [next(each)]  # all have begun
+            if self._lowering.num_lowered > num_lowered or not warms_up:
+                ready.extend(each)
+            self.memory.mark("programs compiled")
+            if self._kv is None:
+                self.reset_cache()
+            if warms_up:
+                self._warm_up(itertools.chain(ready, each))
+        self._compile_s = time.perf_counter() - start - self._allocate_s
 
     def start_up_times(self, load_s: float) -> StartUpTimes:
         """Where the time went until now, which is the end of the start.
@@ -251,16 +252,7 @@ class Runner:
             Exception: the device's own, of that step. The pages may then be gone.
         """
         with self._watchdog.watching("a step"):
-            sampled = np.asarray(step.sampled)
-        by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
-        scores = unpack_scores(by_row[: step.num_rows])
-        prompt = num_accepted = None
-        if step.prompt is not None:
-            prompt = unpack_scores(np.asarray(step.prompt)[: step.num_tokens])
-        if step.proposed is not None:
-            by_row = zip(step.proposed, scores.tokens.tolist(), strict=True)
-            num_accepted = [count_accepted(proposed, tokens) for proposed, tokens in by_row]
-        return StepResult(scores, prompt, num_accepted)
+            return step.read()
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.
@@ -274,7 +266,8 @@ class Runner:
         # First, because that waits until no GPU runs a step that would write to the old ones.
         fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
         kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
-        self._kv, self._last_tokens, self._slots = kv_cache.allocate(self._programs)
+        disk = self._config.compilation_cache_dir
+        self._kv, self._last_tokens, self._slots = kv_cache.allocate(self._programs, disk)
         self._peer_buffers = fresh
         with self._watchdog.watching("to allocate its KV cache"):
             jax.block_until_ready(self._kv)
@@ -357,7 +350,7 @@ class Runner:
         self._await_if_emulated(jax.tree.leaves(written)[-1])
         return written
 
-    def _warm_up(self, keys: Sequence[ProgramKey]) -> None:
+    def _warm_up(self, keys: Iterable[ProgramKey]) -> None:
         warm = warm_up(
             self._programs,
             keys,

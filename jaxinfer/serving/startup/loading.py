@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import sys
 import time
@@ -26,6 +27,7 @@ from jaxinfer.model.sharding import (
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.guided.compiler import GrammarCompiler
@@ -179,14 +181,16 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         grammars=grammars,
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
     )
-    # One block for all that compiles: what checks the weights does, too, and some programs go on
-    # doing so from one step to the next.
-    with persistent_cache(config.compilation_cache_dir):
+    cache = functools.partial(persistent_cache, config.compilation_cache_dir)
+    params = source.params or {}
+    if directory is not None:
+        with cache(), _memory_errors_explained():  # what checks the weights compiles, too
+            params = _load_weights(directory, model_config, config, mesh, source.rules)
+    load_s = time.perf_counter() - start
+    # One block for all programs, of which some go on compiling from one step to the next.
+    by_engine = len(meshes) == 1 and keeps_executables(list(mesh.devices.flat))
+    with contextlib.nullcontext() if by_engine else cache():
         with _memory_errors_explained():
-            params = source.params or {}
-            if directory is not None:
-                params = _load_weights(directory, model_config, config, mesh, source.rules)
-            load_s = time.perf_counter() - start
             if len(meshes) == 1:
                 started = [start_engine(setup, params, mesh)]
             else:

@@ -17,6 +17,7 @@ from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
@@ -113,7 +114,7 @@ def plan_engine(
     )
     buckets = shapes(max_model_len=max_model_len)
     if lowering is None:
-        lowering = start_lowering(engine_config.compilation_cache_dir)
+        lowering = start_lowering(engine_config.compilation_cache_dir, list(mesh.devices.flat))
     compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
     first, counter = compiler(programs), CompilationCounter()
     try:
@@ -303,7 +304,8 @@ def _compiler(
         )
         return own | dict(options)
 
+    caching = functools.partial(persistent_cache, config.compilation_cache_dir)
+    if lowering.executables is not None:
+        caching = lowering.executables.written_in_background
     lower = functools.partial(lowering.lower, programs)
-    return CompiledPrograms(
-        lower, options_for, config.compilation_cache_dir, says_so=config.show_progress
-    )
+    return CompiledPrograms(lower, options_for, caching, says_so=config.show_progress)

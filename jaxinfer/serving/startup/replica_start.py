@@ -33,8 +33,8 @@ def start_replicas(
     """
     model, rules = setup.model_config, setup.rules
     trees = [replica_params(params, describe_params(params, model, mesh, rules)) for mesh in meshes]
-    lowering = start_lowering(setup.config.compilation_cache_dir)
     devices = [device for mesh in meshes for device in mesh.devices.flat]
+    lowering = start_lowering(setup.config.compilation_cache_dir, devices)
     started: list[StartedEngine] = []
     with contextlib.ExitStack() as undo:
         for tree, mesh in zip(trees, meshes, strict=True):

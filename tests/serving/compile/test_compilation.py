@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,12 +13,12 @@ from jaxinfer.serving.compile.cache.persistent_cache import (
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
 
 
-def _lower(size):
+def _lower(size, options=None):
     return jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((size,), jnp.float32))
 
 
 def _programs(directory=""):
-    return CompiledPrograms(_lower, lambda key: {}, directory)
+    return CompiledPrograms(_lower, lambda key: {}, functools.partial(persistent_cache, directory))
 
 
 def _settings():
@@ -62,7 +64,7 @@ def test_what_was_begun_is_compiled_by_the_time_it_is_asked_for():
     programs.begin([7, 8, 9])
     programs.compile([7], show_progress=False)
     successor.adopt(programs, [7, 8, 9, 10])
-    lowered_again = CompiledPrograms(_refuse, lambda key: {}, "")
+    lowered_again = CompiledPrograms(_refuse, lambda key: {})
     lowered_again.adopt(successor, [7, 8, 9])
     lowered_again.compile([9, 8, 7], show_progress=False)
     assert lowered_again[7] is programs[7]
@@ -77,7 +79,7 @@ def test_closing_forgets_what_was_begun():
     assert programs[5](jnp.ones(5)).tolist() == [3] * 5
 
 
-def _refuse(size):
+def _refuse(size, options):
     raise AssertionError(f"{size} was lowered again")
 
 
@@ -124,7 +126,7 @@ def test_a_counter_leaves_listeners_of_others_alone(own_listeners):
 
 
 def test_a_failure_to_compile_reaches_the_caller():
-    programs = CompiledPrograms(_lower, lambda key: {"no_such_option": 1}, "")
+    programs = CompiledPrograms(_lower, lambda key: {"no_such_option": 1})
     with pytest.raises(Exception, match="no_such_option"):
         programs.compile([1, 2], show_progress=False)
 
@@ -209,15 +211,16 @@ def test_the_default_directory_is_the_users_cache(monkeypatch, tmp_path):
     assert default_directory() == tmp_path / ".cache" / "jaxinfer" / "xla"
 
 
-def test_traced_programs_lie_beside_the_compiled_ones(tmp_path):
-    assert store_directory(str(tmp_path / "a")) == tmp_path / "a" / "traced"
-    assert store_directory("") is None
+@pytest.mark.parametrize("kind", ["traced", "compiled"])
+def test_engines_own_programs_lie_below_the_cache(tmp_path, kind):
+    assert store_directory(str(tmp_path / "a"), kind) == tmp_path / "a" / kind
+    assert store_directory("", kind) is None
     for configured, expected in (
-        (str(tmp_path / "theirs"), tmp_path / "theirs" / "traced"),
+        (str(tmp_path / "theirs"), tmp_path / "theirs" / kind),
         ("gs://bucket/theirs", None),
     ):
         jax.config.update("jax_compilation_cache_dir", configured)
         try:
-            assert store_directory(str(tmp_path / "a")) == expected
+            assert store_directory(str(tmp_path / "a"), kind) == expected
         finally:
             jax.config.update("jax_compilation_cache_dir", None)

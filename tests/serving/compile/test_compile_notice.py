@@ -48,7 +48,7 @@ def test_a_first_use_is_announced_and_timed_and_a_second_is_not(capsys, says_so)
             time.sleep(0.7)
             return lambda: "ran"
 
-    programs = CompiledPrograms(lambda key: Slow(), lambda key: {}, "", says_so=says_so)
+    programs = CompiledPrograms(lambda *_: Slow(), lambda key: {}, says_so=says_so)
     assert programs["a"]() == "ran"
     assert programs.seconds_waited >= 0.7
     err = capsys.readouterr().err

@@ -43,8 +43,8 @@ def _programs(devices=1, blocks=64, dtype=jnp.float32, **context):
 def test_a_program_from_disk_compiles_to_what_tracing_gives(tmp_path, key, devices):
     first, second = Lowering(ProgramStore(tmp_path)), Lowering(ProgramStore(tmp_path))
     programs = _programs(devices)
-    written = first.lower(programs, key)
-    read = second.lower(programs, key)
+    written = first.lower(programs, key, {})
+    read = second.lower(programs, key, {})
     assert (first.num_traced, first.num_read) == (1, 0)
     assert (second.num_traced, second.num_read) == (0, 1)
     assert first.seconds > 0
@@ -68,32 +68,32 @@ def test_a_program_from_disk_compiles_to_what_tracing_gives(tmp_path, key, devic
 )
 def test_another_engine_finds_nothing(tmp_path, programs, key):
     store = ProgramStore(tmp_path)
-    Lowering(store).lower(_programs(), DecodeShape(4, 8))
+    Lowering(store).lower(_programs(), DecodeShape(4, 8), {})
     other = Lowering(store)
-    other.lower(programs, key)
+    other.lower(programs, key, {})
     assert (other.num_traced, other.num_read) == (1, 0)
 
 
 def test_another_model_of_the_same_shapes_finds_nothing(tmp_path):
     store = ProgramStore(tmp_path)
     programs = _programs()
-    Lowering(store).lower(programs, DecodeShape(4, 8))
+    Lowering(store).lower(programs, DecodeShape(4, 8), {})
     config = dataclasses.replace(CONFIG, rope_theta=CONFIG.rope_theta + 1)
     context = dataclasses.replace(programs.context, config=config)
     other = Lowering(store)
-    other.lower(dataclasses.replace(programs, context=context), DecodeShape(4, 8))
+    other.lower(dataclasses.replace(programs, context=context), DecodeShape(4, 8), {})
     assert other.num_read == 0
 
 
 def test_a_damaged_entry_is_traced_again_with_the_same_result(tmp_path):
     programs, key = _programs(), DecodeShape(4, 8)
-    whole = Lowering(ProgramStore(tmp_path)).lower(programs, key).as_text()
+    whole = Lowering(ProgramStore(tmp_path)).lower(programs, key, {}).as_text()
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     again = Lowering(ProgramStore(tmp_path))
-    assert again.lower(programs, key).as_text() == whole
+    assert again.lower(programs, key, {}).as_text() == whole
     assert (again.num_traced, again.num_read) == (1, 0)
-    assert Lowering(ProgramStore(tmp_path)).lower(programs, key).as_text() == whole
+    assert Lowering(ProgramStore(tmp_path)).lower(programs, key, {}).as_text() == whole
 
 
 def test_programs_with_a_callers_function_are_traced_every_time(tmp_path):
@@ -101,17 +101,17 @@ def test_programs_with_a_callers_function_are_traced_every_time(tmp_path):
     for key in (SamplerKey(4, "greedy"), MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 2)):
         for _ in range(2):
             lowering = Lowering(ProgramStore(tmp_path))
-            lowering.lower(programs, key)
+            lowering.lower(programs, key, {})
             assert (lowering.num_traced, lowering.num_read) == (1, 0)
     assert not list(tmp_path.iterdir())
     # What does not run it is shared with engines that have none.
-    Lowering(ProgramStore(tmp_path)).lower(_programs(), DecodeShape(4, 8))
+    Lowering(ProgramStore(tmp_path)).lower(_programs(), DecodeShape(4, 8), {})
     lowering = Lowering(ProgramStore(tmp_path))
-    lowering.lower(programs, DecodeShape(4, 8))
+    lowering.lower(programs, DecodeShape(4, 8), {})
     assert lowering.num_read == 1
 
 
 def test_without_a_store_everything_is_traced():
     lowering = Lowering(None)
-    assert isinstance(lowering.lower(_programs(), SamplerKey(4, "greedy")), jax.stages.Lowered)
+    assert isinstance(lowering.lower(_programs(), SamplerKey(4, "greedy"), {}), jax.stages.Lowered)
     assert (lowering.num_traced, lowering.num_read) == (1, 0)

@@ -39,7 +39,7 @@ def workers_everywhere(monkeypatch):
 
 
 def _lower_all(lowering, programs, keys=_KEYS):
-    return {key: lowering.lower(programs, key) for key in lowering.as_ready(programs, keys)}
+    return {key: lowering.lower(programs, key, {}) for key in lowering.as_ready(programs, keys)}
 
 
 @pytest.mark.slow

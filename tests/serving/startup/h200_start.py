@@ -88,7 +88,7 @@ def main(shape: str, directory: str, cores: str) -> None:
     def options(key: ProgramKey) -> dict:
         return options_of(key, platform="gpu", num_devices=1, peer_buffers=False)
 
-    compiled = CompiledPrograms(functools.partial(lowering.lower, programs), options, "")
+    compiled = CompiledPrograms(functools.partial(lowering.lower, programs), options)
     try:
         compiled.compile(
             keys, show_progress=False, in_order=functools.partial(lowering.as_ready, programs)

@@ -214,7 +214,7 @@ def test_a_tokenizer_that_is_given_is_not_skipped(directory, tokenizer):
 
 
 def test_too_little_memory_is_one_line_that_says_what_helps(monkeypatch):
-    def allocate(programs):
+    def allocate(programs, cache_directory):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
 
     monkeypatch.setattr("jaxinfer.serving.runner.kv_cache.allocate", allocate)

@@ -22,8 +22,6 @@ _SETTINGS = {
     "jax_enable_compilation_cache": True,
 }
 
-_TRACED = "traced"
-
 
 def default_directory() -> Path:
     """``$XDG_CACHE_HOME/jaxinfer/xla``, by default under ``~/.cache``."""
@@ -75,11 +73,12 @@ def _switched_on(directory: str | None) -> Iterator[Path | None]:
         compilation_cache.reset_cache()
 
 
-def store_directory(directory: str | None) -> Path | None:
-    """Where traced programs are kept (see `program_store`): below the compilation cache.
+def store_directory(directory: str | None, kind: str) -> Path | None:
+    """Where an engine keeps its own programs: below the compilation cache.
 
     Args:
         directory: as for `persistent_cache`.
+        kind: of programs, "traced" or "compiled".
 
     Returns:
         A directory that need not exist yet, or None where nothing is kept, or where the user's own
@@ -87,9 +86,9 @@ def store_directory(directory: str | None) -> Path | None:
     """
     configured = jax.config.jax_compilation_cache_dir
     if configured is not None:
-        return None if "://" in configured else Path(configured) / _TRACED
+        return None if "://" in configured else Path(configured) / kind
     path = None if directory == "" else _made(directory)
-    return path and path / _TRACED
+    return path and path / kind
 
 
 def _made(directory: str | None) -> Path | None:

@@ -108,10 +108,10 @@ def test_it_is_compiled_with_its_options_on_a_gpu_only():
 
 def test_it_is_lowered_through_the_store_but_with_a_callers_function(tmp_path):
     first, second, third = (Lowering(ProgramStore(tmp_path)) for _ in range(3))
-    written, read = first.lower(_programs(), _KEY), second.lower(_programs(), _KEY)
+    written, read = first.lower(_programs(), _KEY, {}), second.lower(_programs(), _KEY, {})
     assert written.as_text() == read.as_text()
     assert (first.num_traced, second.num_read) == (1, 1)
-    third.lower(_programs(logits_processor=lambda logits, state: logits), _KEY)
+    third.lower(_programs(logits_processor=lambda logits, state: logits), _KEY, {})
     assert (third.num_traced, third.num_read) == (1, 0)
 
 
@@ -163,7 +163,7 @@ def test_another_process_traces_it(tmp_path):
     )
     assert ran.stdout.split() == [identity]
     mine = Lowering(store)
-    mine.lower(programs, _KEY)
+    mine.lower(programs, _KEY, {})
     assert (mine.num_traced, mine.num_read) == (0, 1)
 
 

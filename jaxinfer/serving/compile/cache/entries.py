@@ -1,0 +1,73 @@
+"""A directory of files that are there whole or not at all, and say themselves what they are."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+_DIGEST = hashlib.sha256().digest_size
+_FAST = 1  # zlib level; a program shrinks to a fifth
+
+
+class Entries:
+    """Bytes on disk by name, compressed.
+
+    An entry counts only if it is whole and says itself that it belongs to its name: one that is
+    damaged, cut short or renamed is as good as none. Writing is atomic, so processes may share a
+    directory. An error of the disk costs time and nothing else.
+
+    Args:
+        directory: made when first written to.
+        kind: of what is kept, in the first line of each file.
+        suffix: of the files' names.
+    """
+
+    def __init__(self, directory: Path, kind: str, suffix: str) -> None:
+        self._directory = directory
+        self._kind = kind
+        self._suffix = suffix
+
+    def holds(self, name: str) -> bool:
+        """Whether there is an entry, sound or not."""
+        return self._path(name).exists()
+
+    def read(self, name: str) -> bytes | None:
+        """What was written under a name; None where nothing sound is."""
+        try:
+            data = self._path(name).read_bytes()
+        except OSError:
+            return None
+        header = self._header(name)
+        body = data[len(header) + _DIGEST :]
+        if data[: len(header) + _DIGEST] != header + hashlib.sha256(body).digest():
+            return None
+        return zlib.decompress(body)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keep bytes under a name; Python's lock is free while they are compressed."""
+        body = zlib.compress(data, _FAST)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=self._directory, prefix=".writing-")
+        except OSError:
+            return
+        temporary = Path(partial)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(self._header(name) + hashlib.sha256(body).digest() + body)
+            temporary.replace(self._path(name))
+        except OSError:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Let there be no entry."""
+        with contextlib.suppress(OSError):
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}{self._suffix}"
+
+    def _header(self, name: str) -> bytes:
+        return f"{self._kind} {name}\n".encode()

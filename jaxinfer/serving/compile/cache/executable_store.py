@@ -1,0 +1,168 @@
+"""Compiled programs on disk: a process that finds its own there neither lowers nor compiles.
+
+JAX's compilation cache is asked with a lowered program, and lowering one that was traced before
+still takes Python 40 to 90 ms, one program after the other. These entries are found by what a
+program is made from, and are read by all of a processor's cores at once.
+
+Reading one runs machine code and Python's pickle, as with JAX's own cache: a directory that others
+may write to lets them run what they like.
+"""
+
+import contextlib
+import os
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.monitoring
+from jax._src.lib import xla_client
+from jax.experimental import serialize_executable
+
+from jaxinfer.serving.compile.cache.entries import Entries
+
+FOUND_EVENT = "/jaxinfer/compile/executable_found"
+"""What JAX's listeners hear of each program that is read from disk."""
+
+LOAD_EVENT = "/jaxinfer/compile/executable_load_duration"
+"""How long that took, in seconds."""
+
+# Programs compile at their first use there, and JAX finds them by their code, whatever has changed
+# in this package's source.
+_LEFT_TO_JAX = ("cpu",)
+
+# One makes an entry, which holds Python's lock, and one compresses the last one.
+_THREADS = 2
+
+
+def keeps_executables(devices: Sequence[Any]) -> bool:
+    """Whether an engine on these devices keeps executables itself, or JAX does in its own cache.
+
+    JAX does on CPUs, for devices of several processes, and where its cache is on already: the user
+    has configured it, or this is inside `persistent_cache`, as it is for replicas, which share
+    their executables there.
+    """
+    is_on = jax.config.jax_compilation_cache_dir is not None
+    spans_processes = len({device.process_index for device in devices}) > 1
+    return not is_on and not spans_processes and devices[0].platform not in _LEFT_TO_JAX
+
+
+class UnreadableExecutableError(Exception):
+    """What was kept of a program can't be read; it must be compiled anew."""
+
+
+class ExecutableStore:
+    """A directory of executables, for the devices of one process.
+
+    What holds of its entries, and of errors of the disk, is said of `Entries`. A program that XLA
+    can't write, such as one that calls back into Python, is not kept.
+
+    Args:
+        directory: made when first written to.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._entries = Entries(Path(directory), "jaxinfer executable 1", ".executable")
+        self._unreadable: set[str] = set()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def holds(self, identity: str) -> bool:
+        """Whether there is an entry, and `load` has not found it unreadable."""
+        return identity not in self._unreadable and self._entries.holds(identity)
+
+    def load(self, identity: str, devices: Sequence[Any]) -> jax.stages.Compiled:
+        """A program, ready to run.
+
+        Args:
+            identity: that it was saved under.
+            devices: that it was compiled for.
+
+        Raises:
+            UnreadableExecutableError: there is none, or none that can be read, and it was removed.
+        """
+        start = time.perf_counter()
+        try:
+            compiled = _read(self._entries.read(identity) or b"", devices)
+        except Exception as error:  # of many types, where this JAX or this device can't read it
+            self._entries.remove(identity)
+            self._unreadable.add(identity)
+            raise UnreadableExecutableError(f"{identity} can't be read: {error}") from error
+        jax.monitoring.record_event(FOUND_EVENT)
+        jax.monitoring.record_event_duration_secs(LOAD_EVENT, time.perf_counter() - start)
+        return compiled
+
+    def save(self, identity: str, compiled: jax.stages.Compiled) -> None:
+        """Keep a program; inside `written_in_background`, by a thread of its own.
+
+        Args:
+            identity: which is found again only by what compiles to the same.
+            compiled: it.
+        """
+        if (pool := self._pool) is not None:
+            with contextlib.suppress(RuntimeError):  # it has shut down meanwhile
+                pool.submit(self._write, identity, compiled)
+                return
+        self._write(identity, compiled)
+
+    @contextlib.contextmanager
+    def written_in_background(self) -> Iterator[None]:
+        """Inside, entries are written while other programs compile; all are on disk afterwards.
+
+        Where the block raises, the ones not begun are left out. One thread may be inside.
+        """
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxinfer-cache") as pool:
+            self._pool = pool
+            try:
+                yield
+            except BaseException:  # Ctrl-C, too
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            finally:
+                self._pool = None
+
+    def _write(self, identity: str, compiled: jax.stages.Compiled) -> None:
+        try:
+            data = _written(compiled)
+        except Exception:  # of many types, by what the program holds
+            return
+        self._entries.write(identity, data)
+        self._unreadable.discard(identity)
+
+
+def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tuple[object, ...]:
+    """What XLA's result depends on beside the program and JAX's version and settings.
+
+    Args:
+        devices: to compile for.
+        options: of XLA, for this program.
+    """
+    client = devices[0].client
+    topology = xla_client.get_topology_for_devices(list(devices))
+    return (
+        client.platform_version,
+        [device.id for device in devices],
+        topology.fingerprint(),
+        os.environ.get("XLA_FLAGS", ""),
+        sorted(options.items()),
+    )
+
+
+def _written(compiled: jax.stages.Compiled) -> bytes:
+    """An executable, and how arguments and results are put together: trees of numbers."""
+    data, *trees = serialize_executable.serialize(compiled)
+    return pickle.dumps(
+        (data, [jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees])
+    )
+
+
+def _read(data: bytes, devices: Sequence[Any]) -> jax.stages.Compiled:
+    executable, trees = pickle.loads(data)
+    return serialize_executable.deserialize_and_load(
+        executable,
+        *map(jax.tree.structure, trees),
+        backend=devices[0].client,
+        execution_devices=devices,
+    )

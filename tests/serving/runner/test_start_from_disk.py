@@ -1,0 +1,92 @@
+"""A second start reads what the first compiled, and runs programs while it reads others."""
+
+import jax
+import pytest
+
+from jaxinfer.serving.compile.cache import executable_store
+from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
+from tests.serving.runner import tiny_runner
+from tests.serving.runner.tiny_runner import make_runner
+from tests.serving.small_llm import PROMPTS, small_llm
+
+
+@pytest.fixture(autouse=True)
+def kept_by_the_engine(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(executable_store, "_LEFT_TO_JAX", ())
+
+
+def _answers(llm):
+    with llm:
+        params = tiny_runner.SamplingParams(**tiny_runner.GREEDY)
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs], llm.start_up, llm
+
+
+def test_a_second_engine_traces_nothing_and_answers_the_same(tmp_path):
+    settings = {"compilation_cache_dir": str(tmp_path)}
+    cold = small_llm(**settings)
+    expected = _answers(cold)[0]
+    kept = {path.name for path in (tmp_path / "compiled").iterdir()}
+    assert len(kept) == 3
+    assert not list(tmp_path.glob("*decode*-cache"))  # JAX keeps no second copy
+    warm = small_llm(**settings)
+    lowering = warm._loaded.replicas[0].runner._lowering
+    assert _answers(warm)[0] == expected
+    assert (lowering.num_traced, lowering.num_lowered) == (0, 0)
+    assert lowering.num_read == len(kept)
+    assert {path.name for path in (tmp_path / "compiled").iterdir()} == kept
+
+
+def test_without_a_directory_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _answers(small_llm(compilation_cache_dir=""))
+    assert not list(tmp_path.iterdir())
+
+
+def test_jax_keeps_the_programs_of_replicas_which_share_them(tmp_path):
+    settings = {"compilation_cache_dir": str(tmp_path), "data_parallel_size": 2}
+    expected = _answers(small_llm(compilation_cache_dir=str(tmp_path)))[0]
+    for path in (tmp_path / "compiled").iterdir():
+        path.unlink()
+    assert _answers(small_llm(**settings))[0] == expected
+    assert not list((tmp_path / "compiled").iterdir())
+
+
+@pytest.fixture
+def few_programs(monkeypatch):
+    keys = [CopyBlocksKey(4), SamplerKey(4, "greedy"), SamplerKey(1, "greedy")]
+    monkeypatch.setattr(
+        "jaxinfer.serving.runner.runner.all_programs", lambda buckets, *, swaps: keys
+    )
+    return keys
+
+
+def _compile_all(runner):
+    """What happens to programs and pages, in order, as on one accelerator."""
+    runner._is_cpu = False
+    kv, runner._kv = runner._kv, None
+    jax.block_until_ready(kv)
+    events, reset, result = [], runner.reset_cache, runner._compiled._result
+    runner.reset_cache = lambda: (events.append("pages"), reset())
+    runner._compiled._result = lambda key: (events.append("ready"), result(key))[1]
+
+    class Recorder(type(runner._compiled)):
+        def __getitem__(self, key):
+            events.append("run")
+            return super().__getitem__(key)
+
+    runner._compiled.__class__ = Recorder
+    runner.compile_all()
+    runner.close()
+    return events
+
+
+def test_pages_come_before_programs_that_are_read_and_after_ones_that_compile(
+    tmp_path, few_programs
+):
+    cold = _compile_all(make_runner(compilation_cache_dir=str(tmp_path)))
+    assert cold == ["ready"] * 3 + ["pages"] + ["run"] * 9
+    warm = _compile_all(make_runner(compilation_cache_dir=str(tmp_path)))
+    assert warm == ["ready", "pages", *["run"] * 3, *(["ready"] + ["run"] * 3) * 2]
