@@ -220,7 +220,8 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compilation-cache-dir",
         default=unset,
-        help='where compiled programs are kept between runs ("" keeps none)',
+        help="where compiled programs are kept between runs, which nobody else may write to "
+        '("" keeps none)',
     )
     group.add_argument(
         "--compile-ahead",
