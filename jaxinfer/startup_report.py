@@ -80,13 +80,14 @@ class StartUpTimes:
         load_s: tokenizer and weights, until they are on the devices.
         plan_s: choosing shapes and counting KV blocks; on a GPU the largest steps are compiled
             for that, with few layers, while others begin to.
-        compile_s: compiling the other programs ahead, and running each on padding.
+        compile_s: compiling the other programs ahead, or reading them; on one GPU running each on
+            padding, too.
         allocate_s: making the KV pages.
         lower_s: of `plan_s` and `compile_s`, what the thread that hands programs to the compiler
-            spent on tracing, on reading from disk, and on waiting for worker processes.
-        xla_s: time in the compiler, or in reading from its cache; summed over its threads.
+            spent on tracing, on reading traced ones, and on waiting for worker processes.
+        xla_s: time in the compiler, or in reading what it compiled; summed over its threads.
         num_traced: programs traced in this process.
-        num_read: programs found on disk, traced by a worker or by an earlier process.
+        num_read: programs found on disk: compiled, or traced by a worker or an earlier process.
     """
 
     load_s: float

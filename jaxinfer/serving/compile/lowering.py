@@ -9,11 +9,7 @@ import jax
 import jax.export
 
 from jaxinfer.kernels.implementations import import_all
-from jaxinfer.serving.compile.cache.executable_store import (
-    ExecutableStore,
-    compiler_identity,
-    keeps_executables,
-)
+from jaxinfer.serving.compile.cache.executable_store import ExecutableStore, compiler_identity
 from jaxinfer.serving.compile.cache.persistent_cache import store_directory
 from jaxinfer.serving.compile.compilation import Lowered
 from jaxinfer.serving.compile.kept_program import KeptProgram
@@ -24,18 +20,18 @@ from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.programs import Program, Programs
 
 
-def start_lowering(compilation_cache_dir: str | None, devices: Sequence[Any]) -> "Lowering":
+def start_lowering(compilation_cache_dir: str | None, *, keeps: bool) -> "Lowering":
     """The `Lowering` of an engine, with stores below that directory unless caches are off.
 
     Args:
         compilation_cache_dir: as in `EngineConfig`.
-        devices: the engine's, or all replicas'.
+        keeps: executables; otherwise JAX does, if anybody.
     """
     traced = store_directory(compilation_cache_dir, "traced")
     compiled = store_directory(compilation_cache_dir, "compiled")
     return Lowering(
         traced and ProgramStore(traced),
-        ExecutableStore(compiled) if compiled and keeps_executables(devices) else None,
+        ExecutableStore(compiled) if compiled and keeps else None,
     )
 
 
@@ -54,7 +50,8 @@ class Lowering:
         seconds: spent here so far.
         num_traced: programs traced so far.
         num_read: programs found on disk, traced or compiled.
-        num_lowered: programs that were not found compiled.
+        num_lowered: programs handed over to be compiled, or found by JAX; all others were found
+            compiled in `executables`.
         executables: the argument.
     """
 
@@ -149,8 +146,11 @@ class Lowering:
         start = time.perf_counter()
         try:
             if self.executables is None:
+                self.num_lowered += 1
                 return self._lower(programs, key)
-            return self._kept(programs, key, options, self.executables)
+            kept = self._kept(programs, key, options, self.executables)
+            self.num_lowered += kept.lowered is not None
+            return kept
         finally:
             self.seconds += time.perf_counter() - start
 
@@ -176,7 +176,6 @@ class Lowering:
         return KeptProgram(store, identity, devices, None)
 
     def _lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
-        self.num_lowered += 1
         if self._store is None or _runs_user_code(programs, key):
             self.num_traced += 1
             return programs.lower(key)

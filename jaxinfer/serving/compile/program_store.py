@@ -1,4 +1,4 @@
-"""Traced programs on disk: a process that finds its own there neither traces nor lowers again.
+"""Traced programs on disk: a process that finds its own there does not trace them again.
 
 Tracing holds Python's global lock, a second or so for each program with kernels in it, and JAX's
 compilation cache, which keeps only compiled programs, does not spare it. Entries are `jax.export`'s
@@ -22,8 +22,11 @@ from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotSta
 
 _PACKAGE = Path(__file__).parents[2]
 
-# Whose version decides what tracing yields, beside this package's own source.
-_DISTRIBUTIONS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "triton")
+# Whose version decides what tracing and compiling yield, beside this package's own source.
+_DISTRIBUTIONS = (
+    *("jax", "jaxlib", "jax-triton", "triton"),
+    *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
+)
 
 # Their serialized form is of one version of JAX and Triton; so is an entry of the store.
 _KERNEL_CALLS = ("jaxinfer_paged_decode_attention", "mosaic_gpu_v2", "triton_kernel_call")

@@ -65,6 +65,30 @@ class StepResult:
         return np.cumprod(self.sampled.ok, axis=1, dtype=np.int64).sum(axis=1).tolist()
 
 
+def unpack_step(
+    sampled: np.ndarray,
+    prompt: np.ndarray | None,
+    *,
+    num_rows: int,
+    proposed: Sequence[Sequence[int]] | None,
+) -> StepResult:
+    """What a step gave the host.
+
+    Args:
+        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]``.
+        prompt: int32 ``[num_tokens, columns]`` of the packed tokens, or None.
+        num_rows: rows of the schedule, at most B.
+        proposed: each row's proposed tokens, if some row had any.
+    """
+    by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
+    scores = unpack_scores(by_row[:num_rows])
+    num_accepted = None
+    if proposed is not None:
+        pairs = zip(proposed, scores.tokens.tolist(), strict=True)
+        num_accepted = [count_accepted(given, tokens) for given, tokens in pairs]
+    return StepResult(scores, None if prompt is None else unpack_scores(prompt), num_accepted)
+
+
 def count_accepted(proposed: Sequence[int], sampled: Sequence[int]) -> int:
     """The number of a row's accepted tokens: up to the first that differs from its proposal.
 

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from jaxinfer.serving.requests.result import StepResult, count_accepted, unpack_scores
 from jaxinfer.serving.runner.batch import Batch
 from jaxinfer.serving.scheduler.schedule import Schedule
 
@@ -48,20 +46,3 @@ class InFlightStep(NamedTuple):
     num_rows: int
     num_tokens: int
     proposed: Sequence[Sequence[int]] | None = None
-
-    def read(self) -> StepResult:
-        """Wait for it, and read it.
-
-        Raises:
-            Exception: the device's own.
-        """
-        sampled = np.asarray(self.sampled)
-        by_row = sampled[:, None] if sampled.ndim == 2 else sampled.swapaxes(0, 1)
-        scores = unpack_scores(by_row[: self.num_rows])
-        prompt = num_accepted = None
-        if self.prompt is not None:
-            prompt = unpack_scores(np.asarray(self.prompt)[: self.num_tokens])
-        if self.proposed is not None:
-            by_row = zip(self.proposed, scores.tokens.tolist(), strict=True)
-            num_accepted = [count_accepted(proposed, tokens) for proposed, tokens in by_row]
-        return StepResult(scores, prompt, num_accepted)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.config import EngineConfig
@@ -25,7 +26,7 @@ from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.upload import upload
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
-from jaxinfer.serving.requests.result import StepResult
+from jaxinfer.serving.requests.result import StepResult, unpack_step
 from jaxinfer.serving.runner import host_params, kv_cache
 from jaxinfer.serving.runner.batch import Batch, BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
@@ -161,28 +162,30 @@ class Runner:
         """Compile every program there is, so that nothing compiles while requests run.
 
         Then allocate the pages: XLA tries kernels out while it compiles, which takes memory. One
-        accelerator then runs every program, so that requests meet them warm. Where all are found
-        compiled, pages come first, and each program runs while others are still read.
+        accelerator then runs every program, so that requests meet them warm: where executables of
+        all were on disk, each while others are still read, into pages allocated before.
         """
         keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
         # XLA keeps scratch memory for every all-reduce of every program that has run, 0.4 GB a
         # program of 36 layers: on several devices only what requests need runs.
         warms_up = not self._is_cpu and self._mesh.devices.size == 1
         start, num_lowered = time.perf_counter(), self._lowering.num_lowered
+        allocate_s = self._allocate_s
         in_order = functools.partial(self._lowering.as_ready, self._programs)
         each = self._compiled.compile_each(
             keys, show_progress=self._config.show_progress, in_order=in_order
         )
-        with contextlib.closing(self._lowering), contextlib.closing(each):
-            ready = [next(each)]  # all have begun
-            if self._lowering.num_lowered > num_lowered or not warms_up:
-                ready.extend(each)
+        with contextlib.closing(each):
+            with contextlib.closing(self._lowering):
+                ready = [next(each)]  # all have begun
+                if self._lowering.num_lowered > num_lowered or not warms_up:
+                    ready.extend(each)
             self.memory.mark("programs compiled")
             if self._kv is None:
                 self.reset_cache()
             if warms_up:
                 self._warm_up(itertools.chain(ready, each))
-        self._compile_s = time.perf_counter() - start - self._allocate_s
+        self._compile_s = time.perf_counter() - start - (self._allocate_s - allocate_s)
 
     def start_up_times(self, load_s: float) -> StartUpTimes:
         """Where the time went until now, which is the end of the start.
@@ -252,7 +255,9 @@ class Runner:
             Exception: the device's own, of that step. The pages may then be gone.
         """
         with self._watchdog.watching("a step"):
-            return step.read()
+            sampled = np.asarray(step.sampled)
+        prompt = None if step.prompt is None else np.asarray(step.prompt)[: step.num_tokens]
+        return unpack_step(sampled, prompt, num_rows=step.num_rows, proposed=step.proposed)
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.

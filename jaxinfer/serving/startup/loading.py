@@ -28,7 +28,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
-from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
+from jaxinfer.serving.compile.cache.persistent_cache import ONE_AT_A_TIME, persistent_cache
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.processes.description import (
@@ -187,21 +187,22 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         with cache(), _memory_errors_explained():  # what checks the weights compiles, too
             params = _load_weights(directory, model_config, config, mesh, source.rules)
     load_s = time.perf_counter() - start
-    # One block for all programs, of which some go on compiling from one step to the next.
-    by_engine = len(meshes) == 1 and keeps_executables(list(mesh.devices.flat))
-    with contextlib.nullcontext() if by_engine else cache():
-        with _memory_errors_explained():
-            if len(meshes) == 1:
-                started = [start_engine(setup, params, mesh)]
-            else:
-                started = start_replicas(setup, params, meshes)
-        runner = started[0].runner
-        report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
-        say(config, str(report))
-        with closing_on_failure(started):  # also Ctrl-C while compiling
-            compile_ahead(started)
-            if group is not None:
-                group.agree("ready", True)
+    with ONE_AT_A_TIME:
+        keeps = len(meshes) == 1 and keeps_executables(list(mesh.devices.flat))
+        # Where JAX keeps them, in one block: programs go on compiling from one step to the next.
+        with contextlib.nullcontext() if keeps else cache():
+            with _memory_errors_explained():
+                if len(meshes) == 1:
+                    started = [start_engine(setup, params, mesh)]
+                else:
+                    started = start_replicas(setup, params, meshes)
+            runner = started[0].runner
+            report = runner.report if len(started) == 1 else runner.report.of_replicas(len(started))
+            say(config, str(report))
+            with closing_on_failure(started):  # also Ctrl-C while compiling
+                compile_ahead(started)
+                if group is not None:
+                    group.agree("ready", True)
     engine, follower = _engine_of_processes(started, config, group)
     return LoadedEngine(
         engine,

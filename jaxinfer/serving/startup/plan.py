@@ -17,6 +17,7 @@ from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
+from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
@@ -114,7 +115,8 @@ def plan_engine(
     )
     buckets = shapes(max_model_len=max_model_len)
     if lowering is None:
-        lowering = start_lowering(engine_config.compilation_cache_dir, list(mesh.devices.flat))
+        keeps = keeps_executables(list(mesh.devices.flat))
+        lowering = start_lowering(engine_config.compilation_cache_dir, keeps=keeps)
     compiler = functools.partial(_compiler, lowering=lowering, config=engine_config)
     first, counter = compiler(programs), CompilationCounter()
     try:

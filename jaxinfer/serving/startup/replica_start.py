@@ -34,7 +34,8 @@ def start_replicas(
     model, rules = setup.model_config, setup.rules
     trees = [replica_params(params, describe_params(params, model, mesh, rules)) for mesh in meshes]
     devices = [device for mesh in meshes for device in mesh.devices.flat]
-    lowering = start_lowering(setup.config.compilation_cache_dir, devices)
+    # Executables are of certain devices; JAX's cache lets replicas share them.
+    lowering = start_lowering(setup.config.compilation_cache_dir, keeps=False)
     started: list[StartedEngine] = []
     with contextlib.ExitStack() as undo:
         for tree, mesh in zip(trees, meshes, strict=True):

@@ -1,9 +1,14 @@
 """A second start reads what the first compiled, and runs programs while it reads others."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import pytest
 
 from jaxinfer.serving.compile.cache import executable_store
+from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from tests.serving.runner import tiny_runner
@@ -90,3 +95,26 @@ def test_pages_come_before_programs_that_are_read_and_after_ones_that_compile(
     assert cold == ["ready"] * 3 + ["pages"] + ["run"] * 9
     warm = _compile_all(make_runner(compilation_cache_dir=str(tmp_path)))
     assert warm == ["ready", "pages", *["run"] * 3, *(["ready"] + ["run"] * 3) * 2]
+
+
+def test_a_start_takes_no_other_engines_cache_for_the_users(tmp_path):
+    """As where another engine of the process reads its weights meanwhile."""
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def read_weights():
+        with persistent_cache(str(tmp_path / "other")):
+            is_inside.set()
+            may_leave.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(read_weights)
+        is_inside.wait()
+        starting = pool.submit(small_llm, compilation_cache_dir=str(tmp_path / "mine"))
+        time.sleep(0.5)  # time for it to look
+        may_leave.set()
+        llm = starting.result()
+    store = llm._loaded.replicas[0].runner._lowering.executables
+    _answers(llm)
+    assert store is not None
+    assert len(list((tmp_path / "mine" / "compiled").iterdir())) == 3
+    assert not list((tmp_path / "other").iterdir())

@@ -1,1 +1,1 @@
-"""Compiled programs on disk, in JAX's own compilation cache."""
+"""Compiled programs on disk: in the engine's own store, or in JAX's compilation cache."""

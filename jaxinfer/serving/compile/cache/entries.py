@@ -15,8 +15,8 @@ class Entries:
     """Bytes on disk by name, compressed.
 
     An entry counts only if it is whole and says itself that it belongs to its name: one that is
-    damaged, cut short or renamed is as good as none. Writing is atomic, so processes may share a
-    directory. An error of the disk costs time and nothing else.
+    damaged, cut short or renamed is as good as none, and removed. Writing is atomic, so a user's
+    processes may share a directory. An error of the disk costs time and nothing else.
 
     Args:
         directory: made when first written to.
@@ -31,18 +31,25 @@ class Entries:
 
     def holds(self, name: str) -> bool:
         """Whether there is an entry, sound or not."""
-        return self._path(name).exists()
+        try:
+            return self._path(name).exists()
+        except OSError:
+            return False
 
     def read(self, name: str) -> bytes | None:
         """What was written under a name; None where nothing sound is."""
+        path = self._path(name)
         try:
-            data = self._path(name).read_bytes()
+            data = path.read_bytes()
         except OSError:
             return None
         header = self._header(name)
         body = data[len(header) + _DIGEST :]
         if data[: len(header) + _DIGEST] != header + hashlib.sha256(body).digest():
+            self.remove(name)
             return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # for `trim`
         return zlib.decompress(body)
 
     def write(self, name: str, data: bytes) -> None:
@@ -59,12 +66,25 @@ class Entries:
                 file.write(self._header(name) + hashlib.sha256(body).digest() + body)
             temporary.replace(self._path(name))
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
         """Let there be no entry."""
         with contextlib.suppress(OSError):
             self._path(name).unlink(missing_ok=True)
+
+    def trim(self, most_bytes: int) -> None:
+        """Remove entries beyond a number of bytes, the ones not read or written for longest."""
+        entries = []
+        for path in self._directory.glob(f"*{self._suffix}"):
+            with contextlib.suppress(OSError):  # another process has removed it
+                entries.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        for _, size, path in sorted(entries, reverse=True):
+            most_bytes -= size
+            if most_bytes < 0:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}{self._suffix}"

@@ -1,14 +1,15 @@
-"""Compiled programs on disk: a process that finds its own there neither lowers nor compiles.
+"""Compiled programs on disk: a process that finds its own there does not compile them again.
 
 JAX's compilation cache is asked with a lowered program, and lowering one that was traced before
 still takes Python 40 to 90 ms, one program after the other. These entries are found by what a
-program is made from, and are read by all of a processor's cores at once.
+program is made from, without lowering it, and are read by all of a processor's cores at once.
 
 Reading one runs machine code and Python's pickle, as with JAX's own cache: a directory that others
 may write to lets them run what they like.
 """
 
 import contextlib
+import logging
 import os
 import pickle
 import time
@@ -24,6 +25,8 @@ from jax.experimental import serialize_executable
 
 from jaxinfer.serving.compile.cache.entries import Entries
 
+logger = logging.getLogger("jaxinfer")
+
 FOUND_EVENT = "/jaxinfer/compile/executable_found"
 """What JAX's listeners hear of each program that is read from disk."""
 
@@ -34,6 +37,9 @@ LOAD_EVENT = "/jaxinfer/compile/executable_load_duration"
 # in this package's source.
 _LEFT_TO_JAX = ("cpu",)
 
+# Some twelve engines of a small model. What other versions of this package kept is of no use.
+_MOST_BYTES = 4 << 30
+
 # One makes an entry, which holds Python's lock, and one compresses the last one.
 _THREADS = 2
 
@@ -42,8 +48,8 @@ def keeps_executables(devices: Sequence[Any]) -> bool:
     """Whether an engine on these devices keeps executables itself, or JAX does in its own cache.
 
     JAX does on CPUs, for devices of several processes, and where its cache is on already: the user
-    has configured it, or this is inside `persistent_cache`, as it is for replicas, which share
-    their executables there.
+    has configured it, or this is inside `persistent_cache`. So to be asked where no other thread
+    can be inside.
     """
     is_on = jax.config.jax_compilation_cache_dir is not None
     spans_processes = len({device.process_index for device in devices}) > 1
@@ -58,7 +64,8 @@ class ExecutableStore:
     """A directory of executables, for the devices of one process.
 
     What holds of its entries, and of errors of the disk, is said of `Entries`. A program that XLA
-    can't write, such as one that calls back into Python, is not kept.
+    can't write, such as one that calls back into Python, is not kept; nor are, beyond 4 GiB, the
+    ones not used for longest.
 
     Args:
         directory: made when first written to.
@@ -68,6 +75,7 @@ class ExecutableStore:
         self._entries = Entries(Path(directory), "jaxinfer executable 1", ".executable")
         self._unreadable: set[str] = set()
         self._pool: ThreadPoolExecutor | None = None
+        self._has_written = False
 
     def holds(self, identity: str) -> bool:
         """Whether there is an entry, and `load` has not found it unreadable."""
@@ -81,15 +89,17 @@ class ExecutableStore:
             devices: that it was compiled for.
 
         Raises:
-            UnreadableExecutableError: there is none, or none that can be read, and it was removed.
+            UnreadableExecutableError: there is none, or none that can be read, and it was removed;
+                the first time with a warning.
         """
         start = time.perf_counter()
+        if (data := self._entries.read(identity)) is None:
+            raise self._unreadable_error(identity, "it is gone or damaged")
         try:
-            compiled = _read(self._entries.read(identity) or b"", devices)
+            compiled = _read(data, devices)
         except Exception as error:  # of many types, where this JAX or this device can't read it
             self._entries.remove(identity)
-            self._unreadable.add(identity)
-            raise UnreadableExecutableError(f"{identity} can't be read: {error}") from error
+            raise self._unreadable_error(identity, error) from error
         jax.monitoring.record_event(FOUND_EVENT)
         jax.monitoring.record_event_duration_secs(LOAD_EVENT, time.perf_counter() - start)
         return compiled
@@ -97,10 +107,15 @@ class ExecutableStore:
     def save(self, identity: str, compiled: jax.stages.Compiled) -> None:
         """Keep a program; inside `written_in_background`, by a thread of its own.
 
+        One whose entry could not be read is left to another process: XLA compiled it beside what
+        runs already, where it may have chosen other kernels.
+
         Args:
             identity: which is found again only by what compiles to the same.
             compiled: it.
         """
+        if identity in self._unreadable:
+            return
         if (pool := self._pool) is not None:
             with contextlib.suppress(RuntimeError):  # it has shut down meanwhile
                 pool.submit(self._write, identity, compiled)
@@ -111,7 +126,8 @@ class ExecutableStore:
     def written_in_background(self) -> Iterator[None]:
         """Inside, entries are written while other programs compile; all are on disk afterwards.
 
-        Where the block raises, the ones not begun are left out. One thread may be inside.
+        Where the block raises, the ones that wait to be written are left out. One thread may be
+        inside.
         """
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxinfer-cache") as pool:
             self._pool = pool
@@ -122,14 +138,23 @@ class ExecutableStore:
                 raise
             finally:
                 self._pool = None
+        if self._has_written:
+            self._entries.trim(_MOST_BYTES)
 
     def _write(self, identity: str, compiled: jax.stages.Compiled) -> None:
         try:
             data = _written(compiled)
-        except Exception:  # of many types, by what the program holds
+        except Exception as error:  # of many types, by what the program holds
+            logger.info("a compiled program can't be kept: %s", error)
             return
         self._entries.write(identity, data)
-        self._unreadable.discard(identity)
+        self._has_written = True
+
+    def _unreadable_error(self, identity: str, cause: object) -> UnreadableExecutableError:
+        if not self._unreadable:
+            logger.warning("an executable on disk can't be read (%s); compiled anew", cause)
+        self._unreadable.add(identity)
+        return UnreadableExecutableError(f"{identity}: {cause}")
 
 
 def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tuple[object, ...]:
@@ -139,12 +164,13 @@ def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tup
         devices: to compile for.
         options: of XLA, for this program.
     """
-    client = devices[0].client
-    topology = xla_client.get_topology_for_devices(list(devices))
+    fingerprint = None
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # a platform that has none
+        fingerprint = xla_client.get_topology_for_devices(list(devices)).fingerprint()
     return (
-        client.platform_version,
-        [device.id for device in devices],
-        topology.fingerprint(),
+        devices[0].client.platform_version,
+        [(device.id, device.device_kind) for device in devices],
+        fingerprint,
         os.environ.get("XLA_FLAGS", ""),
         sorted(options.items()),
     )

@@ -12,8 +12,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxinfer.serving.compile.cache.cache_repair import damaged_entries_dropped
 from jaxinfer.serving.compile.cache.cache_writer import written_in_background
 
-# The settings are the process's: two engines that compile at once would undo each other's.
-_ONE_AT_A_TIME = threading.RLock()
+ONE_AT_A_TIME = threading.RLock()
+"""Held while an engine starts, and while JAX's cache, which is the process's, is switched on."""
 
 # Everything is kept: a start-up is many programs, each quick to compile.
 _SETTINGS = {
@@ -44,7 +44,7 @@ def persistent_cache(directory: str | None) -> Iterator[Path | None]:
         The directory in use, or None if nothing is kept (a directory that can't be made included:
         a cache must not keep an engine from starting).
     """
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         yield from _switched_on(directory)
 
 

@@ -1,5 +1,6 @@
 """Executables from disk do what was compiled; what can't be read or written is compiled anew."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -98,13 +99,48 @@ def test_a_damaged_entry_is_removed_and_can_be_saved_anew(tmp_path, damage):
     path = _entry(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
     assert store.holds("this")
-    with pytest.raises(UnreadableExecutableError, match="this can't be read"):
+    with pytest.raises(UnreadableExecutableError, match="this: it is gone or damaged"):
         _load(store)
     assert not store.holds("this")
     assert not path.exists()
-    store.save("this", _compiled())
-    assert store.holds("this")
-    assert _load(store)(jnp.ones(3)).tolist() == [2, 2, 2]
+    store.save("this", _compiled())  # tuned beside what runs, so it is not kept
+    assert not path.exists()
+    another = ExecutableStore(tmp_path)
+    another.save("this", _compiled())
+    assert another.holds("this")
+    assert _load(another)(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_what_a_device_can_not_read_is_removed_and_said_once(tmp_path, monkeypatch, caplog):
+    store = ExecutableStore(tmp_path)
+    for name in ("this", "that"):
+        store.save(name, _compiled())
+
+    def refuse(data, devices):
+        raise jax.errors.JaxRuntimeError("another driver")
+
+    monkeypatch.setattr(executable_store, "_read", refuse)
+    for name in ("this", "that"):
+        with pytest.raises(UnreadableExecutableError, match=f"{name}: another driver"):
+            _load(store, name)
+    assert not list(tmp_path.iterdir())
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "an executable on disk can't be read (another driver); compiled anew"
+    )
+
+
+def test_the_ones_not_used_for_longest_make_room(tmp_path, monkeypatch):
+    store = ExecutableStore(tmp_path)
+    for i in range(4):
+        store.save(f"{i}", _compiled())
+        os.utime(tmp_path / f"{i}.executable", (i, i))
+    size = (tmp_path / "0.executable").stat().st_size
+    _load(store, "0")
+    monkeypatch.setattr(executable_store, "_MOST_BYTES", int(3.5 * size))
+    with store.written_in_background():
+        store.save("new", _compiled())
+    assert {path.stem for path in tmp_path.iterdir()} == {"0", "3", "new"}
 
 
 def test_a_damaged_entry_that_can_not_be_removed_is_not_held(tmp_path, monkeypatch):
