@@ -89,8 +89,10 @@ def start_row(name: str, kind: str, start: dict[str, Any], cold: dict[str, Any] 
     faults = []
     if kind == "cold" and hits:
         faults.append(f"{hits} programs were in the cache of a cold start")
-    if kind == "warm" and (times["num_traced"] or not hits):
-        faults.append(f"a warm start traced {times['num_traced']} programs and found {hits}")
+    if kind == "warm" and times["num_traced"]:
+        faults.append(f"a warm start traced {times['num_traced']} programs")
+    if kind == "warm" and hits < start["num_programs"]:
+        faults.append(f"a warm start found {hits} of {start['num_programs']} programs")
     if start["compiled_later"]:
         faults.append(f"{start['compiled_later']} programs were compiled after the start")
     if cold is not None and start["token_ids"] != cold["token_ids"]:

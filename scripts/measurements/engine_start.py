@@ -60,6 +60,11 @@ def _check_caches(cold: dict[str, Any], warm: dict[str, Any]) -> None:
             f"a warm start traced {warm['start_up']['num_traced']} programs again; is the disk of "
             "temporary files full?"
         )
+    if warm["found_in_cache"] < warm["num_programs"]:
+        raise RuntimeError(
+            f"a warm start found {warm['found_in_cache']} of {warm['num_programs']} programs and "
+            "compiled the others; is the disk of temporary files full?"
+        )
 
 
 def engine_start_lines(report: dict[str, Any]) -> list[str]:

@@ -1,5 +1,8 @@
 """A second start reads what the first compiled, and runs programs while it reads others."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +45,33 @@ def test_a_second_engine_traces_nothing_and_answers_the_same(tmp_path):
     assert (lowering.num_traced, lowering.num_lowered) == (0, 0)
     assert lowering.num_read == len(kept)
     assert {path.name for path in (tmp_path / "compiled").iterdir()} == kept
+
+
+_START = """
+import json, sys
+from jaxinfer.serving.compile.cache import executable_store
+executable_store._LEFT_TO_JAX = ()
+from jaxinfer import LLM, SamplingParams
+sizes = {"max_model_len": 64, "max_num_seqs": 2, "show_progress": False}
+with LLM(attention_backend="numba", compilation_cache_dir=sys.argv[1], **sizes) as llm:
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    (output,) = llm.generate("Once", params, use_tqdm=False)
+    lowering = llm._loaded.replicas[0].runner._lowering
+    print(json.dumps([output.outputs[0].token_ids, lowering.num_traced, lowering.num_lowered]))
+"""
+
+
+def test_a_process_that_has_traced_nothing_runs_kernels_that_it_reads(tmp_path):
+    """Which only tracing, or reading them, would import and register with XLA."""
+    started = []
+    for _ in range(2):
+        command = [sys.executable, "-c", _START, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        started.append(json.loads(done.stdout))
+    (cold_tokens, *cold), (warm_tokens, *warm) = started
+    assert cold_tokens == warm_tokens != []
+    assert (cold, warm) == ([3, 3], [0, 0])
 
 
 def test_without_a_directory_nothing_is_kept(tmp_path, monkeypatch):
