@@ -1,8 +1,8 @@
 """The Mosaic kernels on CPU, in Pallas's interpreter, as far as it goes.
 
-It knows neither predicated copies (pages smaller than a tile), nor accumulators that outlive a
-product (prefill), nor stores into another block's memory (split small projections): those run in
-the GPU tests and are compiled in test_mosaic_lowering.py.
+It knows neither accumulators that outlive a product (prefill), nor stores into another block's
+memory (split small projections): those run in the GPU tests and are compiled in
+test_mosaic_lowering.py.
 """
 
 import functools
@@ -92,6 +92,8 @@ def test_combine_weighs_splits_by_their_sums_and_ignores_unwritten_ones():
     ("group", "head_dim", "page_size", "config", "window"),
     [
         pytest.param(2, 128, 64, DecodeConfig(64, 2, 1), None, marks=_slots_are_reused),
+        pytest.param(2, 128, 16, DecodeConfig(64, 2, 1), None, marks=_slots_are_reused),
+        (3, 64, 32, DecodeConfig(128, 2, 1), None),
         (1, 64, 256, DecodeConfig(128, 2, 1), None),
         (5, 64, 64, DecodeConfig(64, 3, 3), None),
         (4, 64, 128, DecodeConfig(64, 2, 2), 40),

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -48,6 +49,25 @@ def check_pool(pages: jax.Array) -> None:
         raise ValueError(
             f"kernels address at most {most_pages(S, K)} pages of {S} tokens and {K} heads, not {P}"
         )
+
+
+def copy_or_arrive(source: Ref, destination: Ref, barrier: Ref, wanted: Scalar) -> None:
+    """Starts a copy to shared memory, or arrives on its barrier without one.
+
+    Not a copy with a `predicate`: up to jax 0.11 one that is left out still arrives on its barrier,
+    from 0.12 on it does not, and threads that wait for the barrier wait for ever.
+
+    Args:
+        source: in global memory.
+        destination: of the same shape, in shared memory; without the copy it stays as it is.
+        barrier: gets one arrival either way.
+        wanted: whether to copy, the same in all threads that call this.
+    """
+
+    def copy() -> None:
+        plgpu.copy_gmem_to_smem(source, destination, barrier)
+
+    lax.cond(wanted, copy, lambda: plgpu.barrier_arrive(barrier))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +125,11 @@ class Tiling:
             plgpu.copy_gmem_to_smem(source, destination, ready)
             return
         for j, page in enumerate(page_ids):
-            plgpu.copy_gmem_to_smem(
+            copy_or_arrive(
                 pages.at[page, :, head],
                 destination.at[pl.ds(j * self.page_size, self.page_size)],
                 ready,
-                predicate=start + j * self.page_size < length,
+                start + j * self.page_size < length,
             )
 
 

@@ -24,7 +24,7 @@ from jaxinfer.kernels.attention.shared_prefix import (
     SharedPrefixes,
     rows_in_item,
 )
-from jaxinfer.kernels.mosaic.pages import Ref, Scalar
+from jaxinfer.kernels.mosaic.pages import Ref, Scalar, copy_or_arrive
 
 
 def own_rows(
@@ -122,11 +122,11 @@ def load(parts: Parts, follows: Scalar, *, values: Ref, filled: Ref, free: Ref) 
     for part in range(MOST_ITEMS_OF_A_ROW):
         for head in range(parts.group):
             item, kv_head, query = parts.at(part, head)
-            plgpu.copy_gmem_to_smem(
+            copy_or_arrive(
                 parts.partial.at[item, kv_head, pl.ds(query, 1)],
                 values.at[part, pl.ds(parts.first_column + head, 1)],
                 filled,
-                predicate=part < parts.count,
+                part < parts.count,
             )
 
 
