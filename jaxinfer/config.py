@@ -141,9 +141,10 @@ class EngineConfig:
             (at least 2) while more than 64 sequences run. None is 8 on a GPU, and on a CPU for a
             model of up to 64 MiB, whose steps take milliseconds, else 1; with `online` 4 instead of
             8, or 2 for weights of more than 4 GiB a GPU, whose steps take longer than a launch.
-        device_timeout: seconds that a device may take for one step; after that the process ends and
-            names the device, because such a wait can't be interrupted. 0 waits forever; None is 300
-            on a GPU, and 0 on a CPU, whose steps may be that long.
+        device_timeout: seconds that a device may take for one step, and at start for the first runs
+            of one program; after that the process ends and names the device and the program,
+            because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at
+            start, and 0 on a CPU, whose steps may be that long.
 
     Raises:
         TypeError: a field has the wrong type; names the field.
@@ -308,6 +309,15 @@ class EngineConfig:
         if self.device_timeout is not None:
             return self.device_timeout
         return 0.0 if platform == "cpu" else 300.0
+
+    def start_time_limit(self, platform: str) -> float:
+        """Most seconds for the first runs of one program on `platform`; 0 for any time.
+
+        Less than a step's, which may have to wait for other programs of the same process.
+        """
+        if self.device_timeout is not None:
+            return self.device_timeout
+        return 0.0 if platform == "cpu" else 60.0
 
     def compiles_ahead(self, platform: str) -> bool:
         """Whether every shape is compiled at start-up on `platform`."""

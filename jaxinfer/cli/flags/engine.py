@@ -30,7 +30,7 @@ _DECIDED_LATER = {
     "compilation_cache_dir": "~/.cache/jaxinfer/xla",
     "compile_ahead": "at start-up on a GPU, at first use on a CPU",
     "num_decode_steps": "8; 1 for large models on a CPU",
-    "device_timeout": "300 on a GPU, 0 on a CPU",
+    "device_timeout": "300 on a GPU, 60 at start, 0 on a CPU",
 }
 
 

@@ -123,9 +123,8 @@ class Runner:
         # one program at a time.
         self._is_cpu = plan.platform == "cpu"
         device = self._mesh.local_devices[0]
-        self._watchdog = Watchdog(
-            config.step_time_limit(plan.platform), f"{device} ({device.device_kind})"
-        )
+        self._device_name = f"{device} ({device.device_kind})"
+        self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
         self._await_each = self._is_cpu and self._mesh.devices.size > 1
         self._writer = SlotWriter(
             plan.compiled, lambda arrays: upload(arrays, self._whole), self._await_if_emulated
@@ -231,6 +230,7 @@ class Runner:
         self._kv, hidden, rows, *residual = self._program(batch.shape)(
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
+        self._watchdog.expect(hidden, batch.shape)
         self._await_if_emulated(hidden)
         if copies := schedule.block_copies:
             program = self._compiled.__getitem__
@@ -254,8 +254,7 @@ class Runner:
         Raises:
             Exception: the device's own, of that step. The pages may then be gone.
         """
-        with self._watchdog.watching("a step"):
-            sampled = np.asarray(step.sampled)
+        sampled = np.asarray(step.sampled)
         prompt = None if step.prompt is None else np.asarray(step.prompt)[: step.num_tokens]
         return unpack_step(sampled, prompt, num_rows=step.num_rows, proposed=step.proposed)
 
@@ -274,7 +273,7 @@ class Runner:
         disk = self._config.compilation_cache_dir
         self._kv, self._last_tokens, self._slots = kv_cache.allocate(self._programs, disk)
         self._peer_buffers = fresh
-        with self._watchdog.watching("to allocate its KV cache"):
+        with self._watchdog.watching("the allocation of its KV cache"):
             jax.block_until_ready(self._kv)
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
@@ -356,12 +355,15 @@ class Runner:
         return written
 
     def _warm_up(self, keys: Iterable[ProgramKey]) -> None:
-        warm = warm_up(
-            self._programs,
-            keys,
-            lambda key, *arguments: self._compiled[key](*arguments),
-            DeviceArrays(self._params, self._head, self._kv, self._last_tokens, self._slots),
-        )
+        limit_s = self._config.start_time_limit(self._plan.platform)
+        with contextlib.closing(Watchdog(limit_s, self._device_name)) as watchdog:
+            warm = warm_up(
+                self._programs,
+                keys,
+                lambda key, *arguments: self._compiled[key](*arguments),
+                DeviceArrays(self._params, self._head, self._kv, self._last_tokens, self._slots),
+                watching=watchdog.watching,
+            )
         self._kv, self._last_tokens, self._slots = warm.kv, warm.last_tokens, warm.slots
 
     def _sample(self, step: UnsampledStep) -> InFlightStep:
@@ -379,12 +381,14 @@ class Runner:
 
     def _sample_last(self, step: UnsampledStep) -> jax.Array:
         batch = step.batch
-        sample = self._program(SamplerKey(batch.shape.rows, batch.mode))
+        key = SamplerKey(batch.shape.rows, batch.mode)
+        sample = self._program(key)
         inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
         if batch.mode in WITH_SLOTS:
             self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
         else:
             self._last_tokens, sampled = sample(*inputs, self._slots.edits.allowed)
+        self._watchdog.expect(sampled, key)
         return sampled
 
     def _verify(self, step: UnsampledStep, where: VerifyArrays) -> jax.Array:
@@ -395,10 +399,12 @@ class Runner:
                 "of likeliest tokens, which are sampled one at a time: propose none"
             )
         tokens, (rows, positions) = residual.shape[0], where.fed.shape
-        verify = self._program(VerifyKey(tokens, rows, positions, batch.mode))
+        key = VerifyKey(tokens, rows, positions, batch.mode)
+        verify = self._program(key)
         places = upload(where, self._whole)
         inputs = (self._head, residual, step.rows, *places, step.sampling, self._last_tokens)
         self._last_tokens, sampled = verify(*inputs)
+        self._watchdog.expect(sampled, key)
         return sampled
 
     def _launch_multi_step(
@@ -406,7 +412,8 @@ class Runner:
     ) -> InFlightStep:
         if not isinstance(batch.shape, DecodeShape):
             raise ValueError("a multi-step decode holds decoding rows only")
-        multi_step = self._program(MultiStepDecodeKey(batch.shape, batch.mode, schedule.num_steps))
+        key = MultiStepDecodeKey(batch.shape, batch.mode, schedule.num_steps)
+        multi_step = self._program(key)
         inputs = (self._params, self._kv, packed, sampling, self._last_tokens)
         if batch.mode in WITH_SLOTS:
             self._kv, self._last_tokens, self._slots, sampled = multi_step(
@@ -415,6 +422,7 @@ class Runner:
         else:
             allowed = self._slots.edits.allowed
             self._kv, self._last_tokens, sampled = multi_step(*inputs, allowed, *self._peers)
+        self._watchdog.expect(sampled, key)
         return self._in_flight(schedule, sampled, None)
 
     def _program(self, key: ProgramKey) -> jax.stages.Compiled:

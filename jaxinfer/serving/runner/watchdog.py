@@ -1,28 +1,41 @@
 """Ends a process whose device does not answer, because Python can't interrupt such a wait."""
 
+import collections
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
 
 _POLLS = 50  # a time limit: how finely it is measured
 _FAILED = 1
 
 
 def end_process(message: str) -> None:
-    """Write one line to stderr and end the process at once, without waiting for its threads."""
+    """Write one line to stderr and end the process at once, without waiting for its threads.
+
+    Args:
+        message: what did not end.
+    """
+    line = f"jaxinfer: error: {message}; the process ends (device_timeout sets the time, 0 waits "
     with contextlib.suppress(OSError):
-        os.write(2, f"jaxinfer: error: {message}\n".encode())
+        os.write(2, f"{line}for ever)\n".encode())
     os._exit(_FAILED)
 
 
 class Watchdog:
-    """Times waits for a device. Time during which the whole process stood still does not count.
+    """Times what a device does. Time during which the whole process stood still does not count.
+
+    What is watched counts from when everything watched before is done, as a device takes one
+    program at a time. One thread at a time may call it.
 
     Args:
-        limit_s: seconds that a wait may take; 0 for any time.
+        limit_s: seconds that each may take; 0 for any time.
         device: its name, for people.
-        on_timeout: told what happened; ends the process.
+        on_timeout: gets a message that names the device and what did not end.
     """
 
     def __init__(
@@ -31,38 +44,75 @@ class Watchdog:
         self._limit_s = limit_s
         self._device = device
         self._on_timeout = on_timeout
-        self._waits_for: str | None = None
-        self._num_polls = 0
+        self._watched: collections.deque[_Watched] = collections.deque()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @contextlib.contextmanager
-    def watching(self, what: str) -> Iterator[None]:
-        """Bound the time that the block takes; one block at a time.
+    def expect(self, result: jax.Array, what: object) -> None:
+        """Bound the time until a launched program's result is there, whatever the host does.
 
         Args:
-            what: the device is to do, for example "a step".
+            result: of the program; if it is dropped, nothing is watched any more.
+            what: the program, as its ``str`` names it.
         """
-        if self._limit_s and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="jaxinfer-watchdog", daemon=True)
-            self._thread.start()
-        self._num_polls, self._waits_for = 0, what
+        if self._limit_s:
+            self._watch(_Watched(what, weakref.ref(result)))
+
+    @contextlib.contextmanager
+    def watching(self, what: object) -> Iterator[None]:
+        """Bound the time that the block takes.
+
+        Args:
+            what: the device does in it, as its ``str`` names it.
+        """
+        if not self._limit_s:
+            yield
+            return
+        entry = _Watched(what, None)
+        self._watch(entry)
         try:
             yield
         finally:
-            self._waits_for = None
+            entry.has_ended = True
 
     def close(self) -> None:
         """End the thread that watches; may be called again."""
         self._closed.set()
 
+    def _watch(self, entry: "_Watched") -> None:
+        while self._watched and self._watched[0].is_over():
+            self._watched.popleft()
+        self._watched.append(entry)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="jaxinfer-watchdog", daemon=True)
+            self._thread.start()
+
     def _run(self) -> None:
+        oldest, num_polls = None, 0
         while not self._closed.wait(self._limit_s / _POLLS):
-            self._num_polls += 1
-            what = self._waits_for
-            if what is not None and self._num_polls > _POLLS:
-                self._on_timeout(
-                    f"{self._device} did not answer within {self._limit_s:g} s ({what}); the "
-                    "process ends (device_timeout sets the time, 0 waits for ever)"
-                )
+            watched = tuple(self._watched)  # at once: its owner's thread goes on
+            before, oldest = oldest, next((each for each in watched if not each.is_over()), None)
+            num_polls = num_polls + 1 if oldest is before else 0
+            if oldest is not None and num_polls >= _POLLS:
+                limit = f"{self._limit_s:g} s"
+                self._on_timeout(f"{self._device} did not answer within {limit} ({oldest.what})")
                 return
+
+
+class _Watched:
+    """Something that a device is to do: until a result is there, or until `has_ended` is set."""
+
+    def __init__(self, what: object, result: "weakref.ref[Any] | None") -> None:
+        self.what = what
+        self.has_ended = False
+        self._result = result
+
+    def is_over(self) -> bool:
+        """Whether it need not be waited for any longer."""
+        if self._result is None:
+            return self.has_ended
+        result = self._result()
+        try:
+            return result is None or result.is_ready()
+        except RuntimeError:  # it was deleted
+            return True
