@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu_gate.benchmark import run_bench
+from scripts.gpu_gate.kernel_checks import check_kernels, stand_still
 from scripts.gpu_gate.modules import gpu_modules, run_modules, shard
 from scripts.gpu_gate.processes import ROOT, run
 from scripts.gpu_gate.quick import Result, run_quick
@@ -33,12 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if report is None or report["machine"]["platform"] != "gpu":
         print("gpu_check: error: JAX finds no GPU; `jaxinfer env` says more", file=sys.stderr)
         return 1
-    if arguments.quick:
-        kind, found = QUICK, run_quick(report["machine"]["num_devices"])
+    kernels = _kernels(report)
+    kind = QUICK if arguments.quick else _whole_kind(arguments)
+    if stand_still(kernels):
+        found = Result([Row("the rest", "not run: a kernel stands still", False)], {})
+    elif arguments.quick:
+        found = run_quick(report["machine"]["num_devices"])
     else:
-        kind, found = _whole_kind(arguments), Result(_whole(arguments), {})
+        found = Result(_whole(arguments), {})
     seconds = time.perf_counter() - begin
-    rows = [*device_rows(report), *found.rows]
+    rows = [*device_rows(report), *kernels, *found.rows]
     rows.append(Row("all", f"{seconds:.0f} s", all(row.good for row in rows)))
     print_table(rows)
     path = save_record(
@@ -76,6 +81,14 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise argparse.ArgumentTypeError(f"{text!r} is no shard; write 1/2 or 2/2")
     return int(index), int(count)
+
+
+def _kernels(report: dict[str, Any]) -> list[Row]:
+    """Each kernel alone, on GPUs that have kernels of their own."""
+    chosen = report["attention_backend"]["auto"]
+    if chosen.startswith("mosaic"):
+        return check_kernels()
+    return [Row("kernels", f"not run: attention is {chosen}", True)]
 
 
 def _whole_kind(arguments: argparse.Namespace) -> str:

@@ -18,7 +18,15 @@ _PROMPT_IDS = list(range(100, 164))
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
-    """Do a part: "start", "behaviours" or "devices"."""
+    """Do a part: "kernel", "start", "behaviours" or "devices"."""
+    if task.get("spins"):
+        from scripts.gpu_gate.spinning import add_an_arrival
+
+        add_an_arrival()
+    if task["part"] == "kernel":
+        from scripts.gpu_gate.kernels import try_kernel
+
+        return {"rows": try_kernel(task["op"])}
     arguments: dict[str, Any] = {"show_progress": False} | task["arguments"]
     match task["part"]:
         case "start":
@@ -28,7 +36,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
         case "devices":
             return {"rows": devices(arguments)}
         case part:
-            raise ValueError(f"no part {part!r}; there are start, behaviours and devices")
+            raise ValueError(f"no part {part!r}; there are kernel, start, behaviours and devices")
 
 
 def start(model_shape: str | None, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from scripts.gpu_gate.child import NUM_OUTPUTS, PROMPT
-from scripts.gpu_gate.processes import TIMED_OUT, run
+from scripts.gpu_gate.children import SMALL_SHARE, run_child, verdict
+from scripts.gpu_gate.kernel_checks import SPINNING
+from scripts.gpu_gate.processes import run
 from scripts.gpu_gate.rows import Row
 
-LIMIT_S = 180.0
-# Beside an engine that takes 75% of the GPU, as all do that set nothing.
-_SMALL_SHARE = {"XLA_CLIENT_MEM_FRACTION": "0.08"}
+LIMIT_S = 200.0
 _SMALL_ENGINE = {
     "compile_ahead": False,
     "max_num_seqs": 8,
@@ -54,7 +54,9 @@ def run_quick(num_devices: int) -> Result:
         ]
         if num_devices > 1:
             task = _task("devices", f"{cache}/devices", **_SMALL_ENGINE)
-            parts.append(lambda: _part("devices", task, deadline, _SMALL_SHARE))
+            parts.append(lambda: _part("devices", task, deadline, SMALL_SHARE))
+        if (expected.get("attention_backend") or "").startswith("mosaic"):
+            parts += [lambda check=check: check(deadline) for check in SPINNING]
         with ThreadPoolExecutor(len(parts)) as pool:
             for found in pool.map(lambda part: part(), parts):
                 rows += found
@@ -70,7 +72,7 @@ def _starts(cache: str, deadline: float) -> tuple[dict[str, Any], list[Row]]:
     for name, shape in ((_SHAPE, _SHAPE), ("bundled", None)):
         for kind in ("cold", "warm"):
             task = _task("start", f"{cache}/{name}") | {"model_shape": shape}
-            found, row = _child(f"{name} {kind}", task, _LIMITS_S[kind], deadline)
+            found, row = run_child(f"{name} {kind}", task, _LIMITS_S[kind], deadline)
             starts[f"{name} {kind}"] = found
             rows.append(row or start_row(name, kind, found, starts[f"{name} cold"]))
     return starts, rows
@@ -109,7 +111,7 @@ def _command_rows(cache: str, expected: Sequence[int] | None, deadline: float) -
     command += ["--compilation-cache-dir", cache]
     begin = time.perf_counter()
     limit_s = min(_LIMITS_S["generate"], deadline - begin)
-    done = run(command, limit_s=limit_s, settings=_SMALL_SHARE)
+    done = run(command, limit_s=limit_s, settings=SMALL_SHARE)
     seconds = time.perf_counter() - begin
     if done.returncode:
         return [Row("generate", verdict(done.returncode, limit_s, done.stderr), False)]
@@ -122,33 +124,8 @@ def _part(
     name: str, task: dict[str, Any], deadline: float, settings: dict[str, str] | None = None
 ) -> list[Row]:
     """Rows of a child that reports rows."""
-    found, row = _child(name, task, _LIMITS_S[name], deadline, settings)
+    found, row = run_child(name, task, _LIMITS_S[name], deadline, settings)
     return [row] if row is not None else [Row(*each) for each in found["rows"]]
-
-
-def _child(
-    name: str,
-    task: dict[str, Any],
-    limit_s: float,
-    deadline: float,
-    settings: dict[str, str] | None = None,
-) -> tuple[Any, Row | None]:
-    """What a child reports; None and a bad row if it failed."""
-    command = [sys.executable, "-m", "scripts.gpu_gate.child", json.dumps(task)]
-    limit_s = min(limit_s, deadline - time.perf_counter())
-    done = run(command, limit_s=limit_s, settings=settings)
-    if done.returncode:
-        print(f"\n== {name}\n{done.stderr[-4000:]}", flush=True)
-        return None, Row(name, verdict(done.returncode, limit_s, done.stderr), False)
-    return json.loads(done.stdout.splitlines()[-1]), None
-
-
-def verdict(status: int, limit_s: float, said: str) -> str:
-    """Why a process counts as failed."""
-    if status == TIMED_OUT:
-        return f"did not end within {max(limit_s, 0):.0f} s"
-    last = said.strip().splitlines()[-1:] or ["nothing was said"]
-    return f"ended with {status}: {last[0][:300]}"
 
 
 def _task(part: str, cache: str, **arguments: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def gpu(monkeypatch):
     """A machine with two GPUs, as `jaxinfer env` tells it."""
     done = subprocess.CompletedProcess([], 0, json.dumps(REPORT), "")
     monkeypatch.setattr(gpu_check, "run", lambda command, **options: done)
+    monkeypatch.setattr(gpu_check, "check_kernels", lambda: [Row("kernel decode", "ran", True)])
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -40,9 +41,27 @@ def test_the_quick_check_is_recorded_with_its_verdict(gpu, monkeypatch, tmp_path
     assert counts == [2]
     record = json.loads((tmp_path / "gpu-check.json").read_text())
     assert record["good"] is good
-    assert [row["name"] for row in record["rows"]] == ["device", "attention", "groups", "all"]
+    names = ["device", "attention", "kernel decode", "groups", "all"]
+    assert [row["name"] for row in record["rows"]] == names
     assert record["starts"] == {"bundled cold": {"engine_s": 30.0}}
     assert "mosaic: fastest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+def test_nothing_else_runs_where_a_kernel_stands_still(gpu, monkeypatch, tmp_path, capsys, quick):
+    said = "ended with 1: jaxinfer: error: kernel small did not answer within 10 s (1 row)"
+    monkeypatch.setattr(gpu_check, "check_kernels", lambda: [Row("kernel small", said, False)])
+    assert gpu_check.main([*quick, "--output-directory", str(tmp_path)]) == 1
+    assert "not run: a kernel stands still" in capsys.readouterr().out
+
+
+def test_a_gpu_without_kernels_of_its_own_says_so(gpu, monkeypatch, tmp_path, capsys):
+    report = json.dumps(REPORT | {"attention_backend": {"auto": "xla: first that can run"}})
+    done = subprocess.CompletedProcess([], 0, report, "")
+    monkeypatch.setattr(gpu_check, "run", lambda command, **options: done)
+    monkeypatch.setattr(gpu_check, "run_quick", lambda num_devices: Result([], {}))
+    assert gpu_check.main(["--quick", "--output-directory", str(tmp_path)]) == 0
+    assert "not run: attention is xla: first that can run" in capsys.readouterr().out
 
 
 def test_the_benchmark_runs_after_the_tests_of_the_first_shard(gpu, monkeypatch, tmp_path):

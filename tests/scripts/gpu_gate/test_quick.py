@@ -6,9 +6,11 @@ import subprocess
 
 import pytest
 
+from jaxinfer.kernels.implementations import MODULES
 from jaxinfer.startup_report import StartUpTimes
-from scripts.gpu_gate import quick
+from scripts.gpu_gate import children, kernel_checks, quick
 from scripts.gpu_gate.processes import TIMED_OUT
+from scripts.gpu_gate.rows import Row
 
 TOKENS = [5, 6]
 
@@ -51,6 +53,25 @@ def test_a_start_that_is_not_what_it_claims_is_bad(kind, found, fault):
     assert fault in row.what
 
 
+SPINNING = {
+    "spinning kernel": "error: kernel decode did not answer within 10 s (1 x 9 keys); the process",
+    "spinning start": "error: cuda:0 (H200) did not answer within 5 s (DecodeShape(rows=2)); the",
+}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Puts a machine in the place of the GPU's."""
+
+    def be(**replies):
+        it = Machine(**replies)
+        monkeypatch.setattr(quick, "run", it.run)
+        monkeypatch.setattr(children, "run", it.run)
+        return it
+
+    return be
+
+
 class Machine:
     """Answers each child as a sound GPU would; `replies` win."""
 
@@ -62,20 +83,24 @@ class Machine:
             part, said = "generate", {"token_ids": TOKENS}
         else:
             task = json.loads(command[-1])
-            part, cache = task["part"], task["arguments"]["compilation_cache_dir"]
+            part, cache = task["part"], task.get("arguments", {}).get("compilation_cache_dir")
             said = {"rows": [[part, "fine", True]]}
             if part == "start":
                 said = WARM if cache in self.caches else COLD
-            self.caches.add(cache)
+            if task.get("spins"):
+                part = f"spinning {part}"
+            else:
+                self.caches.add(cache)
         self.parts.append(part)
         status, said = self.replies.get(part, (0, said))
-        return subprocess.CompletedProcess(command, status, json.dumps(said), "last words")
+        last = SPINNING.get(part, "last words")
+        status = 1 if part in SPINNING and part not in self.replies else status
+        return subprocess.CompletedProcess(command, status, json.dumps(said), last)
 
 
-@pytest.mark.parametrize(("num_devices", "parts"), [(1, 6), (2, 7)])
-def test_all_parts_run_and_starts_are_kept(monkeypatch, num_devices, parts):
-    machine = Machine()
-    monkeypatch.setattr(quick, "run", machine.run)
+@pytest.mark.parametrize(("num_devices", "parts"), [(1, 8), (2, 9)])
+def test_all_parts_run_and_starts_are_kept(machine, num_devices, parts):
+    machine = machine()
     found = quick.run_quick(num_devices)
     assert all(row.good for row in found.rows)
     assert len(machine.parts) == parts
@@ -84,23 +109,51 @@ def test_all_parts_run_and_starts_are_kept(monkeypatch, num_devices, parts):
     assert [*found.starts] == kinds
 
 
-def test_a_command_that_writes_other_tokens_than_the_engine_is_bad(monkeypatch):
-    monkeypatch.setattr(quick, "run", Machine(generate=(0, {"token_ids": [1]})).run)
+def test_a_command_that_writes_other_tokens_than_the_engine_is_bad(machine):
+    machine(generate=(0, {"token_ids": [1]}))
     bad = [row for row in quick.run_quick(1).rows if not row.good]
     assert [row.name for row in bad] == ["generate"]
 
 
-def test_a_part_that_hangs_is_one_bad_row(monkeypatch):
-    monkeypatch.setattr(quick, "run", Machine(behaviours=(TIMED_OUT, None)).run)
+def test_a_part_that_hangs_is_one_bad_row(machine):
+    machine(behaviours=(TIMED_OUT, None))
     (bad,) = [row for row in quick.run_quick(1).rows if not row.good]
     assert (bad.name, bad.what) == ("behaviours", "did not end within 75 s")
 
 
-def test_starts_that_die_leave_the_other_parts_their_rows(monkeypatch):
-    monkeypatch.setattr(quick, "run", Machine(start=(-11, None)).run)
+def test_starts_that_die_leave_the_other_parts_their_rows(machine):
+    machine(start=(-11, None))
     found = quick.run_quick(1)
     bad = [row for row in found.rows if not row.good]
     names = ["0.6b cold", "0.6b warm", "bundled cold", "bundled warm", "generate"]
     assert [row.name for row in bad] == names
     assert bad[0].what == "ended with -11: last words"
     assert found.starts == {}
+
+
+@pytest.mark.parametrize(
+    ("part", "reply"),
+    [
+        ("spinning kernel", (0, {"rows": []})),  # not noticed
+        ("spinning start", (0, COLD)),
+        ("spinning start", (TIMED_OUT, None)),  # noticed by nobody but this check
+    ],
+)
+def test_a_fault_that_is_not_named_is_a_bad_row(machine, part, reply):
+    machine(**{part: reply})
+    (bad,) = [row for row in quick.run_quick(1).rows if not row.good]
+    assert bad.name == part
+
+
+def test_each_kernel_is_tried_alone_and_named_if_it_stands_still(machine):
+    tried = machine()
+    rows = kernel_checks.check_kernels()
+    assert all(row.good for row in rows)
+    assert tried.parts == ["kernel"] * len(MODULES["mosaic"])
+    assert not kernel_checks.stand_still(rows)
+    last = "jaxinfer: error: kernel small did not answer within 10 s (1 row); the process ends"
+    assert kernel_checks.stand_still([*rows, Row("kernel small", f"ended with 1: {last}", False)])
+    machine(kernel=(1, None))
+    rows = kernel_checks.check_kernels()
+    assert not any(row.good for row in rows)
+    assert [row.name for row in rows] == [f"kernel {op}" for op in MODULES["mosaic"]]

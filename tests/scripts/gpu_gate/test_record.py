@@ -6,11 +6,16 @@ import pytest
 
 from scripts.gpu_gate import record
 from scripts.gpu_gate.processes import ROOT
-from scripts.gpu_gate.record import QUICK, record_lines, save_record
+from scripts.gpu_gate.record import QUICK, newest_line, record_lines, save_record
 from scripts.gpu_gate.rows import Row
 from scripts.gpu_gate.source_tree import package_tree_id
 
-MACHINE = {"device": "NVIDIA H200", "num_devices": 1, "driver": "580.1"}
+MACHINE = {
+    "device": "NVIDIA H200",
+    "num_devices": 1,
+    "driver": "580.1",
+    "versions": {"jax": "0.11.2"},
+}
 
 
 @pytest.fixture
@@ -29,7 +34,8 @@ def test_a_record_holds_the_tree_and_no_directories(saved):
 
 
 def test_the_tree_that_was_checked_is_recognised(saved):
-    (line,) = record_lines(saved)
+    line, newest = record_lines(saved)
+    assert newest.startswith("GPU check passed on jax 0.11.2; ")
     assert line.startswith("GPU check passed on 1 x NVIDIA H200, driver 580.1, ")
     assert f"100 s: of this tree (jaxinfer/ {package_tree_id()[:12]})" in line
 
@@ -39,9 +45,43 @@ def test_another_tree_comes_with_what_changed(saved, monkeypatch):
     monkeypatch.setattr(record, "changed_files", lambda tree: ["a.py", "b/c.py"])
     lines = record_lines(saved)
     assert "and jaxinfer/ is ffffffffffff now" in lines[0]
-    assert lines[1:] == ["  changed since: a.py", "  changed since: b/c.py"]
+    assert lines[1:-1] == ["  changed since: a.py", "  changed since: b/c.py"]
     monkeypatch.setattr(record, "changed_files", lambda tree: None)
-    assert record_lines(saved)[1:] == ["  this clone does not have the checked tree"]
+    assert record_lines(saved)[1:-1] == ["  this clone does not have the checked tree"]
+
+
+def _save(directory, version, *, good=True):
+    machine = MACHINE | {"versions": {"jax": version}}
+    rows = [Row("a", "", good)]
+    path = save_record(QUICK, machine, rows, seconds=1, starts={}, directory=directory)
+    return [each["jax"] for each in json.loads(path.read_text())["passed_on"]]
+
+
+def test_a_record_names_every_jax_that_the_tree_passed_on(tmp_path, monkeypatch):
+    assert _save(tmp_path, "0.12.0.1") == ["0.12.0.1"]
+    assert _save(tmp_path, "0.9.3") == ["0.9.3", "0.12.0.1"]
+    assert _save(tmp_path, "0.11.2", good=False) == ["0.9.3", "0.12.0.1"]
+    assert _save(tmp_path, "0.9.3", good=False) == ["0.12.0.1"]
+    monkeypatch.setattr(record, "package_tree_id", lambda: "f" * 40)
+    assert _save(tmp_path, "0.11.2") == ["0.11.2"]
+
+
+@pytest.mark.parametrize(
+    ("passed", "admitted", "said"),
+    [
+        (["0.11.2", "0.12.0.1"], ">=0.11.2", "jax 0.11.2 and 0.12.0.1; the newest that the GPU"),
+        (["0.11.2", "0.12.0.1"], ">=0.11.2,<0.13", "admit, 0.12.0.1, is among them"),
+        (["0.11.2"], ">=0.11.2", "admit, 0.12.0.1, IS NOT AMONG THEM"),
+        ([], ">=0.11.2", "jax (none); the newest that the GPU extras admit, 0.12.0.1, IS NOT"),
+        (["0.11.2"], ">=0.11.2,<0.12", "0.12.0.1, which is installed here, is not for GPUs"),
+    ],
+)
+def test_the_newest_jax_is_among_them_or_not(tmp_path, monkeypatch, passed, admitted, said):
+    pyproject = tmp_path / "pyproject.toml"
+    extras = f'[project.optional-dependencies]\ncuda13 = ["jax[cuda13]{admitted}"]\n'
+    pyproject.write_text(extras)
+    monkeypatch.setattr(record.importlib.metadata, "version", lambda name: "0.12.0.1")
+    assert said in newest_line(passed, pyproject)
 
 
 def test_a_check_that_failed_says_so(tmp_path):

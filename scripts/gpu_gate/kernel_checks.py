@@ -1,0 +1,74 @@
+"""Runs each GPU kernel alone, first of all, so that one that stands still is named.
+
+And sees that it would be: attention kernels that are made to spin must end their process, and the
+start of an engine, within a stated time and by name.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jaxinfer.kernels.implementations import MODULES, Op
+from scripts.gpu_gate.children import SMALL_SHARE, run_child
+from scripts.gpu_gate.kernels import LIMIT_S, kernel_title
+from scripts.gpu_gate.rows import Row
+
+_PROCESS_LIMIT_S, _SPIN_LIMIT_S, _START_LIMIT_S = 75.0, 90.0, 5.0
+_STOOD_STILL = "did not answer within"
+# Kept nowhere: what spins is found by the same source as what does not.
+_SPINNING_ENGINE = {
+    "compilation_cache_dir": "",
+    "compile_ahead": True,
+    "max_num_seqs": 8,
+    "max_model_len": 512,
+    "num_kv_blocks": 512,
+    "device_timeout": _START_LIMIT_S,
+}
+
+
+def check_kernels() -> list[Row]:
+    """A row for each of Mosaic's kernels, tried side by side: most of it is compiling."""
+    deadline = time.perf_counter() + _PROCESS_LIMIT_S
+
+    def check(op: Op) -> list[Row]:
+        task = {"part": "kernel", "op": op}
+        found, bad = run_child(kernel_title(op), task, _PROCESS_LIMIT_S, deadline, SMALL_SHARE)
+        return [bad] if bad is not None else [Row(*each) for each in found["rows"]]
+
+    with ThreadPoolExecutor(len(MODULES["mosaic"])) as pool:
+        return [row for rows in pool.map(check, MODULES["mosaic"]) for row in rows]
+
+
+def stand_still(rows: Sequence[Row]) -> bool:
+    """Whether some kernel did not end: a program that holds it would not, either."""
+    return any(not row.good and _STOOD_STILL in row.what for row in rows)
+
+
+def check_spinning_kernel(deadline: float) -> list[Row]:
+    """Decode attention that never ends is named by its own check."""
+    task = {"part": "kernel", "op": "decode", "spins": True}
+    named = rf"{kernel_title('decode')} {_STOOD_STILL} {LIMIT_S:g} s"
+    return [_named("spinning kernel", task, named, deadline)]
+
+
+def check_spinning_start(deadline: float) -> list[Row]:
+    """An engine whose attention never ends says at its start which program that is."""
+    task = {"part": "start", "model_shape": None, "spins": True, "arguments": _SPINNING_ENGINE}
+    named = rf"{_STOOD_STILL} {_START_LIMIT_S:g} s \(\w+(Shape|Key)\("
+    return [_named("spinning start", task, named, deadline)]
+
+
+def _named(name: str, task: Mapping[str, Any], pattern: str, deadline: float) -> Row:
+    """Good where a child fails with a last line that holds `pattern`."""
+    begin = time.perf_counter()
+    found, row = run_child(name, task, _SPIN_LIMIT_S, deadline, SMALL_SHARE)
+    seconds = time.perf_counter() - begin
+    if row is None:
+        return Row(name, f"a fault was not noticed: {found}"[:300], False)
+    return Row(name, f"{row.what}, after {seconds:.0f} s", bool(re.search(pattern, row.what)))
+
+
+SPINNING: Sequence[Callable[[float], list[Row]]] = (check_spinning_kernel, check_spinning_start)
+"""Checks with a deadline on `time.perf_counter`'s clock, each beside others."""

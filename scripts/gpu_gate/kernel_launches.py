@@ -1,0 +1,241 @@
+"""Launches of each GPU kernel by itself, at shapes that an engine meets, beside what XLA computes.
+
+Rows end inside pages, so that copies are left out; blocks have more rounds than stages and fewer;
+products are cut and whole.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
+from jaxinfer.kernels.implementations import Op, module_of
+from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.serving.programs import peer_buffers
+from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
+
+_H, _K, _D, _S, _PAGES = 16, 8, 128, 16, 1024
+_E, _F, _EPS = 1024, 3072, 1e-6
+
+
+class Launch(NamedTuple):
+    """One kernel, or a few that belong together, at one shape.
+
+    Attributes:
+        what: the shape, in words.
+        run: of `arguments`, with the kernel.
+        expected: the same with XLA.
+        arguments: arrays.
+    """
+
+    what: str
+    run: Callable[..., Any]
+    expected: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def launches(op: Op) -> Iterator[Launch]:
+    """What one of Mosaic's kernels is tried with; nothing where this machine can't run it."""
+    return _BY_OP[op]()
+
+
+def _decode() -> Iterator[Launch]:
+    for rows, longest in ((1, 9), (1, 1000), (1, 8005), (5, 300), (64, 900), (256, 400)):
+        contexts = _ragged(rows, longest)
+        yield _attention(f"{rows} x {longest} keys", contexts, [1] * rows)
+    yield _shared_decode(64, 16, 20 * _S)
+
+
+def _prefill() -> Iterator[Launch]:
+    for name, contexts, queries in (
+        ("4 tokens", [4], [4]),
+        ("ragged", [1, 40, 300, 700], [1, 40, 300, 700]),
+        ("after others", [900, 77], [130, 5]),
+    ):
+        yield _attention(name, contexts, queries)
+
+
+def _ragged(rows: int, longest: int) -> list[int]:
+    """Contexts that end anywhere in a page; the first is the longest."""
+    return [max(1, longest - i * 53 % longest) for i in range(rows)]
+
+
+def _attention(
+    what: str,
+    contexts: Sequence[int],
+    queries: Sequence[int],
+    shared: SharedPrefixes | None = None,
+    tables: jax.Array | None = None,
+) -> Launch:
+    longest = 1 if max(queries) == 1 else None
+    attend = functools.partial(attention.paged_attention, scale=_D**-0.5, max_query_len=longest)
+    run = functools.partial(attend, shared=shared, backend="mosaic")
+
+    offsets = np.concatenate([[0], np.cumsum(queries)])
+    arguments = (
+        _draw(0, sum(queries), _H, _D),
+        _draw(1, _PAGES, _S, _K, _D),
+        _draw(2, _PAGES, _S, _K, _D),
+        jnp.asarray(offsets, jnp.int32),
+        jnp.asarray(contexts, jnp.int32),
+        _tables(contexts) if tables is None else tables,
+    )
+    return Launch(what, run, functools.partial(attend, backend="xla"), arguments)
+
+
+def _tables(contexts: Sequence[int]) -> jax.Array:
+    width = -(-max(contexts) // _S)
+    drawn = np.random.default_rng(0).integers(1, _PAGES, (len(contexts), width))
+    return jnp.asarray(drawn, jnp.int32)
+
+
+def _shared_decode(rows: int, group: int, keys: int) -> Launch:
+    """Groups of rows that begin with the same pages."""
+    contexts = [keys + 1 + i * 53 % 211 for i in range(rows)]
+    tables = np.array(_tables(contexts))
+    for row in range(rows):
+        tables[row, : keys // _S] = tables[row - row % group, : keys // _S]
+    shapes = (1, (most_items(rows), 4), (rows, 4))
+    shared = SharedPrefixes(*(np.zeros(shape, np.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
+    size = rows_in_item(_H // _K)
+    lens = np.asarray(contexts, np.int32)
+    groups = find_groups(tables, lens, block_size=_S, batch_rows=rows, rows_in_item=size)
+    write_items(shared, groups)
+    placed = jax.tree.map(jnp.asarray, shared)
+    what = f"{rows} rows share {keys} keys"
+    return _attention(what, contexts, [1] * rows, placed, jnp.asarray(tables))
+
+
+def _norm_rope_write() -> Iterator[Launch]:
+    for T in (2, 256):
+        merged = _draw(0, T, _H + 2 * _K, _D)
+        heads = tuple(jnp.split(merged, [_H, _H + _K], axis=1))
+        slots = np.random.default_rng(0).permutation(_PAGES * _S)[:T]
+        pages = _draw(3, _PAGES, _S, _K, _D), _draw(4, _PAGES, _S, _K, _D)
+        arguments = (_draw(1, _D), _draw(2, _D), _draw(5, T, _D), _draw(6, T, _D), *pages)
+        arguments = (*arguments, jnp.asarray(slots, jnp.int32))
+        for name, given in (("three arrays", heads), ("one array", (merged,))):
+            write = functools.partial(attention.norm_rope_write, eps=_EPS)
+            run, expected = (functools.partial(write, backend=b) for b in ("mosaic", "xla"))
+            yield Launch(f"{T} tokens in {name}", run, expected, (given, *arguments))
+
+
+def _small() -> Iterator[Launch]:
+    small = module_of("mosaic", "small")
+    for B in (1, 2, 8, 16):
+        x, wide, norm = _draw(0, B, _E), _draw(1, B, _F), _draw(2, _E)
+        q, k, down = _draw(3, 2048, _E), _draw(4, 1024, _E), _draw(5, _E, _F)
+        gate, up = _draw(6, _F, _E), _draw(7, _F, _E)
+        residual = _draw(8, B, _E)
+        yield Launch(
+            f"norm and q, k, v of {B} rows",
+            lambda x, norm, *w: small.norm_project(x, norm, w, eps=_EPS),
+            lambda x, norm, *w: tuple(_product(rms_norm(x, norm, _EPS), each) for each in w),
+            (x, norm, q, k, k),
+        )
+        yield Launch(
+            f"norm, gate and up of {B} rows",
+            lambda x, norm, gate, up: small.norm_gated(x, norm, gate, up, eps=_EPS),
+            lambda x, norm, gate, up: _gated(rms_norm(x, norm, _EPS), gate, up),
+            (x, norm, gate, up),
+        )
+        yield Launch(
+            f"down of {B} rows, added",
+            small.project_add,
+            lambda x, w, residual: _product(x, w) + residual,
+            (wide, down, residual),
+        )
+        yield Launch(f"down of {B} rows", small.project, _product, (wide, down))
+
+
+def _medium() -> Iterator[Launch]:
+    medium = module_of("mosaic", "medium")
+    for B in (32, 64, 128, 256):
+        x, q, k = _draw(0, B, _E), _draw(3, 2048, _E), _draw(4, 1024, _E)
+        yield Launch(
+            f"q, k, v of {B} rows",
+            lambda x, *w: medium.project(x, w),
+            lambda x, *w: tuple(_product(x, each) for each in w),
+            (x, q, k, k),
+        )
+        gate, up = _draw(6, _F, _E), _draw(7, _F, _E)
+        yield Launch(f"gate and up of {B} rows", medium.gated, _gated, (x, gate, up))
+
+
+def _add_norm() -> Iterator[Launch]:
+    add_norm = module_of("mosaic", "add_norm").add_norm
+
+    def expected(x: jax.Array, delta: jax.Array, weight: jax.Array) -> Any:
+        total = x + delta
+        return total, rms_norm(total, weight, _EPS)
+
+    x, delta, weight = _draw(0, 1024, _E), _draw(1, 1024, _E), _draw(2, _E)
+    yield Launch("1024 rows", functools.partial(add_norm, eps=_EPS), expected, (x, delta, weight))
+
+
+def _silu_mul() -> Iterator[Launch]:
+    def expected(gate: jax.Array, up: jax.Array) -> jax.Array:
+        gate, up = gate.astype(jnp.float32), up.astype(jnp.float32)
+        return (jax.nn.silu(gate) * up).astype(jnp.bfloat16)
+
+    run = module_of("mosaic", "silu_mul").silu_mul
+    yield Launch("1024 rows", run, expected, (_draw(0, 1024, _F), _draw(1, 1024, _F)))
+
+
+def _all_reduce() -> Iterator[Launch]:
+    """Over two GPUs; with one there is nothing to add."""
+    if len(jax.devices()) < 2:
+        return
+    all_reduce = module_of("mosaic", "all_reduce").all_reduce
+    mesh = jax.make_mesh((2,), ("tensor",), devices=jax.devices()[:2], axis_types=_AUTO)
+    split = PartitionSpec("tensor")
+    buffers = peer_buffers.allocate(peer_buffers.describe_peers(mesh, "tensor"))
+
+    def add(x: jax.Array, peers: jax.Array) -> jax.Array:
+        return all_reduce(x[0], peers[0])[None]
+
+    run = jax.shard_map(add, mesh=mesh, in_specs=(split, split), out_specs=split, check_vma=False)
+
+    def expected(x: jax.Array, peers: jax.Array) -> jax.Array:
+        del peers
+        total = x.astype(jnp.float32).sum(axis=0, keepdims=True)
+        return jnp.broadcast_to(total.astype(x.dtype), x.shape)
+
+    for B in (2, 64, 256):
+        x = jax.device_put(_draw(0, 2, B, _E), NamedSharding(mesh, split))
+        yield Launch(f"{B} rows", run, expected, (x, buffers.peers))
+
+
+_AUTO = (jax.sharding.AxisType.Auto,)
+_BY_OP: dict[Op, Callable[[], Iterator[Launch]]] = {
+    "decode": _decode,
+    "prefill": _prefill,
+    "norm_rope_write": _norm_rope_write,
+    "small": _small,
+    "medium": _medium,
+    "add_norm": _add_norm,
+    "silu_mul": _silu_mul,
+    "all_reduce": _all_reduce,
+}
+
+
+def _product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jnp.einsum("bi,oi->bo", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def _gated(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+    gate, up = (_product(x, each).astype(jnp.float32) for each in (gate, up))
+    return (jax.nn.silu(gate) * up).astype(x.dtype)
+
+
+def _draw(seed: int, *shape: int) -> jax.Array:
+    """Normal values, of which a product's are as large again."""
+    scale = shape[-1] ** -0.5 if len(shape) == 2 and shape[0] >= _E else 1.0
+    drawn = np.random.default_rng(seed).standard_normal(shape, np.float32) * scale
+    return jnp.asarray(drawn, jnp.bfloat16)

@@ -1,0 +1,62 @@
+"""Launches one of Mosaic's kernels at every shape of `kernel_launches`, beside XLA; in a child."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jaxinfer.kernels.implementations import Op
+from jaxinfer.serving.runner.watchdog import Watchdog
+from scripts.gpu_gate.rows import Row
+
+LIMIT_S = 10.0
+"""Seconds for a launch, compiled before."""
+_NEAR = 0.03
+
+
+def kernel_title(op: Op) -> str:
+    """A kernel's name in the table."""
+    return f"kernel {op}"
+
+
+def try_kernel(op: Op, limit_s: float = LIMIT_S) -> list[Row]:
+    """Launch a kernel at every shape, and compare its results with XLA's.
+
+    A launch that does not end within `limit_s` seconds ends the process, which says its name.
+    """
+    import jax
+
+    from scripts.gpu_gate.kernel_launches import launches
+
+    name, begin, worst, shapes = kernel_title(op), time.perf_counter(), 0.0, 0
+    watchdog = Watchdog(limit_s, name)
+    for launch in launches(op):
+        run = jax.jit(launch.run).lower(*launch.arguments).compile()
+        with watchdog.watching(launch.what):
+            found = jax.block_until_ready(run(*launch.arguments))
+        expected = jax.jit(launch.expected)(*launch.arguments)
+        far = _distance(found, expected)
+        if not far <= _NEAR:  # NaN is far, too
+            return [Row(name, f"{launch.what}: differs from XLA's by {far:.3f}", False)]
+        worst, shapes = max(worst, far), shapes + 1
+    watchdog.close()
+    if not shapes:
+        return [Row(name, "not run: needs more GPUs", True)]
+    seconds = time.perf_counter() - begin
+    return [Row(name, f"{shapes} shapes within {worst:.4f} of XLA's, {seconds:.0f} s", True)]
+
+
+def _distance(found: Any, expected: Any) -> float:
+    """The largest difference of two trees' leaves, as a part of each leaf's largest value."""
+    import jax
+    import jax.numpy as jnp
+
+    def far(ours: jax.Array, theirs: jax.Array) -> jax.Array:
+        ours, theirs = ours.astype(jnp.float32), theirs.astype(jnp.float32)
+        return jnp.max(jnp.abs(ours - theirs)) / jnp.max(jnp.abs(theirs))
+
+    return _largest([float(each) for each in jax.tree.leaves(jax.tree.map(far, found, expected))])
+
+
+def _largest(values: Sequence[float]) -> float:
+    """NaN if there is one."""
+    return next((value for value in values if value != value), max(values))
