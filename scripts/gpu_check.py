@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu_gate.benchmark import run_bench
-from scripts.gpu_gate.kernel_checks import check_kernels, stand_still
+from scripts.gpu_gate.kernels.checks import check_kernels, stand_still
 from scripts.gpu_gate.modules import gpu_modules, run_modules, shard
 from scripts.gpu_gate.processes import ROOT, run
 from scripts.gpu_gate.quick import Result, run_quick

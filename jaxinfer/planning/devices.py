@@ -2,7 +2,7 @@
 
 Sources of published numbers (NVIDIA; 16-bit products with dense operands, float32 accumulation):
 
-- H100: H100 data sheet; half of the figures that it gives "with sparsity".
+- H200, H100: data sheets of these names; half of the figures that they give "with sparsity".
 - A100: A100 80GB data sheet; the 40 GB model, 1,555 GB/s. The 80 GB one is the SXM form.
 - L40S, A10, T4: data sheets of these names. A T4 has no bfloat16: its figure is float16's.
 - RTX 4090: Ada GPU architecture white paper, appendix A (float32 accumulation).
@@ -24,12 +24,14 @@ class Chip:
     """One device's speeds and memory.
 
     Attributes:
-        name: as printed; of a measured device, part of JAX's device kind.
+        name: as printed.
         bytes_per_s: read bandwidth.
         flops_per_s: bfloat16 (or float16) matrix products, in operations a second.
         memory_bytes: of the device, as CUDA reports it; 0 if it plays no part.
-        measured: both speeds were reached by a kernel on this device; otherwise they are the data
+        measured: all speeds were reached by a kernel on this device; otherwise they are the data
             sheet's, which no kernel reaches.
+        copy_bytes_per_s: bytes read and bytes written, together, while one array is copied into
+            another; None if it was not measured.
         linked: GPUs of one machine are joined by NVLink, as sums over devices want them.
         has_bfloat16: its matrix units take bfloat16.
     """
@@ -39,23 +41,9 @@ class Chip:
     flops_per_s: float
     memory_bytes: int = 0
     measured: bool = False
+    copy_bytes_per_s: float | None = None
     linked: bool = False
     has_bfloat16: bool = True
-
-
-H200 = Chip(
-    name="H200",
-    bytes_per_s=4.57e12,
-    flops_per_s=764e12,
-    memory_bytes=150_110_492_939,
-    measured=True,
-    linked=True,
-)
-"""Ceilings of the best kernels found on an H200 SXM; memory as the recorded runs report it."""
-REACHED_BANDWIDTH = 4.57 / 4.8
-"""Share of the 4.8 TB/s of an H200's data sheet that the best kernel reads."""
-REACHED_MATRIX_SPEED = 764 / 989
-"""Share of the 989 TFLOP/s there that the best matrix product makes."""
 
 
 def _published(
@@ -71,8 +59,22 @@ def _published(
     )
 
 
-DEVICES = {
-    "h200": H200,
+def _measured(published: Chip, *, read: float, copy: float, flops: float) -> Chip:
+    """The chip at the speeds that kernels reached on it, in bytes and operations a second."""
+    return dataclasses.replace(
+        published, bytes_per_s=read, copy_bytes_per_s=copy, flops_per_s=flops, measured=True
+    )
+
+
+PUBLISHED = {
+    # Memory as the recorded runs report it.
+    "h200": Chip(
+        name="H200",
+        bytes_per_s=4.8e12,
+        flops_per_s=989e12,
+        memory_bytes=150_110_492_939,
+        linked=True,
+    ),
     "h100": _published("H100 SXM", 79.10, 3350, 989, linked=True),
     "h100-pcie": _published("H100 PCIe", 79.10, 2000, 756),
     "a100": _published("A100 80GB", 79.15, 2039, 312, linked=True),
@@ -82,7 +84,32 @@ DEVICES = {
     "a10": _published("A10", 22.06, 600, 125),
     "t4": _published("T4", 14.75, 320, 65, has_bfloat16=False),
 }
+"""Chips at the speeds of their data sheets."""
+MEASURED = {
+    "h200": _measured(PUBLISHED["h200"], read=4.57e12, copy=4.3e12, flops=764e12),
+}
+"""Chips at the highest speeds that kernels reach: `python -m jaxinfer.measure.ceilings`."""
+H200 = MEASURED["h200"]
+REACHED_BANDWIDTH = H200.bytes_per_s / PUBLISHED["h200"].bytes_per_s
+"""Share of the 4.8 TB/s of an H200's data sheet that the best kernel reads."""
+REACHED_MATRIX_SPEED = H200.flops_per_s / PUBLISHED["h200"].flops_per_s
+"""Share of the 989 TFLOP/s there that the best matrix product makes."""
+DEVICES = {**PUBLISHED, "h200": H200}
+"""Chips that can be planned for. Expected times are fitted to an H200's measured speeds."""
 _ALIASES = {"h100-sxm": "h100", "a100-80gb": "a100", "4090": "rtx4090"}
+_KINDS = {
+    "H200": "h200",
+    "H100 80GB HBM3": "h100",
+    "H100 PCIe": "h100-pcie",
+    "A100-SXM4-80GB": "a100",
+    "A100-SXM4-40GB": "a100-40gb",
+    "L40S": "l40s",
+    "GeForce RTX 4090": "rtx4090",
+    "A10": "a10",
+    "Tesla T4": "t4",
+}
+"""JAX's device kinds without "NVIDIA". Only whole names count: an "A10G", an "H200 NVL", a "GH200"
+and a part of a GPU ("H200 MIG 1g.18gb") have other speeds."""
 
 
 def find_device(name: str) -> Chip:
@@ -118,5 +145,13 @@ def _by_numbers(text: str) -> Chip:
 
 def find_chip(device_kind: str) -> Chip | None:
     """The measured chip of JAX's device kind, or None; then there is no floor to compare with."""
-    measured = (chip for chip in DEVICES.values() if chip.measured)
-    return next((chip for chip in measured if chip.name in device_kind), None)
+    return MEASURED.get(_key(device_kind))
+
+
+def published_chip(device_kind: str) -> Chip | None:
+    """The chip of JAX's device kind at the speeds of its data sheet, or None if it is not known."""
+    return PUBLISHED.get(_key(device_kind))
+
+
+def _key(device_kind: str) -> str:
+    return _KINDS.get(device_kind.removeprefix("NVIDIA "), "")

@@ -1,5 +1,6 @@
 """The tables of docs/performance.md, made from the records in benchmarks/results/."""
 
+import re
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,15 +27,15 @@ def target_table(records: list[Record]) -> list[str]:
                 "-" if share is None else f"{share:.0%}",
                 _figure(target.vllm),
                 _figure(target.nano_vllm),
-                "-" if found is None else _commit(found[1]),
+                *(("-", "-") if found is None else (_jax(found[1]), _commit(found[1]))),
             )
         )
     header = "figure | model shape | target | reached | of target | vLLM 0.26.0 | nano-vLLM + FA3"
-    return _table(header + " | commit", rows)
+    return _table(header + " | jax | commit", rows)
 
 
 def workload_table(records: list[Record]) -> list[str]:
-    """The latest record of each workload, model, device and number of devices."""
+    """The latest record of each workload, model, device, number of devices and version of JAX."""
     rows = []
     for record in latest(records, "workload"):
         for kind, run in record["runs"].items():
@@ -45,6 +46,7 @@ def workload_table(records: list[Record]) -> list[str]:
                     record["workload"] + (f" {kind}" if len(record["runs"]) > 1 else ""),
                     record["model"],
                     _device(record),
+                    _jax(record),
                     record["attention_backend"],
                     f"{median['seconds']:.3f}",
                     f"{median['output_tokens_per_s']:,.0f}",
@@ -60,9 +62,9 @@ def workload_table(records: list[Record]) -> list[str]:
                     _commit(record),
                 )
             )
-    header = "workload | model | device | attention | s | output tok/s | prompt tok/s | TTFT ms"
-    header += " | TPOT ms | of floor | of shared floor | spread | cached | MHz | compiled | commit"
-    return _table(header, rows)
+    header = "workload | model | device | jax | attention | s | output tok/s | prompt tok/s"
+    header += " | TTFT ms | TPOT ms | of floor | of shared floor | spread | cached | MHz"
+    return _table(header + " | compiled | commit", rows)
 
 
 def _cached(run: Record) -> str:
@@ -77,10 +79,12 @@ def gpu_check_table(records: list[Record]) -> list[str]:
         return ["Not measured yet."]
     (check,) = checks
     machine = check["machine"]
-    ran = f"{machine['num_devices']} x {machine['device']}, driver {machine['driver']}"
+    ran = f"{machine['num_devices']} x {machine['device']}, driver {machine['driver']}, "
+    ran += f"jax {_jax(check)}"
+    passed = " and ".join(each["jax"] for each in check.get("passed_on", []))
     lines = [
         f"Source tree `{check['tree'][:12]}` of `jaxinfer/`, {ran}, {check['time'][:10]}, "
-        f"{check['seconds']:.0f} s.",
+        f"{check['seconds']:.0f} s." + (f" Passed on jax {passed}." if passed else ""),
         "",
     ]
     rows = [(row["name"].strip(), row["what"], _verdict(row)) for row in check["rows"]]
@@ -98,6 +102,7 @@ def start_table(records: list[Record]) -> list[str]:
             record["workload"],
             record["model"],
             _device(record),
+            _jax(record),
             f"{record['start_up_s']:.1f}",
             str(record["compiled_at_start"]),
             str(record.get("found_in_cache", "-")),
@@ -109,8 +114,8 @@ def start_table(records: list[Record]) -> list[str]:
         )
         for record in latest(records, "workload")
     ]
-    header = "workload | model | device | start to ready s | programs | found in cache | KV GB"
-    return _table(header + " | KV share | peak GB | unplanned GB | commit", rows)
+    header = "workload | model | device | jax | start to ready s | programs | found in cache"
+    return _table(header + " | KV GB | KV share | peak GB | unplanned GB | commit", rows)
 
 
 def engine_start_table(records: list[Record]) -> list[str]:
@@ -122,6 +127,7 @@ def engine_start_table(records: list[Record]) -> list[str]:
             (
                 record["model"],
                 record["machine"]["device"],
+                _jax(record),
                 str(record["machine"]["cpu_cores"]),
                 given or "default",
                 str(record["cold"][0]["num_programs"]),
@@ -130,8 +136,8 @@ def engine_start_table(records: list[Record]) -> list[str]:
                 _commit(record),
             )
         )
-    header = "model | device | cores | arguments | programs | caches empty s | caches filled s"
-    return _table(header + " | commit", rows)
+    header = "model | device | jax | cores | arguments | programs | caches empty s"
+    return _table(header + " | caches filled s | commit", rows)
 
 
 # vLLM 0.26.0 on an H200, by model shape and requests a second (None: all at once), with prompts and
@@ -157,6 +163,7 @@ def serving_table(records: list[Record]) -> list[str]:
             (
                 " ".join([record["model"], *record["flags"]]),
                 record["machine"]["device"],
+                _jax(record),
                 arrivals,
                 f"{load['output_tokens_per_s']:,.0f}",
                 offline,
@@ -166,12 +173,12 @@ def serving_table(records: list[Record]) -> list[str]:
                 _commit(record),
             )
         )
-    header = "model | device | arrivals | output tok/s | `LLM.generate` | TTFT ms | TPOT ms"
+    header = "model | device | jax | arrivals | output tok/s | `LLM.generate` | TTFT ms | TPOT ms"
     return _table(header + " | vLLM 0.26.0: tok/s | TTFT ms | TPOT ms | commit", rows)
 
 
 def _latest_loads(records: list[Record]) -> list[tuple[Record, Record, str]]:
-    """Of each model, device, set of flags and load: its record, its figures, and its arrivals."""
+    """Of each model, device, version of JAX, set of flags and load: record, figures, arrivals."""
     found = {}
     for record in records:
         if not record["kind"].startswith("serving-"):
@@ -179,7 +186,7 @@ def _latest_loads(records: list[Record]) -> list[tuple[Record, Record, str]]:
         for load in record["loads"]:
             rate = load["request_rate"]
             arrivals = f"{load['num_prompts']:,} at once" if rate is None else f"{rate:g} a second"
-            key = (record["kind"], record["machine"]["device"], *record["flags"], rate, arrivals)
+            key = (record["kind"], *_machine(record), *record["flags"], rate, arrivals)
             found[key] = (record, load, arrivals)
     return list(found.values())
 
@@ -194,6 +201,7 @@ def transformers_table(records: list[Record]) -> list[str]:
         (
             record["machine"]["cpu"],
             str(record["machine"]["cpu_cores"]),
+            _jax(record),
             f"{statistics.median(record['output_tokens_per_s']):,.0f}",
             f"{statistics.median(record['transformers_output_tokens_per_s']):,.0f}",
             f"{record['ratio']:.2f}",
@@ -201,7 +209,7 @@ def transformers_table(records: list[Record]) -> list[str]:
         )
         for record in latest(records, "compare-transformers")
     ]
-    header = "processor | cores | jaxinfer tok/s | transformers tok/s | ratio | commit"
+    header = "processor | cores | jax | jaxinfer tok/s | transformers tok/s | ratio | commit"
     return _table(header, rows)
 
 
@@ -210,6 +218,7 @@ def host_table(records: list[Record]) -> list[str]:
     rows = [
         (
             record["machine"]["cpu"],
+            _jax(record),
             f"{queue['waiting']:,}",
             f"{queue['finished']:,}",
             f"{queue['schedule_us']:.1f}",
@@ -220,7 +229,7 @@ def host_table(records: list[Record]) -> list[str]:
         for record in latest(records, "host-cost")
         for queue in record["queues"]
     ]
-    header = "processor | waiting | finished | schedule us | batch us | together us | commit"
+    header = "processor | jax | waiting | finished | schedule us | batch us | together us | commit"
     return _table(header, rows)
 
 
@@ -230,13 +239,14 @@ def start_up_table(records: list[Record]) -> list[str]:
         (
             record["machine"]["cpu"],
             record["machine"]["device"],
+            _jax(record),
             f"{record['cold_median_s']:.2f}",
             f"{record['warm_median_s']:.2f}",
             _commit(record),
         )
         for record in latest(records, "start-up")
     ]
-    return _table("processor | device | cache empty s | cache filled s | commit", rows)
+    return _table("processor | device | jax | cache empty s | cache filled s | commit", rows)
 
 
 def device_time_table(records: list[Record]) -> list[str]:
@@ -246,6 +256,7 @@ def device_time_table(records: list[Record]) -> list[str]:
             record["workload"],
             record["model"],
             _device(record),
+            _jax(record),
             ", ".join(
                 f"{kind} {share:.1%}" for kind, share in record["device_time"]["kinds"].items()
             ),
@@ -254,33 +265,39 @@ def device_time_table(records: list[Record]) -> list[str]:
         for record in latest(records, "workload")
         if record["device_time"]
     ]
-    return _table("workload | model | device | share of the GPU's time | commit", rows)
+    return _table("workload | model | device | jax | share of the GPU's time | commit", rows)
 
 
 def kernel_table(records: list[Record]) -> list[str]:
-    """Each kernel's case from the newest record that has it, in its fastest configuration there."""
-    newest: dict[str, tuple[Record, str]] = {}
+    """Each case on each machine, from the newest record that has it, in its fastest configuration.
+
+    A machine is a device with a version of JAX.
+    """
+    newest: dict[tuple[Any, ...], tuple[Record, Record]] = {}
     for record in (record for record in records if record["kind"] == "kernels"):
         for case, result in _fastest(record).items():
-            newest[case] = result, _commit(record)
-    rows = [(case, *_kernel_cells(result), commit) for case, (result, commit) in newest.items()]
-    return _table("case | configuration | us | reached | commit", rows)
+            newest[*_machine(record), case] = record, result
+    rows = [
+        (result["case"], *_where(record), *_kernel_cells(result), _commit(record))
+        for record, result in newest.values()
+    ]
+    return _table("case | device | jax | configuration | us | reached | commit", rows)
 
 
 def backend_table(records: list[Record]) -> list[str]:
-    """Implementations of attention side by side, of the newest record."""
-    compared = [record for record in records if record["kind"] == "attention-backends"][-1:]
+    """Implementations of attention side by side, of the newest record on each machine."""
     rows = [
         (
             result["case"],
+            *_where(record),
             result["backend"],
             *_kernel_cells(result)[1:],
             _commit(record),
         )
-        for record in compared
+        for record in latest(records, "attention-backends")
         for result in record["results"]
     ]
-    return _table("case | implementation | us | reached | commit", rows)
+    return _table("case | device | jax | implementation | us | reached | commit", rows)
 
 
 def _fastest(record: Record) -> dict[str, Record]:
@@ -307,6 +324,7 @@ def batch_table(records: list[Record]) -> list[str]:
         (
             record["model"],
             _device(record),
+            _jax(record),
             str(speed["rows"]),
             str(speed["prompt_tokens"]),
             f"{speed['prefill_tokens_per_s']:,.0f}",
@@ -319,12 +337,12 @@ def batch_table(records: list[Record]) -> list[str]:
         for record in latest(records, "batches")
         for speed in record["speeds"]
     ]
-    header = "model | device | sequences | prompt | prefill tok/s | of floor | decode ms/step"
-    return _table(header + " | decode tok/s | of floor | commit", rows)
+    header = "model | device | jax | sequences | prompt | prefill tok/s | of floor"
+    return _table(header + " | decode ms/step | decode tok/s | of floor | commit", rows)
 
 
 def memory_table(records: list[Record]) -> list[str]:
-    """What each owner holds in each phase, of the newest record of each model and device."""
+    """What each owner holds in each phase, of the newest record of each model and machine."""
     rows, found = [], latest(records, "memory")
     for record in found:
         for phase in record["report"]["phases"]:
@@ -333,13 +351,14 @@ def memory_table(records: list[Record]) -> list[str]:
                 (
                     record["model"],
                     _device(record),
+                    _jax(record),
                     phase["name"],
                     *(_held(held.get(owner)) for owner in OWNERS),
                     _megabytes(phase["num_bytes"]),
                     _commit(record),
                 )
             )
-    lines = _table(f"model | device | phase | {' | '.join(OWNERS)} | all | commit", rows)
+    lines = _table(f"model | device | jax | phase | {' | '.join(OWNERS)} | all | commit", rows)
     if not any("H200" in record["machine"]["device"] for record in found):
         command = "`python scripts/benchmark.py --memory --model-shape 8b`"
         lines += ["", f"Not recorded on an H200 yet: {command} on one adds its rows here."]
@@ -376,7 +395,9 @@ TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
 
 
 def latest(records: list[Record], what: str) -> list[Record]:
-    """The newest record of `what` for each kind, device and parallelism, by kind.
+    """The newest record of `what` for each kind, device, parallelism and minor version of JAX.
+
+    They are ordered by these. Patch releases of a minor version, such as 0.11, count as one.
 
     Args:
         records: the oldest first.
@@ -389,8 +410,26 @@ def latest(records: list[Record], what: str) -> list[Record]:
         if kind == what or kind.startswith(f"{what}-") or (what == "workload" and what in record):
             # A GPU's figures are its own; every CPU's device is called "cpu".
             device = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
-            newest[kind, device, *_parallelism(record)] = record
+            newest[kind, device, *_parallelism(record), _minor_version(record)] = record
     return [newest[key] for key in sorted(newest)]
+
+
+def _jax(record: Record) -> str:
+    """The version of JAX that the figures were taken with."""
+    return record["machine"].get("versions", {}).get("jax", "-")
+
+
+def _minor_version(record: Record) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", _jax(record))[:2])
+
+
+def _machine(record: Record) -> tuple[Any, ...]:
+    """What sets figures of one kind apart: the device, and the minor version of JAX."""
+    return record["machine"]["device"], _minor_version(record)
+
+
+def _where(record: Record) -> tuple[str, str]:
+    return record["machine"]["device"], _jax(record)
 
 
 def _parallelism(record: Record) -> tuple[int, int]:

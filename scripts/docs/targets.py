@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from jaxinfer.measure.kernels.runs import percent_of_copy
+
 Record = dict[str, Any]
 DEVICE = "H200"
 
@@ -82,22 +84,28 @@ def _start(*, warm: bool) -> Callable[[Record], float | None]:
     return lambda record: record.get("warm_median_s" if warm else "cold_median_s")
 
 
-def _kernel(case: str, name: str) -> Callable[[Record], float | None]:
-    """Of the configuration that is served."""
+def _kernel(
+    case: str, figure: Callable[[dict[str, Any]], float | None]
+) -> Callable[[Record], float | None]:
+    """A figure of a kernel's result, of the configuration that is served."""
 
     def read(record: Record) -> float | None:
         results = record["results"] if record["kind"] == "kernels" else []
         served = (r for r in results if r["case"] == case and r["config"] is None)
-        return next((result.get(name) for result in served), None)
+        return next((figure(result) for result in served), None)
 
     return read
 
 
 def _attention(figure: str, case: str, aim: float) -> Target:
-    name = "tflops" if case.startswith("prefill") else "percent_of_4.3TBs"
+    read = _tflops if case.startswith("prefill") else percent_of_copy
     return Target(
-        figure=figure, shape="0.6b", read=_kernel(case, name), aim=aim, more_is_better=True
+        figure=figure, shape="0.6b", read=_kernel(case, read), aim=aim, more_is_better=True
     )
+
+
+def _tflops(result: dict[str, Any]) -> float | None:
+    return result.get("tflops")
 
 
 def _other_memory(record: Record) -> float | None:

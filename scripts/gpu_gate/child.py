@@ -20,11 +20,11 @@ _PROMPT_IDS = list(range(100, 164))
 def main(task: dict[str, Any]) -> dict[str, Any]:
     """Do a part: "kernel", "start", "behaviours" or "devices"."""
     if task.get("spins"):
-        from scripts.gpu_gate.spinning import add_an_arrival
+        from scripts.gpu_gate.kernels.spinning import add_an_arrival
 
         add_an_arrival()
     if task["part"] == "kernel":
-        from scripts.gpu_gate.kernels import try_kernel
+        from scripts.gpu_gate.kernels.trial import try_kernel
 
         return {"rows": try_kernel(task["op"])}
     arguments: dict[str, Any] = {"show_progress": False} | task["arguments"]

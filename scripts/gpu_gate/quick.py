@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from scripts.gpu_gate.child import NUM_OUTPUTS, PROMPT
 from scripts.gpu_gate.children import SMALL_SHARE, run_child, verdict
-from scripts.gpu_gate.kernel_checks import SPINNING
+from scripts.gpu_gate.kernels.checks import SPINNING
 from scripts.gpu_gate.processes import run
 from scripts.gpu_gate.rows import Row
 

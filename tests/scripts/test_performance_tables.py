@@ -3,13 +3,18 @@
 import pytest
 
 from scripts import performance_tables
+from scripts.docs.tables import TABLES
 from scripts.docs.targets import TARGETS
 from scripts.measurements.results import RESULTS, load_results, save_result
 from scripts.performance_tables import DOCS, FIGURES, PARTS, check_marks, fill_page, main
 
 
+def _machine(jax: str = "0.11.2", **changes):
+    return {"device": "NVIDIA H200", "cpu": "x", "versions": {"jax": jax}} | changes
+
+
 def _workload(workload: str, seconds: float, **changes):
-    machine = {"device": "NVIDIA H200", "cpu": "x"}
+    machine = _machine()
     run = {
         "median": {
             "seconds": seconds,
@@ -70,6 +75,44 @@ def test_the_clock_stands_beside_the_figures_that_it_was_read_with():
     assert "| 1.010 | 25% | 1,410 | 0 | 0123456+ |" in page
 
 
+def test_minor_versions_of_jax_stand_side_by_side_the_newest_last():
+    versions = ("0.12.0.1", "0.9.1", "0.11.2")
+    records = [
+        _workload("W1", float(seconds), machine=_machine(version))
+        for seconds, version in enumerate(versions, start=1)
+    ]
+    page = fill_page(EMPTY, records)
+    rows = [
+        "| 1 x NVIDIA H200 | 0.9.1 | mosaic | 2.000 |",
+        "| 1 x NVIDIA H200 | 0.11.2 | mosaic | 3.000 |",
+        "| 1 x NVIDIA H200 | 0.12.0.1 | mosaic | 1.000 |",
+    ]
+    assert sorted(rows, key=page.index) == rows
+
+
+def test_a_patch_release_of_jax_takes_the_place_of_the_one_before():
+    page = fill_page(
+        EMPTY,
+        [
+            _workload("W1", 4.0, machine=_machine("0.11.2")),
+            _workload("W1", 2.0, machine=_machine("0.11.3")),
+        ],
+    )
+    assert "| 0.11.3 | mosaic | 2.000 |" in page
+    assert "0.11.2" not in page
+
+
+def test_a_target_says_with_which_jax_it_was_reached():
+    records = [_workload("W1", 4.0), _workload("W1", 2.0, machine=_machine("0.12.0.1"))]
+    page = fill_page(EMPTY, records)
+    assert "| 50 | 0% | 23,400 | 21,030 | 0.12.0.1 | 0123456+ |" in page
+
+
+def test_every_table_of_records_says_with_which_jax():
+    heads = [table(load_results())[0] for name, table in TABLES.items() if name != "gpu-check"]
+    assert all("| jax |" in head for head in heads)
+
+
 def test_another_mesh_is_another_row():
     two = _workload("W1", 3.0, engine={"tensor_parallel_size": 2})
     page = fill_page(EMPTY, [_workload("W1", 4.0), two])
@@ -80,8 +123,8 @@ def test_another_mesh_is_another_row():
 def test_the_devices_of_all_replicas_are_counted():
     four = _workload("W1", 3.0, engine={"tensor_parallel_size": 2, "data_parallel_size": 2})
     page = fill_page(EMPTY, [_workload("W1", 4.0), four])
-    assert "| 1 x NVIDIA H200 | mosaic | 4.000" in page
-    assert "| 4 x NVIDIA H200 (2 tensor x 2 data) | mosaic | 3.000" in page
+    assert "| 1 x NVIDIA H200 | 0.11.2 | mosaic | 4.000" in page
+    assert "| 4 x NVIDIA H200 (2 tensor x 2 data) | 0.11.2 | mosaic | 3.000" in page
 
 
 def test_batches_are_listed_with_their_share_of_the_floor():
@@ -107,9 +150,29 @@ def test_a_kernel_is_listed_in_the_fastest_configuration_of_its_newest_record():
     other = older | {"case": "prefill"}
     failed = {"case": "decode", "config": None, "error": "no memory"}
     page = fill_page(EMPTY, [_kernels([older, other]), _kernels([slow, fast, failed])])
-    assert "| decode | stages 3 | 8.0 | 120 TFLOP/s | 0123456 |" in page
-    assert "| prefill | own choice | 7.0 | 130 TFLOP/s | 0123456 |" in page
+    assert "| decode | NVIDIA H200 | 0.11.2 | stages 3 | 8.0 | 120 TFLOP/s | 0123456 |" in page
+    assert "| prefill | NVIDIA H200 | 0.11.2 | own choice | 7.0 | 130 TFLOP/s | 0123456 |" in page
     assert page.count("| decode |") == 1
+
+
+def test_a_kernels_devices_and_minor_versions_of_jax_are_rows_of_their_own():
+    result = {"case": "decode", "config": None, "median_microseconds": 8.0}
+    share = {"percent_of_copy": 90.0, "copy_bytes_per_s": 3e12}
+    records = [
+        _kernels([result | {"percent_of_4.3TBs": 80.0}]),
+        _kernels([result | share], device="NVIDIA H100 80GB HBM3"),
+        _kernels([result | {"percent_of_4.3TBs": 85.0}], jax="0.12.0.1"),
+    ]
+    for kind in ("kernels", "attention-backends"):
+        backend = [
+            record | {"kind": kind, "results": [{"backend": "own choice", **each}]}
+            for record in records
+            for each in record["results"]
+        ]
+        page = fill_page(EMPTY, backend)
+        assert "| NVIDIA H200 | 0.11.2 | own choice | 8.0 | 80.0% of 4.3 TB/s |" in page
+        assert "| NVIDIA H200 | 0.12.0.1 | own choice | 8.0 | 85.0% of 4.3 TB/s |" in page
+        assert "| NVIDIA H100 80GB HBM3 | 0.11.2 | own choice | 8.0 | 90.0% of 3 TB/s |" in page
 
 
 def test_implementations_of_attention_stand_side_by_side():
@@ -118,12 +181,12 @@ def test_implementations_of_attention_stand_side_by_side():
     failed = {"case": "decode", "backend": "xla", "config": None, "error": "no memory"}
     record = _kernels([mosaic, failed]) | {"kind": "attention-backends"}
     page = fill_page(EMPTY, [record])
-    assert "| decode | mosaic | 8.0 | 100 TFLOP/s | 0123456 |" in page
-    assert "| decode | xla | - | no memory | 0123456 |" in page
+    assert "| decode | NVIDIA H200 | 0.11.2 | mosaic | 8.0 | 100 TFLOP/s | 0123456 |" in page
+    assert "| decode | NVIDIA H200 | 0.11.2 | xla | - | no memory | 0123456 |" in page
 
 
-def _kernels(results):
-    machine = {"device": "NVIDIA H200"}
+def _kernels(results, **machine):
+    machine = _machine(**machine)
     return {"kind": "kernels", "commit": "0123456789", "machine": machine, "results": results}
 
 
@@ -171,14 +234,15 @@ def test_a_gpu_check_is_shown_with_the_tree_that_it_checked():
         "tree": "0123456789abcdef",
         "time": "2026-11-23T10:00:00+00:00",
         "seconds": 141.6,
-        "machine": {"device": "NVIDIA H200", "num_devices": 1, "driver": "580.1", "cpu": "x"},
+        "machine": _machine(num_devices=1, driver="580.1"),
+        "passed_on": [{"jax": "0.11.2"}, {"jax": "0.12.0.1"}],
         "rows": [
             {"name": "groups", "what": "512 tokens", "good": True},
             {"name": "  abort", "what": "2 blocks are still held", "good": False},
         ],
     }
     page = fill_page(EMPTY, [check])
-    assert (
-        "`0123456789ab` of `jaxinfer/`, 1 x NVIDIA H200, driver 580.1, 2026-11-23, 142 s." in page
-    )
+    ran = "1 x NVIDIA H200, driver 580.1, jax 0.11.2, 2026-11-23, 142 s. "
+    ran += "Passed on jax 0.11.2 and 0.12.0.1."
+    assert f"`0123456789ab` of `jaxinfer/`, {ran}" in page
     assert "| groups | 512 tokens | good |\n| abort | 2 blocks are still held | BAD |" in page

@@ -4,7 +4,6 @@ import dataclasses
 import fcntl
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,13 @@ from typing import Any
 import jax
 
 from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.measure.ceilings import queue_seconds
 from jaxinfer.measure.kernels.cases import Case, kernel_cases
 from jaxinfer.measure.kernels.launches import Config, Run, make_chain
+from jaxinfer.planning.devices import find_chip
 
-_BANDWIDTH = 4.3e12  # bytes/s, copy bandwidth measured on an H200
+_FIRST_COPY = 4.3e12
+"""Bytes a second of a copy on an H200, the one device of the records that don't say it."""
 _CAPABILITY = "9.0"
 _MEASURED_S = 0.03  # of calls back to back, at least
 
@@ -42,7 +44,8 @@ def measure_kernels(
 
     Yields:
         JSON-like values: the case, microseconds of a launch in each repeat and their median, and
-        "percent_of_4.3TBs" or "tflops"; or "error" where a variant could not run.
+        "bytes_per_s" or "tflops"; or "error" where a variant could not run. Beside the bytes stand
+        the device's "copy_bytes_per_s", None if it was not measured, and "percent_of_copy".
 
     Raises:
         ValueError: there is no Hopper GPU, or no case of that name.
@@ -79,7 +82,15 @@ def reached(result: dict[str, Any]) -> str:
     """A result's figure, with its unit."""
     if "tflops" in result:
         return f"{result['tflops']:.0f} TFLOP/s"
-    return f"{result['percent_of_4.3TBs']:.1f}% of 4.3 TB/s"
+    percent, copy = percent_of_copy(result), result.get("copy_bytes_per_s", _FIRST_COPY)
+    if percent is None:
+        return f"{result['bytes_per_s'] / 1e9:,.0f} GB/s"
+    return f"{percent:.1f}% of {copy / 1e12:.3g} TB/s"
+
+
+def percent_of_copy(result: dict[str, Any]) -> float | None:
+    """A result's bytes a second in percent of a copy's; None of operations, and of some devices."""
+    return result.get("percent_of_copy", result.get("percent_of_4.3TBs"))
 
 
 def _describe(case: Case, backend: Backend, config: Config) -> dict[str, Any]:
@@ -98,10 +109,19 @@ def _figures(case: Case, microseconds: list[float]) -> dict[str, Any]:
     unit, amount = case.work
     median = statistics.median(microseconds)
     rate = amount / median * 1e6
-    figure = {"percent_of_4.3TBs": 100 * rate / _BANDWIDTH}
-    if unit == "operations":
-        figure = {"tflops": rate / 1e12}
+    figure = {"tflops": rate / 1e12} if unit == "operations" else _beside_a_copy(rate)
     return {unit: amount, "microseconds": microseconds, "median_microseconds": median, **figure}
+
+
+def _beside_a_copy(rate: float) -> dict[str, float | None]:
+    """Bytes a second, and those of a copy on this device."""
+    chip = find_chip(jax.devices()[0].device_kind)
+    copy = chip and chip.copy_bytes_per_s
+    return {
+        "bytes_per_s": rate,
+        "copy_bytes_per_s": copy,
+        "percent_of_copy": 100 * rate / copy if copy else None,
+    }
 
 
 def _microseconds(run: Run, launches: int, repeats: int) -> list[float]:
@@ -110,17 +130,9 @@ def _microseconds(run: Run, launches: int, repeats: int) -> list[float]:
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)  # Another measurement on this machine waits its turn.
         jax.block_until_ready(run())
-        calls = max(3, int(_MEASURED_S / _seconds(run, 1)))
-        times = [_seconds(run, calls) / calls / launches * 1e6 for _ in range(repeats + 1)]
+        calls = max(3, int(_MEASURED_S / queue_seconds(run, 1)))
+        times = [queue_seconds(run, calls) / calls / launches * 1e6 for _ in range(repeats + 1)]
     return times[1:]
-
-
-def _seconds(run: Run, calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls - 1):
-        run()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start
 
 
 def _check_device() -> None:

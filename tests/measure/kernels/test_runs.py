@@ -4,7 +4,13 @@ import pytest
 
 from jaxinfer.measure.kernels import runs as kernel_runs
 from jaxinfer.measure.kernels.cases import COMPARED_CASES, Case, kernel_cases
-from jaxinfer.measure.kernels.runs import kernel_line, measure_kernels
+from jaxinfer.measure.kernels.runs import (
+    kernel_line,
+    measure_kernels,
+    percent_of_copy,
+    reached,
+)
+from jaxinfer.planning.devices import H200
 
 
 @pytest.mark.parametrize(
@@ -43,6 +49,7 @@ def _any_device(monkeypatch):
 @pytest.mark.usefixtures("_any_device")
 def test_times_become_figures(monkeypatch):
     calls = []
+    monkeypatch.setattr(kernel_runs, "find_chip", lambda kind: H200)
 
     def make_chain(case, launches, backend, config):
         assert (backend, config) == ("mosaic", None)
@@ -61,9 +68,27 @@ def test_times_become_figures(monkeypatch):
     assert ("prefill/1 x 8k page 16", 8) in calls
     decode, prefill = results[0], results[2]
     rate = decode["bytes"] / decode["median_microseconds"] * 1e6
-    assert decode["percent_of_4.3TBs"] == pytest.approx(rate / 4.3e12 * 100)
+    assert decode["bytes_per_s"] == rate
+    assert decode["copy_bytes_per_s"] == H200.copy_bytes_per_s
+    assert percent_of_copy(decode) == pytest.approx(rate / 4.3e12 * 100)
+    assert reached(decode).endswith("% of 4.3 TB/s")
     rate = prefill["operations"] / prefill["median_microseconds"] * 1e6
     assert prefill["tflops"] == pytest.approx(rate / 1e12)
+    assert percent_of_copy(prefill) is None
+
+
+@pytest.mark.usefixtures("_any_device")
+def test_without_a_known_copy_speed_the_bytes_stand_alone(monkeypatch):
+    monkeypatch.setattr(kernel_runs, "make_chain", lambda *_: lambda: None)
+    (result,) = measure_kernels("decode/B=64", repeats=1)
+    assert percent_of_copy(result) is None
+    assert reached(result | {"bytes_per_s": 2.8004e12}) == "2,800 GB/s"
+
+
+def test_a_share_names_the_copy_speed_that_it_is_of():
+    result = {"bytes_per_s": 2.7e12, "copy_bytes_per_s": 3.0e12, "percent_of_copy": 90.0}
+    assert reached(result) == "90.0% of 3 TB/s"
+    assert reached({"percent_of_4.3TBs": 88.26}) == "88.3% of 4.3 TB/s"
 
 
 @pytest.mark.usefixtures("_any_device")

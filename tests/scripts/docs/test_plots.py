@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.docs.plots import is_current, plot_lines, shown_numbers, update_plot
+from scripts.docs.plots import is_current, plot_lines, shown_numbers, update_plot, workload_floors
 
 _MACHINE = {"device": "NVIDIA H200", "cpu": "x"}
 
@@ -37,6 +37,14 @@ def test_a_plot_carries_the_newest_records_numbers(tmp_path):
     assert is_current("workload-floors", records, tmp_path)
     assert not is_current("workload-floors", [_workload(3.0)], tmp_path)
     assert ">W1<" in path.read_text()
+
+
+def test_of_several_versions_of_jax_the_newest_is_drawn():
+    old, new = (
+        _workload(seconds) | {"machine": _MACHINE | {"versions": {"jax": version}}}
+        for seconds, version in ((4.0, "0.9.1"), (5.0, "0.12.0.1"))
+    )
+    assert workload_floors([new, old]) == {"Qwen3-0.6b shape, 1 x NVIDIA H200": {"W1": 0.2}}
 
 
 def test_drawing_twice_gives_the_same_file(tmp_path):

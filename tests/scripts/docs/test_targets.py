@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxinfer.planning.devices import H200
 from scripts.docs.targets import TARGETS
 
 _BY_FIGURE = {(target.figure, target.shape): target for target in TARGETS}
@@ -61,14 +62,28 @@ def test_a_figure_is_read_and_held_against_its_aim(figure, record, value, share)
     assert target.share(reached[0]) == (share if share is None else pytest.approx(share))
 
 
-def test_attention_is_read_as_it_is_served():
-    served = {"case": "decode/B=8 8k", "config": None, "percent_of_4.3TBs": 88.0}
-    swept = served | {"config": {"stages": 3}, "percent_of_4.3TBs": 90.0}
+@pytest.mark.parametrize("key", ["percent_of_copy", "percent_of_4.3TBs"])
+def test_attention_is_read_as_it_is_served(key):
+    served = {"case": "decode/B=8 8k", "config": None, key: 88.0}
+    swept = served | {"config": {"stages": 3}, key: 90.0}
     machine = {"device": "NVIDIA H200"}
     record = {"kind": "kernels", "machine": machine, "results": [swept, served]}
     target = _BY_FIGURE["decode attention, B=8 of 8k, % of 4.3 TB/s", "0.6b"]
     assert target.reached([record, record | {"results": [swept]}]) == (88.0, record)
     assert _BY_FIGURE["W1 output tok/s", "0.6b"].reached([record]) is None
+
+
+def test_prefill_attention_is_read_in_operations():
+    served = {"case": "prefill/1 x 8k page 16", "config": None, "tflops": 534.0}
+    record = {"kind": "kernels", "machine": {"device": "NVIDIA H200"}, "results": [served]}
+    target = _BY_FIGURE["prefill attention, 8k, TFLOP/s", "0.6b"]
+    assert target.reached([record]) == (534.0, record)
+
+
+def test_the_figures_of_bytes_name_the_copy_speed_of_the_device():
+    assert H200.copy_bytes_per_s == 4.3e12
+    figures = [figure for figure, _ in _BY_FIGURE if figure.startswith("decode attention")]
+    assert all(figure.endswith("% of 4.3 TB/s") for figure in figures)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from jaxinfer.kernels.implementations import MODULES
 from jaxinfer.startup_report import StartUpTimes
-from scripts.gpu_gate import children, kernel_checks, quick
+from scripts.gpu_gate import children, quick
+from scripts.gpu_gate.kernels import checks
 from scripts.gpu_gate.processes import TIMED_OUT
 from scripts.gpu_gate.rows import Row
 
@@ -147,13 +148,13 @@ def test_a_fault_that_is_not_named_is_a_bad_row(machine, part, reply):
 
 def test_each_kernel_is_tried_alone_and_named_if_it_stands_still(machine):
     tried = machine()
-    rows = kernel_checks.check_kernels()
+    rows = checks.check_kernels()
     assert all(row.good for row in rows)
     assert tried.parts == ["kernel"] * len(MODULES["mosaic"])
-    assert not kernel_checks.stand_still(rows)
+    assert not checks.stand_still(rows)
     last = "jaxinfer: error: kernel small did not answer within 10 s (1 row); the process ends"
-    assert kernel_checks.stand_still([*rows, Row("kernel small", f"ended with 1: {last}", False)])
+    assert checks.stand_still([*rows, Row("kernel small", f"ended with 1: {last}", False)])
     machine(kernel=(1, None))
-    rows = kernel_checks.check_kernels()
+    rows = checks.check_kernels()
     assert not any(row.good for row in rows)
     assert [row.name for row in rows] == [f"kernel {op}" for op in MODULES["mosaic"]]

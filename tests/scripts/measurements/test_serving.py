@@ -83,9 +83,17 @@ def test_a_load_s_latest_record_is_shown():
         record("ccccccc", (None, 80.0), flags=["--no-online"]),
     ]
     _, _, *rows = serving_table(records)
-    assert [(row.split(" | ")[3], row.split(" | ")[-1][:7]) for row in rows] == [
+    assert [(row.split(" | ")[4], row.split(" | ")[-1][:7]) for row in rows] == [
         ("70", "bbbbbbb"),
         ("60", "aaaaaaa"),
         ("80", "ccccccc"),
     ]
     assert "Qwen3-0.6b shape --no-online" in rows[2]
+
+
+def test_loads_of_two_minor_versions_of_jax_are_both_shown():
+    records = [record("aaaaaaa", (None, 50.0)), record("bbbbbbb", (None, 70.0))]
+    for each, version in zip(records, ("0.11.2", "0.12.0.1"), strict=True):
+        each["machine"] |= {"versions": {"jax": version}}
+    _, _, *rows = serving_table(records)
+    assert [row.split(" | ")[2:5:2] for row in rows] == [["0.11.2", "50"], ["0.12.0.1", "70"]]

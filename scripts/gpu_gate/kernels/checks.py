@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxinfer.kernels.implementations import MODULES, Op
 from scripts.gpu_gate.children import SMALL_SHARE, run_child
-from scripts.gpu_gate.kernels import LIMIT_S, kernel_title
+from scripts.gpu_gate.kernels.trial import LIMIT_S, kernel_title
 from scripts.gpu_gate.rows import Row
 
 _PROCESS_LIMIT_S, _SPIN_LIMIT_S, _START_LIMIT_S = 75.0, 90.0, 5.0

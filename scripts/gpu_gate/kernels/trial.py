@@ -1,5 +1,7 @@
-"""Launches one of Mosaic's kernels at every shape of `kernel_launches`, beside XLA; in a child."""
+"""Launches one of Mosaic's kernels at every shape of `launches`, beside XLA; in a child."""
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,10 +27,10 @@ def try_kernel(op: Op, limit_s: float = LIMIT_S) -> list[Row]:
     """
     import jax
 
-    from scripts.gpu_gate.kernel_launches import launches
+    from scripts.gpu_gate.kernels.launches import launches
 
     name, begin, worst, shapes = kernel_title(op), time.perf_counter(), 0.0, 0
-    watchdog = Watchdog(limit_s, name)
+    watchdog = Watchdog(limit_s, name, _end)
     for launch in launches(op):
         run = jax.jit(launch.run).lower(*launch.arguments).compile()
         with watchdog.watching(launch.what):
@@ -43,6 +45,12 @@ def try_kernel(op: Op, limit_s: float = LIMIT_S) -> list[Row]:
         return [Row(name, "not run: needs more GPUs", True)]
     seconds = time.perf_counter() - begin
     return [Row(name, f"{shapes} shapes within {worst:.4f} of XLA's, {seconds:.0f} s", True)]
+
+
+def _end(message: str) -> None:
+    """Say what did not end, and end the process, whose main thread waits for it."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _distance(found: Any, expected: Any) -> float:

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxinfer.kernels.implementations import MODULES
-from scripts.gpu_gate.kernel_launches import launches
+from scripts.gpu_gate.kernels.launches import launches
 from tests.kernels.h200_target import trace_for_h200
 
 
