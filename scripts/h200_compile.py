@@ -27,6 +27,7 @@ TESTS = (
     "tests/kernels/collectives/test_mosaic_all_reduce.py",
     "tests/kernels/norms/test_mosaic_elementwise.py",
     "tests/kernels/test_mosaic_lowering.py",
+    "tests/kernels/test_mosaic_registers.py",
     "tests/kernels/attention/test_mosaic_occupancy.py",
     "tests/kernels/matmul/test_mosaic_small_models.py",
     "tests/kernels/matmul/test_mosaic_medium.py",
@@ -36,6 +37,7 @@ TESTS = (
 # What XLA makes of whole steps; an older XLA misses what the newest does, and is not waited for.
 TESTS_OF_NEWEST = ("tests/serving/programs/test_h200_steps.py",)
 _PLUGIN = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
+_LINKER = "nvidia-nvjitlink"  # by which Mosaic compiles from jax 0.12 on, where it is installed
 _TEST_PACKAGES = ("pytest", "pytest-xdist", "beartype")
 _INSTALL_LIMIT_S, _CHECK_LIMIT_S = 600, 1200
 
@@ -157,8 +159,8 @@ def _environment(version: str) -> Path:
     upgrade = ["--upgrade"] if version == "newest" else []
     _install(python, [*upgrade, *requirements(version, project)])
     jaxlib = _version(python, "jaxlib")
-    # Without dependencies, which are CUDA's libraries: compiling needs none of them.
-    _install(python, ["--no-deps", *(f"{name}=={jaxlib}" for name in _PLUGIN)])
+    # Without dependencies, which are CUDA's libraries: compiling uses one of them.
+    _install(python, ["--no-deps", *(f"{name}=={jaxlib}" for name in _PLUGIN), _LINKER])
     return python
 
 

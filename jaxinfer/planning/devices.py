@@ -87,6 +87,7 @@ PUBLISHED = {
 """Chips at the speeds of their data sheets."""
 MEASURED = {
     "h200": _measured(PUBLISHED["h200"], read=4.57e12, copy=4.3e12, flops=764e12),
+    "h100": _measured(PUBLISHED["h100"], read=3.18e12, copy=3.01e12, flops=745e12),
 }
 """Chips at the highest speeds that kernels reach: `python -m jaxinfer.measure.ceilings`."""
 H200 = MEASURED["h200"]

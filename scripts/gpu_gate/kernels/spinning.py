@@ -1,15 +1,18 @@
-"""Makes attention kernels spin, to see that what runs them says so: a fault on purpose."""
+"""Makes kernels spin, to see that what runs them says so: a fault on purpose."""
 
-from jaxinfer.kernels.mosaic.pages import Tiling
+from typing import Any
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 def add_an_arrival() -> None:
-    """From now on each tile of keys waits for one copy more than are made.
+    """From now on barriers that count several arrivals wait for one more than there are.
 
     Programs that are compiled afterwards must not be kept on disk: they are found by their source.
     """
-    copies = Tiling.copies
-    assert isinstance(copies, property)
-    assert copies.fget is not None
-    count = copies.fget
-    Tiling.copies = property(lambda tiling: count(tiling) + 1)  # pyright: ignore[reportAttributeAccessIssue]
+    barrier = plgpu.Barrier
+
+    def with_one_more(num_arrivals: int = 1, **sizes: Any) -> plgpu.Barrier:
+        return barrier(num_arrivals=num_arrivals + (num_arrivals > 1), **sizes)
+
+    plgpu.Barrier = with_one_more  # pyright: ignore[reportAttributeAccessIssue]

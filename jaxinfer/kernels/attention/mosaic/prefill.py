@@ -48,6 +48,7 @@ from jaxinfer.kernels.mosaic.pages import SWIZZLED, Tiling, check_pool, on_warps
 
 _TOKENS, _ROWS, _LINES = 2**24, 65_536, 2**19  # that one kernel serves
 _WGMMA = plgpu.Layout.WGMMA
+_MASKED_COLUMNS = 8  # of one of the layout's tiles
 
 
 def paged_prefill_attention(
@@ -276,12 +277,23 @@ def _attend(p, item, done, consumer, q_smem, k_smem, v_smem,
 
 
 def _mask(s, first_position, first_key, window):
-    query = plgpu.broadcasted_iota(jnp.int32, s.shape, 0, layout=_WGMMA) + first_position
-    key = plgpu.broadcasted_iota(jnp.int32, s.shape, 1, layout=_WGMMA) + first_key
-    visible = query >= key
-    if window is not None:
-        visible = visible & (key > query - window)
-    return jnp.where(visible, s, -jnp.inf)
+    """Scores without what a query does not see.
+
+    In pieces of a tile's width, since the positions of all columns at once would take a register
+    each for as long as the kernel runs.
+    """
+
+    def piece(column):
+        shape = (ROWS, _MASKED_COLUMNS)
+        query = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_WGMMA) + first_position
+        key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_WGMMA) + (first_key + column)
+        visible = query >= key
+        if window is not None:
+            visible = visible & (key > query - window)
+        return jnp.where(visible, s[:, column : column + _MASKED_COLUMNS], -jnp.inf)
+
+    pieces = [piece(column) for column in range(0, s.shape[1], _MASKED_COLUMNS)]
+    return jnp.concatenate(pieces, axis=1)
 
 
 def _store(p, item, consumer, result, o_smem, out):
@@ -304,12 +316,12 @@ def _store(p, item, consumer, result, o_smem, out):
         plain[...] = result
         plgpu.commit_smem()
         # A copy's size is static: one copy per binary digit of the number of rows.
-        size = ROWS // 2
+        size, count = ROWS // 2, end - begin
         while size:
-            start = jnp.minimum(begin + (end - begin) // (2 * size) * (2 * size), ROWS - size)
+            start = jnp.minimum(begin + (count & -(2 * size)), ROWS - size)
             plgpu.copy_smem_to_gmem(
                 plain.at[pl.ds(start, size)],
                 out.at[pl.ds(first_query + start, size), head],
-                predicate=(end - begin) // size % 2 == 1,
+                predicate=(count & size) != 0,
             )
             size //= 2

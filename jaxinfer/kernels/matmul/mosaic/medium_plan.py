@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.kernels.constants import MULTIPROCESSORS
+from jaxinfer.kernels.mosaic import registers
 
 _SHARED_BYTES = 225 * 1024  # of a block, for its stages
 _FEWEST_ROWS = 32
@@ -17,6 +18,7 @@ _GROUP = 64  # rows of one wgmma
 CHUNK = 64  # of the contraction: 128 bytes, the swizzle's width
 WIDEST = 256  # columns of one wgmma
 _WIDEST_OF_MANY_ROWS = 192  # where registers would not hold more sums
+_WIDEST_UNMOVED = 128  # where two consumers would need the producer's registers for more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,8 @@ def choose(
     outputs = [features for features, _ in shapes[::matrices]]
     many = rows > 2 * _GROUP or group > _GROUP
     widest = (_WIDEST_OF_MANY_ROWS if many else WIDEST) // matrices
+    if rows > group > _GROUP and not registers.can_be_moved():
+        widest = _WIDEST_UNMOVED // matrices
     blocks, fewest_stages = MULTIPROCESSORS, 2
     if _one_wave(outputs, row_blocks, blocks) > widest:
         blocks, fewest_stages = 2 * MULTIPROCESSORS, 4  # Two on each, with half its memory.

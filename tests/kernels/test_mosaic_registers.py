@@ -1,0 +1,71 @@
+"""Kernels keep their values in registers, as they are compiled where JAX's extras are installed."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.matmul.mosaic import medium
+from jaxinfer.kernels.mosaic import registers
+from tests.kernels.h200_target import compile_for_h200, needs_plugin
+
+# Where registers can't be moved: what an item of prefill keeps besides its loops over keys.
+_SPILLED = {"prefill": 0 if registers.can_be_moved() else 128}
+_LAYERS = {"0.6b": (1024, 3072), "4b": (2560, 9728), "8b": (4096, 12288), "14b": (5120, 17408)}
+
+
+def _shape(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _int32(*shape):
+    return _shape(*shape, dtype=jnp.int32)
+
+
+def _attention(tokens, rows, **options):
+    D, pages = 128, _shape(500, 16, 8, 128)
+    op = functools.partial(paged_attention, scale=D**-0.5, backend="mosaic", **options)
+    tables = _int32(rows + 1), _int32(rows), _int32(rows, 72)
+    compile_for_h200(op, _shape(tokens, 16, D), pages, pages, *tables)
+
+
+def _gate_and_up(name, B):
+    size, features = _LAYERS[name]
+    weight = _shape(features, size)
+    if medium.choose(B, [weight.shape] * 2, weight.dtype, matrices=2):
+        compile_for_h200(medium.gated, _shape(B, size), weight, weight)
+
+
+_PROGRAMS = {
+    "decode": functools.partial(_attention, 72, 72, max_query_len=1),
+    "prefill": functools.partial(_attention, 1032, 8),
+    **{
+        f"gate and up of {name}, {B} rows": functools.partial(_gate_and_up, name, B)
+        for name in _LAYERS
+        for B in (128, 256)
+    },
+}
+
+
+@needs_plugin
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_few_values_lie_in_local_memory(name, monkeypatch, capfd):
+    """Sizes that no other test has: what is compiled already says nothing."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    _PROGRAMS[name]()
+    said = "".join(capfd.readouterr())
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
+    assert spilled or name.startswith("gate")
+    assert max(spilled, default=0) <= _SPILLED.get(name, 0)
+
+
+def test_two_consumers_of_many_sums_are_left_to_xla_where_registers_cant_be_moved(monkeypatch):
+    for movable in (True, False):
+        monkeypatch.setattr(registers, "can_be_moved", lambda movable=movable: movable)
+        for name, is_taken in (("0.6b", True), ("4b", movable), ("8b", movable)):
+            size, features = _LAYERS[name]
+            config = medium.choose(256, [(features, size)] * 2, jnp.bfloat16, matrices=2)
+            assert (config is not None) == is_taken
