@@ -26,7 +26,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
     if task["part"] == "kernel":
         from scripts.gpu_gate.kernels.trial import try_kernel
 
-        return {"rows": try_kernel(task["op"])}
+        return {"row": try_kernel(task["op"])}
     arguments: dict[str, Any] = {"show_progress": False} | task["arguments"]
     match task["part"]:
         case "start":

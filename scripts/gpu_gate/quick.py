@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 from scripts.gpu_gate.child import NUM_OUTPUTS, PROMPT
 from scripts.gpu_gate.children import SMALL_SHARE, run_child, verdict
-from scripts.gpu_gate.kernels.checks import SPINNING
 from scripts.gpu_gate.processes import run
 from scripts.gpu_gate.rows import Row
 
-LIMIT_S = 200.0
+LIMIT_S = 180.0
 _SMALL_ENGINE = {
     "compile_ahead": False,
     "max_num_seqs": 8,
@@ -55,8 +54,6 @@ def run_quick(num_devices: int) -> Result:
         if num_devices > 1:
             task = _task("devices", f"{cache}/devices", **_SMALL_ENGINE)
             parts.append(lambda: _part("devices", task, deadline, SMALL_SHARE))
-        if (expected.get("attention_backend") or "").startswith("mosaic"):
-            parts += [lambda check=check: check(deadline) for check in SPINNING]
         with ThreadPoolExecutor(len(parts)) as pool:
             for found in pool.map(lambda part: part(), parts):
                 rows += found

@@ -4,6 +4,7 @@ And sees that it would be: attention kernels that are made to spin must end thei
 start of an engine, within a stated time and by name.
 """
 
+import functools
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from scripts.gpu_gate.children import SMALL_SHARE, run_child
 from scripts.gpu_gate.kernels.trial import LIMIT_S, kernel_title
 from scripts.gpu_gate.rows import Row
 
-_PROCESS_LIMIT_S, _SPIN_LIMIT_S, _START_LIMIT_S = 75.0, 90.0, 5.0
+_PROCESS_LIMIT_S, _START_LIMIT_S = 90.0, 5.0
 _STOOD_STILL = "did not answer within"
 # Kept nowhere: what spins is found by the same source as what does not.
 _SPINNING_ENGINE = {
@@ -29,16 +30,18 @@ _SPINNING_ENGINE = {
 
 
 def check_kernels() -> list[Row]:
-    """A row for each of Mosaic's kernels, tried side by side: most of it is compiling."""
+    """A row for each of Mosaic's kernels, and for what is said of one that spins.
+
+    They run side by side, before anything takes the GPU's memory: most of it is compiling.
+    """
     deadline = time.perf_counter() + _PROCESS_LIMIT_S
-
-    def check(op: Op) -> list[Row]:
-        task = {"part": "kernel", "op": op}
-        found, bad = run_child(kernel_title(op), task, _PROCESS_LIMIT_S, deadline, SMALL_SHARE)
-        return [bad] if bad is not None else [Row(*each) for each in found["rows"]]
-
-    with ThreadPoolExecutor(len(MODULES["mosaic"])) as pool:
-        return [row for rows in pool.map(check, MODULES["mosaic"]) for row in rows]
+    checks: list[Callable[[float], Row]] = [
+        *(functools.partial(_check_kernel, op) for op in MODULES["mosaic"]),
+        _check_spinning_kernel,
+        _check_spinning_start,
+    ]
+    with ThreadPoolExecutor(len(checks)) as pool:
+        return list(pool.map(lambda check: check(deadline), checks))
 
 
 def stand_still(rows: Sequence[Row]) -> bool:
@@ -46,29 +49,31 @@ def stand_still(rows: Sequence[Row]) -> bool:
     return any(not row.good and _STOOD_STILL in row.what for row in rows)
 
 
-def check_spinning_kernel(deadline: float) -> list[Row]:
+def _check_kernel(op: Op, deadline: float) -> Row:
+    task = {"part": "kernel", "op": op}
+    found, bad = run_child(kernel_title(op), task, _PROCESS_LIMIT_S, deadline, SMALL_SHARE)
+    return bad or Row(*found["row"])
+
+
+def _check_spinning_kernel(deadline: float) -> Row:
     """Decode attention that never ends is named by its own check."""
     task = {"part": "kernel", "op": "decode", "spins": True}
     named = rf"{kernel_title('decode')} {_STOOD_STILL} {LIMIT_S:g} s"
-    return [_named("spinning kernel", task, named, deadline)]
+    return _named("spinning kernel", task, named, deadline)
 
 
-def check_spinning_start(deadline: float) -> list[Row]:
+def _check_spinning_start(deadline: float) -> Row:
     """An engine whose attention never ends says at its start which program that is."""
     task = {"part": "start", "model_shape": None, "spins": True, "arguments": _SPINNING_ENGINE}
     named = rf"{_STOOD_STILL} {_START_LIMIT_S:g} s \(\w+(Shape|Key)\("
-    return [_named("spinning start", task, named, deadline)]
+    return _named("spinning start", task, named, deadline)
 
 
 def _named(name: str, task: Mapping[str, Any], pattern: str, deadline: float) -> Row:
     """Good where a child fails with a last line that holds `pattern`."""
     begin = time.perf_counter()
-    found, row = run_child(name, task, _SPIN_LIMIT_S, deadline, SMALL_SHARE)
+    found, row = run_child(name, task, _PROCESS_LIMIT_S, deadline, SMALL_SHARE)
     seconds = time.perf_counter() - begin
     if row is None:
         return Row(name, f"a fault was not noticed: {found}"[:300], False)
     return Row(name, f"{row.what}, after {seconds:.0f} s", bool(re.search(pattern, row.what)))
-
-
-SPINNING: Sequence[Callable[[float], list[Row]]] = (check_spinning_kernel, check_spinning_start)
-"""Checks with a deadline on `time.perf_counter`'s clock, each beside others."""

@@ -20,7 +20,7 @@ def kernel_title(op: Op) -> str:
     return f"kernel {op}"
 
 
-def try_kernel(op: Op, limit_s: float = LIMIT_S) -> list[Row]:
+def try_kernel(op: Op, limit_s: float = LIMIT_S) -> Row:
     """Launch a kernel at every shape, and compare its results with XLA's.
 
     A launch that does not end within `limit_s` seconds ends the process, which says its name.
@@ -38,13 +38,13 @@ def try_kernel(op: Op, limit_s: float = LIMIT_S) -> list[Row]:
         expected = jax.jit(launch.expected)(*launch.arguments)
         far = _distance(found, expected)
         if not far <= _NEAR:  # NaN is far, too
-            return [Row(name, f"{launch.what}: differs from XLA's by {far:.3f}", False)]
+            return Row(name, f"{launch.what}: differs from XLA's by {far:.3f}", False)
         worst, shapes = max(worst, far), shapes + 1
     watchdog.close()
     if not shapes:
-        return [Row(name, "not run: needs more GPUs", True)]
+        return Row(name, "not run: needs more GPUs", True)
     seconds = time.perf_counter() - begin
-    return [Row(name, f"{shapes} shapes within {worst:.4f} of XLA's, {seconds:.0f} s", True)]
+    return Row(name, f"{shapes} shapes within {worst:.4f} of XLA's, {seconds:.0f} s", True)
 
 
 def _end(message: str) -> None:
