@@ -4,10 +4,9 @@
     python scripts/kernel_bench.py --backends                   # beside jax-triton and XLA
     python scripts/kernel_bench.py --only decode/B=1 --sweep    # in several configurations
 
-Each figure is the time of one launch among many dependent ones. The floor is the bytes that must be
-read at 4.3 TB/s (decode, page write) or the operations (prefill, as TFLOP/s). Needs a Hopper GPU;
-every repeat goes to benchmarks/results/ as JSON. `jaxinfer bench --kernels` prints the same figures
-without keeping them.
+Each figure is the time of one launch among many dependent ones, beside a copy's bytes a second on
+this device (decode, page write), or as TFLOP/s (prefill). Needs a Hopper GPU; every repeat goes to
+benchmarks/results/ as JSON. `jaxinfer bench --kernels` prints the figures and keeps none.
 """
 
 import argparse

@@ -41,7 +41,8 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
     machine, commit = record["machine"], (record["commit"] or "unknown")[:7]
     device = machine["cpu"] if platform == "cpu" else machine["device"]
     lines = [
-        f"{report.title}, {report.dtype}: {device}, {machine['cpu_cores']} cores, commit {commit}, "
+        f"{report.title}, {report.dtype}: {device}, {machine['cpu_cores']} cores, "
+        f"jax {machine['versions']['jax']}, commit {commit}, "
         f"`{record['command']}`.",
         "",
         f"![One step over time](figures/profile-{platform}-step.svg)",
