@@ -3,6 +3,9 @@
 python scripts/gpu_check.py --quick      # starts, the command, what an engine must do: 180 s
 python scripts/gpu_check.py              # every GPU-marked test and a short benchmark: 300 s
 python scripts/gpu_check.py --shard 1/2  # half of these, as long as the other half
+
+Before either, every kernel runs alone: about 40 s, 90 at most. Where one never ends, nothing else
+is tried.
 """
 
 import argparse

@@ -71,6 +71,10 @@ def test_only_accelerators_are_timed_unless_that_is_asked_for():
     assert EngineConfig().step_time_limit("cpu") == 0
     assert EngineConfig(device_timeout=5).step_time_limit("cpu") == 5
     assert EngineConfig(device_timeout=0).step_time_limit("gpu") == 0
+    assert EngineConfig().start_time_limit("gpu") == 60
+    assert EngineConfig().start_time_limit("cpu") == 0
+    assert EngineConfig(device_timeout=5).start_time_limit("cpu") == 5
+    assert EngineConfig(device_timeout=0).start_time_limit("gpu") == 0
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256])

@@ -42,7 +42,7 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
     device = machine["cpu"] if platform == "cpu" else machine["device"]
     lines = [
         f"{report.title}, {report.dtype}: {device}, {machine['cpu_cores']} cores, "
-        f"jax {machine['versions']['jax']}, commit {commit}, "
+        f"jax {machine.get('versions', {}).get('jax', 'unknown')}, commit {commit}, "
         f"`{record['command']}`.",
         "",
         f"![One step over time](figures/profile-{platform}-step.svg)",

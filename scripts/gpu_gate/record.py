@@ -90,7 +90,10 @@ def _numbers(version: str) -> list[int]:
 
 
 def record_lines(path: Path = RESULTS / f"{QUICK}.json") -> list[str]:
-    """Whether the package's source is what the record's GPU check ran, for people."""
+    """Whether the package's source is what the record's GPU check ran, for people.
+
+    The last line says on which versions of JAX it passed.
+    """
     if not path.exists():
         return [f"no GPU check is recorded ({path.name}); run scripts/gpu_check.py --quick"]
     record = json.loads(path.read_text())
@@ -98,20 +101,22 @@ def record_lines(path: Path = RESULTS / f"{QUICK}.json") -> list[str]:
     machine, verdict = record["machine"], "passed" if record["good"] else "FAILED"
     where = f"{machine['num_devices']} x {machine['device']}, driver {machine['driver']}"
     checked = f"GPU check {verdict} on {where}, {record['time'][:10]}, {record['seconds']:.0f} s"
-    newest = newest_line([each["jax"] for each in record.get("passed_on", [])])
+    versions = versions_line([each["jax"] for each in record.get("passed_on", [])])
     if recorded == present:
-        return [f"{checked}: of this tree (jaxinfer/ {present[:12]})", newest]
+        return [f"{checked}: of this tree (jaxinfer/ {present[:12]})", f"GPU check: {versions}"]
     lines = [f"{checked}: of tree {recorded[:12]}, and jaxinfer/ is {present[:12]} now"]
     changed = changed_files(recorded)
     if changed is None:
-        return [*lines, "  this clone does not have the checked tree", newest]
-    return [*lines, *(f"  changed since: {name}" for name in changed), newest]
+        lines.append("  this clone does not have the checked tree")
+    else:
+        lines += [f"  changed since: {name}" for name in changed]
+    return [*lines, f"GPU check of another tree: {versions}"]
 
 
-def newest_line(passed: Sequence[str], pyproject: Path = ROOT / "pyproject.toml") -> str:
-    """Whether the newest JAX that a GPU's installation brings is among those that a tree passed on.
+def versions_line(passed: Sequence[str], pyproject: Path = ROOT / "pyproject.toml") -> str:
+    """Which JAX a tree passed on: whether the newest and the oldest for GPUs are among them.
 
-    The newest is what this environment has, where pip chose it by the same lower bound.
+    The newest is what is installed here, which CI's fresh environment has from the package index.
 
     Args:
         passed: versions of JAX.
@@ -120,8 +125,16 @@ def newest_line(passed: Sequence[str], pyproject: Path = ROOT / "pyproject.toml"
     extras = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"]
     (requirement,) = extras["cuda13"]
     newest, admitted = importlib.metadata.version("jax"), Requirement(requirement).specifier
-    text = f"GPU check passed on jax {' and '.join(passed) or '(none)'}; "
+    oldest = next(each.version for each in admitted if each.operator == ">=")
+    text = f"passed on jax {' and '.join(passed) or '(none)'}"
     if newest not in admitted:
-        return f"{text}jax {newest}, which is installed here, is not for GPUs ({admitted})"
-    found = "is among them" if newest in passed else "IS NOT AMONG THEM"
-    return f"{text}the newest that the GPU extras admit, {newest}, {found}"
+        return f"{text}; jax {newest}, which is installed here, is not for GPUs ({admitted})"
+    answers = [
+        f"the {name} that the GPU extras admit, {version}, {_is_among(version, passed)}"
+        for name, version in (("newest", newest), ("oldest", oldest))
+    ]
+    return "; ".join([text, *answers])
+
+
+def _is_among(version: str, passed: Sequence[str]) -> str:
+    return "is among them" if version in passed else "IS NOT AMONG THEM"

@@ -30,13 +30,16 @@ def _attention(tokens, rows, **options):
     op = functools.partial(paged_attention, scale=D**-0.5, backend="mosaic", **options)
     tables = _int32(rows + 1), _int32(rows), _int32(rows, 72)
     compile_for_h200(op, _shape(tokens, 16, D), pages, pages, *tables)
+    return True
 
 
 def _gate_and_up(name, B):
     size, features = _LAYERS[name]
     weight = _shape(features, size)
-    if medium.choose(B, [weight.shape] * 2, weight.dtype, matrices=2):
+    is_taken = medium.choose(B, [weight.shape] * 2, weight.dtype, matrices=2) is not None
+    if is_taken:
         compile_for_h200(medium.gated, _shape(B, size), weight, weight)
+    return is_taken
 
 
 _PROGRAMS = {
@@ -45,7 +48,7 @@ _PROGRAMS = {
     **{
         f"gate and up of {name}, {B} rows": functools.partial(_gate_and_up, name, B)
         for name in _LAYERS
-        for B in (128, 256)
+        for B in (120, 248)
     },
 }
 
@@ -55,10 +58,10 @@ _PROGRAMS = {
 def test_few_values_lie_in_local_memory(name, monkeypatch, capfd):
     """Sizes that no other test has: what is compiled already says nothing."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    _PROGRAMS[name]()
+    is_compiled = _PROGRAMS[name]()
     said = "".join(capfd.readouterr())
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", said)]
-    assert spilled or name.startswith("gate")
+    assert bool(spilled) == is_compiled
     assert max(spilled, default=0) <= _SPILLED.get(name, 0)
 
 

@@ -17,7 +17,7 @@ from scripts.gpu_gate.kernels.trial import LIMIT_S, kernel_title
 from scripts.gpu_gate.rows import Row
 
 _PROCESS_LIMIT_S, _START_LIMIT_S = 90.0, 5.0
-_STOOD_STILL = "did not answer within"
+_STOOD_STILL, _KILLED = "did not answer within", "did not end within"
 # Kept nowhere: what spins is found by the same source as what does not.
 _SPINNING_ENGINE = {
     "compilation_cache_dir": "",
@@ -46,7 +46,9 @@ def check_kernels() -> list[Row]:
 
 def stand_still(rows: Sequence[Row]) -> bool:
     """Whether some kernel did not end: a program that holds it would not, either."""
-    return any(not row.good and _STOOD_STILL in row.what for row in rows)
+    names = {kernel_title(op) for op in MODULES["mosaic"]}
+    bad = [row for row in rows if row.name in names and not row.good]
+    return any(said in row.what for row in bad for said in (_STOOD_STILL, _KILLED))
 
 
 def _check_kernel(op: Op, deadline: float) -> Row:
@@ -65,7 +67,7 @@ def _check_spinning_kernel(deadline: float) -> Row:
 def _check_spinning_start(deadline: float) -> Row:
     """An engine whose attention never ends says at its start which program that is."""
     task = {"part": "start", "model_shape": None, "spins": True, "arguments": _SPINNING_ENGINE}
-    named = rf"{_STOOD_STILL} {_START_LIMIT_S:g} s \(\w+(Shape|Key)\("
+    named = rf"{_STOOD_STILL} {_START_LIMIT_S:g} s \((Decode|Prefill|MultiStepDecode)(Shape|Key)\("
     return _named("spinning start", task, named, deadline)
 
 

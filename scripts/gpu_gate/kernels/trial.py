@@ -44,7 +44,8 @@ def try_kernel(op: Op, limit_s: float = LIMIT_S) -> Row:
     if not shapes:
         return Row(name, "not run: needs more GPUs", True)
     seconds = time.perf_counter() - begin
-    return Row(name, f"{shapes} shapes within {worst:.4f} of XLA's, {seconds:.0f} s", True)
+    count = f"{shapes} shape{'' if shapes == 1 else 's'}"
+    return Row(name, f"{count} within {worst:.4f} of XLA's, {seconds:.0f} s", True)
 
 
 def _end(message: str) -> None:

@@ -94,7 +94,7 @@ class Machine:
                 self.caches.add(cache)
         self.parts.append(part)
         status, said = self.replies.get(part, (0, said))
-        last = SPINNING.get(part, "last words")
+        last = "last words" if part in self.replies else SPINNING.get(part, "last words")
         status = 1 if part in SPINNING and part not in self.replies else status
         return subprocess.CompletedProcess(command, status, json.dumps(said), last)
 
@@ -138,6 +138,7 @@ def test_starts_that_die_leave_the_other_parts_their_rows(machine):
         ("spinning kernel", (0, {"row": ["decode", "fine", True]})),  # not noticed
         ("spinning start", (0, COLD)),
         ("spinning start", (TIMED_OUT, None)),  # noticed by nobody but this check
+        ("spinning start", (1, None)),  # of another cause
     ],
 )
 def test_a_fault_that_is_not_named_is_a_bad_row(machine, part, reply):
@@ -155,6 +156,8 @@ def test_each_kernel_is_tried_alone_and_named_if_it_stands_still(machine):
     assert not checks.stand_still(rows)
     last = "error: kernel small did not answer within 10 s (1 row)"
     assert checks.stand_still([*rows, Row("kernel small", f"ended with 1: {last}", False)])
+    assert checks.stand_still([Row("kernel small", "did not end within 90 s", False)])
+    assert not checks.stand_still([Row("spinning kernel", f"ended with 1: {last}", False)])
     machine(kernel=(1, None))
     bad = [row.name for row in checks.check_kernels() if not row.good]
     assert bad == [f"kernel {op}" for op in MODULES["mosaic"]]

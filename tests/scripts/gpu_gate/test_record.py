@@ -6,7 +6,7 @@ import pytest
 
 from scripts.gpu_gate import record
 from scripts.gpu_gate.processes import ROOT
-from scripts.gpu_gate.record import QUICK, newest_line, record_lines, save_record
+from scripts.gpu_gate.record import QUICK, record_lines, save_record, versions_line
 from scripts.gpu_gate.rows import Row
 from scripts.gpu_gate.source_tree import package_tree_id
 
@@ -34,8 +34,8 @@ def test_a_record_holds_the_tree_and_no_directories(saved):
 
 
 def test_the_tree_that_was_checked_is_recognised(saved):
-    line, newest = record_lines(saved)
-    assert newest.startswith("GPU check passed on jax 0.11.2; ")
+    line, versions = record_lines(saved)
+    assert versions.startswith("GPU check: passed on jax 0.11.2; ")
     assert line.startswith("GPU check passed on 1 x NVIDIA H200, driver 580.1, ")
     assert f"100 s: of this tree (jaxinfer/ {package_tree_id()[:12]})" in line
 
@@ -46,6 +46,7 @@ def test_another_tree_comes_with_what_changed(saved, monkeypatch):
     lines = record_lines(saved)
     assert "and jaxinfer/ is ffffffffffff now" in lines[0]
     assert lines[1:-1] == ["  changed since: a.py", "  changed since: b/c.py"]
+    assert lines[-1].startswith("GPU check of another tree: passed on jax 0.11.2; ")
     monkeypatch.setattr(record, "changed_files", lambda tree: None)
     assert record_lines(saved)[1:-1] == ["  this clone does not have the checked tree"]
 
@@ -66,22 +67,33 @@ def test_a_record_names_every_jax_that_the_tree_passed_on(tmp_path, monkeypatch)
     assert _save(tmp_path, "0.11.2") == ["0.11.2"]
 
 
+_BOTH = ["0.11.2", "0.12.0.1"]
+
+
 @pytest.mark.parametrize(
     ("passed", "admitted", "said"),
     [
-        (["0.11.2", "0.12.0.1"], ">=0.11.2", "jax 0.11.2 and 0.12.0.1; the newest that the GPU"),
-        (["0.11.2", "0.12.0.1"], ">=0.11.2,<0.13", "admit, 0.12.0.1, is among them"),
-        (["0.11.2"], ">=0.11.2", "admit, 0.12.0.1, IS NOT AMONG THEM"),
+        (
+            _BOTH,
+            ">=0.11.2,<0.13",
+            "passed on jax 0.11.2 and 0.12.0.1; the newest that the GPU extras",
+        ),
+        (_BOTH, ">=0.11.2,<0.13", "admit, 0.12.0.1, is among them; the oldest that the GPU extras"),
+        (_BOTH, ">=0.11.2", "admit, 0.11.2, is among them"),
+        (_BOTH[:1], ">=0.11.2", "admit, 0.12.0.1, IS NOT AMONG THEM; the oldest"),
+        (_BOTH[1:], ">=0.11.2", "admit, 0.11.2, IS NOT AMONG THEM"),
         ([], ">=0.11.2", "jax (none); the newest that the GPU extras admit, 0.12.0.1, IS NOT"),
-        (["0.11.2"], ">=0.11.2,<0.12", "0.12.0.1, which is installed here, is not for GPUs"),
+        (_BOTH[:1], ">=0.11.2,<0.12", "0.12.0.1, which is installed here, is not for GPUs"),
     ],
 )
-def test_the_newest_jax_is_among_them_or_not(tmp_path, monkeypatch, passed, admitted, said):
+def test_the_newest_and_the_oldest_jax_are_among_them_or_not(
+    tmp_path, monkeypatch, passed, admitted, said
+):
     pyproject = tmp_path / "pyproject.toml"
     extras = f'[project.optional-dependencies]\ncuda13 = ["jax[cuda13]{admitted}"]\n'
     pyproject.write_text(extras)
     monkeypatch.setattr(record.importlib.metadata, "version", lambda name: "0.12.0.1")
-    assert said in newest_line(passed, pyproject)
+    assert said in versions_line(passed, pyproject)
 
 
 def test_a_check_that_failed_says_so(tmp_path):
