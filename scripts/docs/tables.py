@@ -95,6 +95,32 @@ def _verdict(row: Record) -> str:
     return "good" if row["good"] else "BAD"
 
 
+def exhaustive_table(records: list[Record]) -> list[str]:
+    """The last run of the exhaustive tests, below the source tree that it ran."""
+    runs = [record for record in records if record["kind"] == "exhaustive"][-1:]
+    if not runs:
+        return ["Not measured yet."]
+    (run,) = runs
+    outcomes = {name: sum(row[name] for row in run["files"]) for name in ("passed", "failed")}
+    skipped = [f"{count} skipped ({reason})" for reason, count in run["skipped"].items()]
+    counts = [f"{outcomes['passed']} passed", f"{outcomes['failed']} failed", *skipped]
+    lines = [
+        f"Source tree `{run['tree'][:12]}` of `jaxinfer/`, jax {_jax(run)}, {run['time'][:10]}: "
+        + "; ".join(counts)
+        + ".",
+        "",
+    ]
+    rows = [
+        (
+            row["file"].removeprefix("tests/").removesuffix(".py"),
+            *(str(row[name]) for name in ("passed", "failed", "skipped")),
+            f"{row['seconds'] / 60:.1f}",
+        )
+        for row in run["files"]
+    ]
+    return lines + _table("tests | passed | failed | skipped | minutes", rows)
+
+
 def start_table(records: list[Record]) -> list[str]:
     """Engine start and memory of the latest record of each workload."""
     rows = [
@@ -383,6 +409,7 @@ TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
     "engine-starts": engine_start_table,
     "starts": start_table,
     "gpu-check": gpu_check_table,
+    "exhaustive": exhaustive_table,
     "device-time": device_time_table,
     "kernels": kernel_table,
     "backends": backend_table,

@@ -1,0 +1,1 @@
+"""Runs every test marked `exhaustive` and keeps a dated record of it."""
