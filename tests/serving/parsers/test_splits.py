@@ -1,8 +1,5 @@
 """Every parser: the parts of a stream make the same answer as the whole text, in linear time."""
 
-import gc
-import time
-
 import pytest
 from hypothesis import given, settings
 
@@ -12,6 +9,7 @@ from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content
 from jaxinfer.serving.parsers.qwen3_coder import Qwen3CoderToolParser
 from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser
 from jaxinfer.serving.parsers.registry import TOOL_PARSERS
+from tests.linear import assert_linear
 from tests.serving.parsers.splitting import SCHEMAS, parse, split_texts
 
 PARSERS = {
@@ -48,9 +46,6 @@ def test_text_without_calls_is_untouched_and_calls_are_numbered(make, given_text
 
 
 MEGABYTE = 1_000_000
-MOST_S = 0.05
-WALK_S = 0.0055
-"""What `walk` takes where parsers must be done within `MOST_S`."""
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": '
 WHOLE_CALL = '<tool_call>{"arguments": {"a": ['  # its name comes last
@@ -91,50 +86,25 @@ HOSTILE = {
 """The beginning, what is repeated, and the end."""
 
 
-def walk():
-    """Go through a megabyte in plain Python, as a measure of the machine and of its other work."""
-    for _ in "<" * MEGABYTE:
-        pass
-
-
-def cpu_seconds(work, *arguments):
-    start = time.thread_time()
-    work(*arguments)
-    return time.thread_time() - start
-
-
-@pytest.fixture
-def without_collections():
-    """As `timeit` does; a collection looks through what other tests have left."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("without_collections")
 @pytest.mark.parametrize("part_chars", [2 * MEGABYTE, 1000], ids=["whole", "in parts"])
 @pytest.mark.parametrize("tools", TOOL_PARSERS)
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_a_megabyte_of_hostile_text_takes_50_ms_at_most(hostile, tools, part_chars):
-    """More on a slower machine, as much as it goes slower through a text."""
+def test_the_time_for_hostile_text_is_linear(hostile, tools, part_chars):
     begin, unit, end = hostile
-    text = begin + unit * (MEGABYTE // len(unit)) + end
-    parts = [text[at : at + part_chars] for at in range(0, len(text), part_chars)]
 
-    def read():
-        parser = AnswerParser(reasoning="qwen3", tools=tools, schemas=SCHEMAS)
-        for part in parts:
-            parser.feed(part)
-        parser.finish()
+    def reading(size):
+        text = begin + unit * (size // len(unit)) + end
+        parts = [text[at : at + part_chars] for at in range(0, len(text), part_chars)]
 
-    runs = []
-    for _ in range(12):  # the best of them: other work on the machine slows some down
-        runs.append((cpu_seconds(walk), cpu_seconds(read)))
-        walked, seconds = map(min, zip(*runs, strict=True))
-        most = MOST_S * max(1.0, walked / WALK_S)
-        if seconds < most:
-            break
-    assert seconds < most
+        def read():
+            parser = AnswerParser(reasoning="qwen3", tools=tools, schemas=SCHEMAS)
+            for part in parts:
+                parser.feed(part)
+            parser.finish()
+
+        return read
+
+    assert_linear(reading, MEGABYTE // 8, MEGABYTE)
 
 
 @pytest.mark.parametrize("tools", TOOL_PARSERS)
