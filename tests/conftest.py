@@ -14,6 +14,7 @@ if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import hypothesis
 import jax
 import pytest
 
@@ -24,6 +25,10 @@ from tests.kernels import h200_target
 # A shell that starts the tests in the background may ignore Ctrl-C for them, and their child
 # processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# An example of a property takes as long as the machine is busy.
+hypothesis.settings.register_profile("any time", deadline=None)
+hypothesis.settings.load_profile("any time")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -21,7 +21,7 @@ def _raises(error: BaseException):
 def _run(program: str) -> "subprocess.CompletedProcess[str]":
     """A process of its own that runs a program to its end."""
     return subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=50
     )
 
 
@@ -115,7 +115,7 @@ def test_closed_and_full_outputs_are_one_line_at_most(redirection, status, out, 
         capture_output=True,
         text=True,
         env={**os.environ, "PROGRAM": program},
-        timeout=20,
+        timeout=50,
     )
     assert (done.returncode, done.stdout) == (status, out)
     assert done.stderr.startswith(error)
@@ -141,7 +141,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly():
     assert writer.stderr is not None
     writer.stdout.readline()
     writer.stdout.close()
-    assert writer.wait(timeout=20) == 141
+    assert writer.wait(timeout=50) == 141
     assert writer.stderr.read() == b""
     writer.stderr.close()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 import types
 
 import pytest
@@ -36,22 +35,19 @@ class Front:
 
 
 def drain(seconds, happens=lambda front, ending: None):
-    """What a front is told, and the seconds it took, where something happens after 50 ms."""
+    """What a front is told where something happens after 50 ms."""
 
     async def main():
         front, ending = Front(), asyncio.Semaphore(0)
         asyncio.get_running_loop().call_later(0.05, lambda: happens(front, ending))
-        start = time.monotonic()
-        await asyncio.wait_for(front_end_process._drain(front, seconds, ending), 20)
-        return front.calls, time.monotonic() - start
+        await asyncio.wait_for(front_end_process._drain(front, seconds, ending), 60)
+        return front.calls
 
     return asyncio.run(main())
 
 
 def test_what_has_not_ended_in_time_is_aborted():
-    calls, seconds = drain(0.2)
-    assert calls == ["start_draining", "abort_all"]
-    assert seconds >= 0.2
+    assert drain(0.2) == ["start_draining", "abort_all"]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +59,7 @@ def test_what_has_not_ended_in_time_is_aborted():
     ids=["all have ended", "a second signal"],
 )
 def test_there_is_no_waiting_longer_than_needed(happens, calls):
-    told, seconds = drain(15.0, happens)
-    assert told == calls
-    assert seconds < 10
+    assert drain(3600.0, happens) == calls
 
 
 @pytest.fixture

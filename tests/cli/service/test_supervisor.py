@@ -41,7 +41,7 @@ async def supervised(directory):
             await running
 
 
-async def until(condition, seconds=20):
+async def until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

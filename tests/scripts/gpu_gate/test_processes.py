@@ -27,7 +27,7 @@ def test_what_takes_too_long_is_ended_with_its_children():
     done = run([sys.executable, "-c", HANGS], limit_s=3.0)
     assert done.returncode == TIMED_OUT
     child = int(done.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_running(child):
         assert time.monotonic() < deadline
         time.sleep(0.05)

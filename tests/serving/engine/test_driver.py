@@ -63,7 +63,7 @@ class Driven:
         self.driver.add_by_hand(new_request(token_ids, params, label=label))
 
     def wait_until_idle(self):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.driver.has_unfinished:
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -204,21 +204,21 @@ def test_aborting_does_not_wait_for_the_step_that_runs():
     with Driven() as setup:
         setup.add_by_hand("mine", [4], LONG)
         launch = setup.setups[0].runner.launch
-        entered = threading.Event()
+        entered, left = threading.Event(), threading.Event()
 
         def slow(schedule):
             entered.set()
-            release.wait(20)
+            release.wait(60)
+            left.set()
             return launch(schedule)
 
         setup.setups[0].runner.launch = slow
         waiter = threading.Thread(target=lambda: setup.run([[1]]))
         waiter.start()
         assert entered.wait(20)
-        start = time.perf_counter()
         setup.driver.abort_by_hand(["mine"])
         setup.driver.cancel(["nobody"])
-        assert time.perf_counter() - start < 5  # the launch would take 20
+        assert not left.is_set()
         release.set()
         waiter.join()
         assert not setup.driver.has_unfinished

@@ -1,4 +1,4 @@
-"""A client that goes frees its slots and blocks within a second, whatever its request does."""
+"""A client that goes frees its slots and blocks, whatever its request does."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def num_open(engine):
     return driver.call(lambda: len(driver._driven))
 
 
-def wait_for(condition, seconds):
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "too late"
@@ -60,10 +60,10 @@ def wait_for(condition, seconds):
 
 @contextlib.contextmanager
 def all_aborted(engine, count):
-    """Every one of `count` completions is ended by what happens inside, within a second."""
+    """Every one of `count` completions is ended by what happens inside."""
     before = num_aborted(engine)
     yield
-    wait_for(lambda: num_open(engine) == 0, 1.0)
+    wait_for(lambda: num_open(engine) == 0)
     assert num_aborted(engine) - before == count
 
 
@@ -78,7 +78,7 @@ def all_aborted(engine, count):
 )
 def test_a_running_request_ends_with_its_client(port, engine, path, body, stream, leave):
     connection = send(port, path, {**body, "stream": stream})
-    wait_for(lambda: num_open(engine) == 1, 10)
+    wait_for(lambda: num_open(engine) == 1)
     if stream:
         assert connection.recv(10)
     with all_aborted(engine, 1):
@@ -89,7 +89,7 @@ def test_a_running_request_ends_with_its_client(port, engine, path, body, stream
 def test_waiting_requests_and_all_completions_end_with_their_client(port, engine, stream):
     body = {"prompt": [[i, 2, 3] for i in range(20)], "n": 2, **LONG, "stream": stream}
     connection = send(port, "/v1/completions", body)  # 40 for 4 slots
-    wait_for(lambda: num_open(engine) == 20, 10)
+    wait_for(lambda: num_open(engine) == 20)
     with all_aborted(engine, 40):
         connection.close()
 
@@ -97,7 +97,7 @@ def test_waiting_requests_and_all_completions_end_with_their_client(port, engine
 def test_requests_end_while_their_prompts_run(port, engine):
     body = {"prompt": [[i] * 240 for i in range(20, 40)], "max_tokens": 5, "stream": True}
     connection = send(port, "/v1/completions", body)
-    wait_for(lambda: num_open(engine) == 20, 10)
+    wait_for(lambda: num_open(engine) == 20)
     with all_aborted(engine, 20):
         connection.close()
 
@@ -134,22 +134,22 @@ def test_a_client_that_goes_while_its_text_is_read_starts_nothing(make_client, e
 def test_a_client_that_stays_is_not_bothered(port, engine):
     stays = send(port, "/v1/completions", {"prompt": [5, 6], "max_tokens": 40, "ignore_eos": True})
     goes = send(port, "/v1/completions", {"prompt": [5, 7], **LONG})
-    wait_for(lambda: num_open(engine) == 2, 10)
+    wait_for(lambda: num_open(engine) == 2)
     goes.close()
     answer = b""
     while b'"usage"' not in answer:
         answer += stays.recv(65536)
     assert b'"completion_tokens":40' in answer
     stays.close()
-    wait_for(lambda: num_open(engine) == 0, 1.0)
+    wait_for(lambda: num_open(engine) == 0)
 
 
 def test_load_falls_back_to_nothing(port, client):
     connection = send(port, "/v1/completions", {"prompt": [1], **LONG})
     load = client.app.state.front
-    wait_for(lambda: load.num_running == 1, 10)
+    wait_for(lambda: load.num_running == 1)
     connection.close()
-    wait_for(lambda: load.num_running == 0, 1.0)
+    wait_for(lambda: load.num_running == 0)
 
 
 def test_a_large_body_is_refused_without_being_read(port):
@@ -167,11 +167,11 @@ def test_a_client_that_reads_nothing_holds_nothing_up(make_client, engine):
     with serving(client.app) as port:
         body = {"prompt": [[i, 3] for i in range(8)], **LONG, "stream": True}
         connection = send(port, "/v1/completions", body)
-        wait_for(lambda: num_open(engine) > 0, 10)
+        wait_for(lambda: num_open(engine) > 0)
         other = send(port, "/v1/completions", {"prompt": [1], "max_tokens": 2})
         assert other.recv(65536).startswith(b"HTTP/1.1 200")
         other.close()
-        wait_for(lambda: num_open(engine) == 0, 20)  # all was made
+        wait_for(lambda: num_open(engine) == 0)  # all was made
         assert client.app.state.front.num_running == 1  # and waits to be read
         connection.close()
-        wait_for(lambda: client.app.state.front.num_running == 0, 1.0)
+        wait_for(lambda: client.app.state.front.num_running == 0)

@@ -1,9 +1,8 @@
 """Bodies that would keep the event loop busy are refused before they do."""
 
-import time
-
 import pytest
 
+from jaxinfer.serving.openai import json_body
 from jaxinfer.serving.openai.errors import ApiError
 from jaxinfer.serving.openai.json_body import decode
 
@@ -14,15 +13,18 @@ from jaxinfer.serving.openai.json_body import decode
         b'{"prompt":[' + b"1," * 8_000_000 + b"1]}",
         b'{"prompt":[' + b"[]," * 1_000_000 + b"[]]}",
         b"[" * 10_000_000,
-        b"{" + b",".join(b'"%d":1' % i for i in range(1000)) + b"}",
     ],
-    ids=["values", "lists", "depth", "fields"],
+    ids=["values", "lists", "depth"],
 )
-def test_a_body_of_very_many_values_is_refused_quickly(body):
-    start = time.perf_counter()
+def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(body, monkeypatch):
+    monkeypatch.setattr(json_body.msgspec.json, "decode", lambda body: pytest.fail("it is parsed"))
     with pytest.raises(ApiError):
         decode(body, 64)
-    assert time.perf_counter() - start < 2.0
+
+
+def test_a_body_of_very_many_fields_is_refused():
+    with pytest.raises(ApiError, match="1000 fields"):
+        decode(b"{" + b",".join(b'"%d":1' % i for i in range(1000)) + b"}", 64)
 
 
 def test_what_requests_need_is_taken():

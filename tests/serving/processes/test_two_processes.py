@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 
 import pytest
 
@@ -27,8 +26,6 @@ CONFIG = ModelConfig(
     head_dim=16,
     max_position_embeddings=256,
 )
-# From a signal to the end of both, on a machine that does other things as well.
-BOUND_S = 90  # a collective that waits for the dead process gives up after 30
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +154,7 @@ def test_when_one_process_ends_the_other_ends_and_says_why(number, to, statuses,
         assert processes[0].stdout is not None
         assert processes[0].stdout.read(1)  # in the middle of the answer
         processes[to].send_signal(number)
-        start = time.monotonic()
         ended = outputs(processes)
-        assert time.monotonic() - start < BOUND_S
     assert tuple(status for status, _, _ in ended) == statuses, ended
     start_line = "Process 1 follows process 0. Devices: 2 x CPU of 2 processes, 1 of this one\n"
     for (_, _, stderr), expected, before in zip(ended, said, ("", start_line), strict=True):

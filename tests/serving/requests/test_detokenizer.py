@@ -1,13 +1,12 @@
 """Text that comes token by token is the text that comes at once, stop strings included."""
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.requests.detokenizer import Detokenizer
+from tests.linear import assert_grows_at_most, assert_linear
 from tests.model.text.small_tokenizer import build_backend
 
 TOKENIZER = Tokenizer(build_backend())
@@ -128,21 +127,21 @@ def test_a_stop_token_leaves_text_only_if_stops_are_included(include, expected):
     assert detokenizer.text == expected
 
 
-def seconds_for(num_tokens, stop_length):
-    """Processor time for text and stops that share long beginnings: the worst case of a search."""
+def reading(num_tokens, stop_length):
+    """Text and stops that share long beginnings: the worst case of a search."""
     token_id = TOKENIZER.encode("a")[0]
-    detokenizer = Detokenizer(TOKENIZER, stop=["a" * stop_length + "b"])
-    start = time.process_time()
-    for _ in range(num_tokens):
-        detokenizer.append([token_id])
-        detokenizer.take()
-    seconds = time.process_time() - start
-    detokenizer.finish()
-    assert len(detokenizer.text) == num_tokens
-    return seconds
+
+    def read():
+        detokenizer = Detokenizer(TOKENIZER, stop=["a" * stop_length + "b"])
+        for _ in range(num_tokens):
+            detokenizer.append([token_id])
+            detokenizer.take()
+        detokenizer.finish()
+        assert len(detokenizer.text) == num_tokens
+
+    return read
 
 
 def test_time_is_linear_in_the_text_and_does_not_depend_on_the_stops():
-    base = min(seconds_for(2_000, 4) for _ in range(3))
-    assert min(seconds_for(16_000, 4) for _ in range(2)) < 8 * 4 * base
-    assert min(seconds_for(2_000, 1_000) for _ in range(3)) < 5 * base
+    assert_linear(lambda size: reading(size, 4), 2_000, 16_000)
+    assert_grows_at_most(reading(2_000, 4), reading(2_000, 1_000), 5)

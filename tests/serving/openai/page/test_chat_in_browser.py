@@ -32,7 +32,7 @@ def bodies(page):
     return lambda: [json.loads(request.post_data) for request in seen]
 
 
-def becomes_idle(site, seconds=10):
+def becomes_idle(site, seconds=60):
     """Whether the server soon has no request; it hears of a reader's end a moment later."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -106,7 +106,7 @@ def seconds_to_a_client(site):
         {"Content-Type": "application/json"},
     )
     begin = time.monotonic()
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         for line in answer:
             if b'"content":"w' in line.replace(b": ", b":"):
                 return time.monotonic() - begin
