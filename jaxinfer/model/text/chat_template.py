@@ -15,6 +15,7 @@ Message = Mapping[str, Any]
 
 _CPU_SECONDS = 5.0
 _MAX_CHARS = 8 << 20
+_PIPE_BYTES = 1 << 16
 _WORKER_PROGRAM = pathlib.Path(__file__).with_name("template_worker.py")
 _CUT = "<<<jaxinfer: continue here>>>"
 _REASONING_NAMES = ("reasoning", "reasoning_content")
@@ -38,6 +39,10 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._origin = origin
         self._worker = _Worker()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in another process perhaps, has a child process of its own."""
+        return ChatTemplate, (self.source, self._special_tokens, self._origin)
 
     def render(
         self,
@@ -149,12 +154,17 @@ def _cut_after_final_message(text: str) -> str:
 
 
 class _Worker:
-    """The child process: started when needed, one request at a time, replaced after it died."""
+    """The child process: started when needed, one request at a time, replaced after it died.
+
+    A process that was forked from this one gets a child of its own: answers of a shared one would
+    reach whoever reads first.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize | None = None
+        _workers.add(self)
 
     def ask(self, line: str) -> str | None:
         """The answer to one request line; None if the process was ended by a limit."""
@@ -178,17 +188,30 @@ class _Worker:
         with self._lock:
             self._stop_locked()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def leave_to_parent(self) -> None:
+        """Right after a fork, in the new process: begin without a child."""
+        process, finalizer = self._process, self._finalizer
+        self._lock = threading.Lock()  # a thread that is not in this process may hold the old one
+        self._process = self._finalizer = None
+        if finalizer is not None:
+            finalizer.detach()
+        if process is not None:
+            _close_pipes(process)
+            process.returncode = 0  # it is the parent's to wait for
+
+    def _start(self) -> subprocess.Popen[bytes]:
         # Only the search path is passed on: the template's process has no business with tokens
         # that the environment may hold. Its own session keeps the terminal's Ctrl-C away from it.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"},
-            encoding="utf-8",
-            start_new_session=True,
-        )
+        # Pipes have no buffer, which a fork would copy, together with its lock.
+        with _starting:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_WORKER_PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"},
+                start_new_session=True,
+            )
         self._finalizer = weakref.finalize(self, _end, self._process)
         return self._process
 
@@ -198,23 +221,49 @@ class _Worker:
         self._process = self._finalizer = None
 
 
-def _exchange(process: subprocess.Popen[str], line: str) -> str:
+_workers: "weakref.WeakSet[_Worker]" = weakref.WeakSet()
+# Held across forks: a process that is forked while another starts would keep that one's pipes open.
+_starting = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    _starting.release()
+    for worker in list(_workers):
+        worker.leave_to_parent()
+
+
+os.register_at_fork(
+    before=_starting.acquire,
+    after_in_parent=_starting.release,
+    after_in_child=_after_fork_in_child,
+)
+
+
+def _exchange(process: subprocess.Popen[bytes], line: str) -> str:
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the chat template's process was started without pipes")
-    process.stdin.write(line + "\n")
-    process.stdin.flush()
-    return process.stdout.readline()
+    unsent = memoryview(line.encode() + b"\n")
+    while unsent:
+        unsent = unsent[process.stdin.write(unsent) :]
+    pieces: list[bytes] = []
+    while not pieces or not pieces[-1].endswith(b"\n"):
+        piece = process.stdout.read(_PIPE_BYTES)
+        if not piece:  # it has ended, in the middle of an answer perhaps
+            return ""
+        pieces.append(piece)
+    return b"".join(pieces).decode()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                continue  # it died with a request unread
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _close_pipes(process)
     try:
         process.wait(timeout=2)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
