@@ -21,6 +21,21 @@ class DistributedError(JaxinferError, RuntimeError):
     """One of an engine's processes failed, differs from the others, or did not arrive."""
 
 
+class PromptTooLongError(JaxinferError, ValueError):
+    """A prompt leaves no room within the model's length; agents shorten their history then.
+
+    Args:
+        message: one line that names the prompt, its size and the limit.
+        num_tokens: of the prompt, or the fewest that its text can have.
+        is_exact: whether the text was tokenized, so that it is exactly that many.
+    """
+
+    def __init__(self, message: str, *, num_tokens: int, is_exact: bool = True) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
+        self.is_exact = is_exact
+
+
 class QueueFullError(JaxinferError, RuntimeError):
     """The waiting queue is full; a server answers 503.
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from jaxinfer.errors import (
     JaxinferError,
     MissingPackageError,
+    PromptTooLongError,
     QueueFullError,
     ShuttingDownError,
 )
@@ -109,6 +110,31 @@ _TYPES = {
 def invalid(message: str, param: str | None = None) -> ApiError:
     """The error of a request that can't be run as it is."""
     return ApiError(400, message, param=param)
+
+
+def context_length_exceeded(
+    field: str, error: PromptTooLongError, max_model_len: int, *, room: int
+) -> ApiError:
+    """The error of a prompt that is too long, in the words by which OpenAI's clients know it.
+
+    Args:
+        field: of the request.
+        error: has the prompt's size.
+        max_model_len: of the engine.
+        room: tokens that the prompt must leave for the answer.
+    """
+    about = "" if error.is_exact else "at least "
+    size = f"{about}{error.num_tokens} tokens"
+    resulted = f"your {field} resulted in {size}"
+    if room:
+        resulted += f", which leaves no room for {room} more"
+    return ApiError(
+        400,
+        f"This model's maximum context length is {max_model_len} tokens. However, {resulted}. "
+        f"Please reduce the length of the {field}.",
+        param=field,
+        code="context_length_exceeded",
+    )
 
 
 def presentable(message: str) -> str:

@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.openai.engine_client import EngineClient
-from jaxinfer.serving.openai.errors import ApiError, client_errors, invalid
+from jaxinfer.serving.openai.errors import (
+    ApiError,
+    client_errors,
+    context_length_exceeded,
+    invalid,
+)
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.prompts import PromptReader
 
@@ -71,7 +77,12 @@ class Prompts:
 
         def read_all() -> list[Prompt]:
             with client_errors(_FIELDS):
-                return [read_one(i, each) for i, each in enumerate(given)]
+                try:
+                    return [read_one(i, each) for i, each in enumerate(given)]
+                except PromptTooLongError as error:
+                    raise context_length_exceeded(
+                        name, error, self.reader.max_model_len, room=num_outputs
+                    ) from None
 
         def read_one(index: int, each: str | list[int]) -> Prompt:
             label = name if len(given) == 1 else f"{name}[{index}]"

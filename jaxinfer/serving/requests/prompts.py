@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.config import MAX_LOGPROBS
+from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.bad_words import bad_word_spellings
@@ -98,7 +99,8 @@ class PromptReader:
 
         Raises:
             TypeError: an entry is not an integer; names it.
-            ValueError: empty, too long, or an id outside the vocabulary.
+            ValueError: empty, or an id outside the vocabulary.
+            PromptTooLongError: it leaves no room for the outputs.
         """
         ids, packed = _integers(name, token_ids)
         if not ids:
@@ -106,11 +108,12 @@ class PromptReader:
         if limit is not None and len(ids) > limit:
             ids, packed = _integers(name, ids[-limit:])
         if len(ids) + num_outputs > self.max_model_len:
-            raise ValueError(
+            raise PromptTooLongError(
                 f"{name} has {len(ids)} tokens, which leaves no room for {num_outputs} more within "
                 f"max_model_len {self.max_model_len}; shorten it or raise max_model_len"
                 if num_outputs
-                else f"{name} has {len(ids)} tokens, but max_model_len is {self.max_model_len}"
+                else f"{name} has {len(ids)} tokens, but max_model_len is {self.max_model_len}",
+                num_tokens=len(ids),
             )
         if packed is None or not _all_below(self.vocab_size, packed):
             i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self.vocab_size)
@@ -135,7 +138,8 @@ class PromptReader:
             The tokenizer.
 
         Raises:
-            ValueError: there is no tokenizer, the text is not valid Unicode, or too long.
+            ValueError: there is no tokenizer, or the text is not valid Unicode.
+            PromptTooLongError: it can't have few enough tokens.
         """
         if self.tokenizer is None:
             raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
@@ -146,9 +150,11 @@ class PromptReader:
         if size > self.max_model_len and not may_be_longer:  # fewer bytes always fit
             least = self.tokenizer.least_tokens(text)
             if least + num_outputs > self.max_model_len:
-                raise ValueError(
+                raise PromptTooLongError(
                     f"{name} has {size} bytes, at least {least} tokens, but max_model_len is "
-                    f"{self.max_model_len}; shorten it or raise max_model_len"
+                    f"{self.max_model_len}; shorten it or raise max_model_len",
+                    num_tokens=least,
+                    is_exact=False,
                 )
         return self.tokenizer
 

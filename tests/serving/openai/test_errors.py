@@ -189,6 +189,32 @@ def test_a_conversation_that_cannot_be_run_is_refused_by_name(client, fields, pa
     refused(client.post("/v1/chat/completions", {**CHAT, **fields}), param)
 
 
+WORDS = "word " * 300
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": [1] * 256}, "prompt"),
+        ("/v1/completions", {"prompt": [[1], [1] * 256]}, "prompt"),
+        ("/v1/completions", {"prompt": WORDS, "stream": True}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 100_000}, "prompt"),
+        ("/v1/completions", {"prompt": [1] * 300, "truncate_prompt_tokens": 256}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS}]}, "messages"),
+        ("/v1/responses", {"input": WORDS}, "input"),
+        ("/v1/responses", {"input": [{"role": "user", "content": WORDS}]}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_the_code_by_which_agents_shorten_it(
+    client, path, fields, param
+):
+    answer = client.post(path, fields)
+    message = refused(answer, param)
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert message.startswith("This model's maximum context length is 256 tokens. However, your ")
+    assert message.endswith(f" Please reduce the length of the {param}.")
+
+
 def test_a_typo_names_its_neighbour(client):
     answer = client.post("/v1/completions", {**PROMPT, "temprature": 1})
     assert "did you mean 'temperature'?" in refused(answer, "temprature")
