@@ -71,12 +71,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     import asyncio
 
     from jaxinfer.cli.service.supervisor import ServicePlan, Supervisor
+    from jaxinfer.cli.service.unblocked_stderr import unblocked_stderr
 
     engine = {"online": True, "show_progress": not arguments.quiet, **engine_arguments(arguments)}
     _check(engine)
     with (
         listen(arguments.host, arguments.port) as listener,
         tempfile.TemporaryDirectory(prefix="jaxinfer-") as directory,  # for this user alone
+        unblocked_stderr(),
     ):
         path = os.path.join(directory, "engine")
         http = http_settings(arguments)
@@ -84,9 +86,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         os.mkdir(counts)
         address, port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        said = (
-            f"jaxinfer serve: http://{shown}:{port}/v1 with model {http['served_model_names'][0]}"
-        )
+        said = f"http://{shown}:{port}/v1 with model {http['served_model_names'][0]}"
         plan = ServicePlan(
             engine={"engine": engine, "limits": _limits(arguments), "socket": path},
             front_end={

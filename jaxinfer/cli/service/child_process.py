@@ -54,17 +54,22 @@ class ChildProcess:
         """Whether the process has ended."""
         return self.ended.done()
 
+    @property
+    def has_served(self) -> bool:
+        """Whether it has reported."""
+        return self._has_reported.is_set()
+
     async def ready(self) -> bool:
         """Wait until it reports; False if it ended without."""
         reported = asyncio.create_task(self._has_reported.wait())
         await asyncio.wait([reported, self._listening], return_when=asyncio.FIRST_COMPLETED)
         reported.cancel()
-        return self._has_reported.is_set()
+        return self.has_served
 
     @property
     def silence(self) -> float:
         """Seconds since its last report; 0 before the first and after its end."""
-        if self.has_ended or not self._has_reported.is_set():
+        if self.has_ended or not self.has_served:
             return 0.0
         return time.monotonic() - self._heard_at
 

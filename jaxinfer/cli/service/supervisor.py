@@ -14,9 +14,14 @@ from jaxinfer.cli.service.child_process import ChildProcess
 
 _ENGINE = "jaxinfer.cli.service.engine_process"
 _FRONT_END = "jaxinfer.cli.service.front_end_process"
-_MOST_RESTARTS, _WITHIN_S = 3, 60.0
+_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Before a front end's replacement: for its first end within `_LATELY_S`, the second and so on."""
+_LATELY_S = 300.0
+_MOST_FAILED_STARTS = 4  # of a front end, before the service is ready
+_RESTARTS_EVERY_S = 3600.0  # an engine that ends sooner after its restart would end again
 _PATIENCE_S = 10.0  # beyond the time to drain, before a process is killed
 _LOOKS = 10  # within the longest silence
+_LOOK_EVERY_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,10 +51,13 @@ class ServicePlan:
 class Supervisor:
     """The processes of one service, of one event loop.
 
-    When the engine's process ends, the service ends. A front end that ends is named and replaced;
-    its requests are lost, the others' go on. A process that stands still is named: a front end is
-    killed, and so replaced; the engine may go on later. SIGTERM or SIGINT drain; a second one
-    aborts.
+    A front end that ends is named and replaced, after a pause where it has ended before; its
+    requests are lost, the others' go on. However often that happens, the service goes on: clients
+    may be the reason. An engine's process that ends is named and started anew, once an hour;
+    meanwhile front ends refuse requests. Where it ends again, the service ends, and so it does
+    where a process can't start in a service that was never ready. A process that stands still is
+    named: a front end is killed, and so replaced; the engine may go on later. SIGTERM or SIGINT
+    drain; a second one aborts.
     """
 
     def __init__(self, plan: ServicePlan) -> None:
@@ -57,7 +65,6 @@ class Supervisor:
         self._engine: ChildProcess | None = None
         self._front_ends: list[ChildProcess] = []
         self._signals: asyncio.Queue[None] = asyncio.Queue()
-        self._restarts: list[float] = []
         self._is_ready = False
 
     async def run(self) -> int:
@@ -66,14 +73,17 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, None)
         try:
-            self._engine = await ChildProcess.start("the engine", _ENGINE, self._plan.engine)
+            engine = self._engine = await self._start_engine()
             for i in range(self._plan.num_front_ends):
                 self._front_ends.append(await self._start_front_end(i))
-            return await self._watch(self._engine)
+            return await self._watch(engine)
         finally:
             for child in (*self._front_ends, self._engine):
                 if child is not None:
                     await child.end(_PATIENCE_S)
+
+    async def _start_engine(self) -> ChildProcess:
+        return await ChildProcess.start("the engine", _ENGINE, self._plan.engine)
 
     async def _start_front_end(self, index: int) -> ChildProcess:
         descriptor = self._plan.listener.fileno()
@@ -81,49 +91,104 @@ class Supervisor:
         return await ChildProcess.start(f"front end {index}", _FRONT_END, settings, (descriptor,))
 
     async def _watch(self, engine: ChildProcess) -> int:
-        announced = asyncio.create_task(self._announce(engine))
         asked = asyncio.create_task(self._signals.get())
-        silence = asyncio.create_task(self._watch_silence(engine))
+        keepers = [asyncio.create_task(self._keep_engine(engine))]
+        keepers += [
+            asyncio.create_task(self._keep_front_end(i)) for i in range(self._plan.num_front_ends)
+        ]
+        self._announcing = asyncio.create_task(self._announce(self._plan.announcement))
+        silence = asyncio.create_task(self._watch_silence())
         try:
-            while True:
-                ended = [child.ended for child in self._front_ends]
-                await asyncio.wait(
-                    [engine.ended, asked, *ended], return_when=asyncio.FIRST_COMPLETED
-                )
-                if asked.done():
-                    await self._drain()
-                    return OK
-                if engine.has_ended:
-                    return self._without_engine(engine)
-                if not await self._replace_ended():
-                    return FAILED
+            await asyncio.wait([asked, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                for keeper in keepers:
+                    if keeper.done():
+                        keeper.result()  # its exception, if it is a bug
+                self._tell_front_ends()  # which tell their clients
+                return FAILED
+            for keeper in keepers:
+                keeper.cancel()
+            await self._drain()
+            return OK
         finally:
-            for task in (announced, asked, silence):
+            for task in (asked, *keepers, self._announcing, silence):
                 task.cancel()
 
-    async def _watch_silence(self, engine: ChildProcess) -> None:
-        most, engine_stands_still = self._plan.longest_silence, False
+    async def _keep_engine(self, engine: ChildProcess) -> None:
+        """Start the engine's process anew when it ends; return where the service ends with it."""
+        restarted_at: float | None = None
+        while True:
+            how = await _end_of(engine)
+            if restarted_at is None and not engine.has_served:
+                if "killed" in how:  # else it has said itself why it can't start
+                    print_error("serve", f"{how}; the service ends")
+                return
+            now = time.monotonic()
+            if restarted_at is not None and now - restarted_at < _RESTARTS_EVERY_S:
+                what = "again" if engine.has_served else "before it served again"
+                print_error("serve", f"{how} {what}; the service ends")
+                return
+            restarted_at = now
+            print_error("serve", f"{how} and is started anew; until it serves, requests get 503")
+            try:
+                engine = self._engine = await self._start_engine()
+            except OSError as error:
+                print_error("serve", f"{engine.name}'s process can't start: {error}")
+                return
+            self._announcing.cancel()
+            self._announcing = asyncio.create_task(self._announce("the engine serves again"))
+
+    async def _keep_front_end(self, index: int) -> None:
+        """Replace a front end when it ends; return where it can't even start in a new service."""
+        ends: list[float] = []
+        how = await _end_of(self._front_ends[index])
+        while True:
+            now = time.monotonic()
+            ends = [then for then in ends if now - then < _LATELY_S] + [now]
+            if not self._is_ready and len(ends) >= _MOST_FAILED_STARTS:
+                print_error("serve", f"{how}, {len(ends)} times; the service ends")
+                return
+            pause = _PAUSES_S[min(len(ends), len(_PAUSES_S)) - 1]
+            print_error("serve", f"{how} and is replaced" + (f" in {pause:g} s" if pause else ""))
+            await asyncio.sleep(pause)
+            try:
+                child = self._front_ends[index] = await self._start_front_end(index)
+            except OSError as error:
+                how = f"front end {index}'s process could not start ({error})"
+            else:
+                how = await _end_of(child)
+
+    async def _watch_silence(self) -> None:
+        most = self._plan.longest_silence
+        still: ChildProcess | None = None  # the engine, while it stands still
         while True:
             # Where this process was stopped too, reports are read before the next look.
-            before = {child for child in (engine, *self._front_ends) if child.silence > most}
+            before = {child for child in self._children() if child.silence > most}
             await asyncio.sleep(most / _LOOKS)
-            silent = [child for child in before if child.silence > most]
+            silent = [child for child in self._children() if child in before]
+            silent = [child for child in silent if child.silence > most]
             for child in silent:
-                if child is not engine:
+                if child is not self._engine:
                     print_error("serve", f"{child.name}'s process stands still for {most:g} s")
                     child.send(signal.SIGKILL)
-            if (engine in silent) != engine_stands_still:
-                engine_stands_still = not engine_stands_still
-                how = f"stands still for {most:g} s" if engine_stands_still else "goes on"
-                print_error("serve", f"{engine.name}'s process {how}")
+            engine = self._engine
+            now = engine if engine in silent else None
+            if now is not None and still is not now:
+                print_error("serve", f"{now.name}'s process stands still for {most:g} s")
+            elif now is None and engine is not None and still is engine and not engine.has_ended:
+                print_error("serve", f"{engine.name}'s process goes on")
+            still = now
 
-    async def _announce(self, engine: ChildProcess) -> None:
-        is_ready = await engine.ready()
-        for child in self._front_ends:
-            is_ready = is_ready and await child.ready()
-        self._is_ready = is_ready
-        if is_ready and self._plan.announcement:
-            print(self._plan.announcement, file=sys.stderr, flush=True)
+    def _children(self) -> list[ChildProcess]:
+        return [child for child in (self._engine, *self._front_ends) if child is not None]
+
+    async def _announce(self, words: str) -> None:
+        """Say it as soon as all processes serve."""
+        while not all([await child.ready() for child in self._children()]):
+            await asyncio.sleep(_LOOK_EVERY_S)
+        self._is_ready = True
+        if self._plan.announcement:
+            print(f"jaxinfer serve: {words}", file=sys.stderr, flush=True)
 
     async def _drain(self) -> None:
         """Have the front ends end once their requests have; at the next signal, at once."""
@@ -148,29 +213,8 @@ class Supervisor:
         for child in self._front_ends:
             child.send(signal.SIGTERM)
 
-    def _without_engine(self, engine: ChildProcess) -> int:
-        """Say what became of the engine, and give the front ends time to tell their clients."""
-        how = engine.how_it_ended()
-        if self._is_ready or "killed" in how:  # else it has said itself why it can't start
-            print_error("serve", f"{engine.name}'s process {how}; the service ends")
-        self._tell_front_ends()
-        return FAILED
 
-    async def _replace_ended(self) -> bool:
-        """Start the front ends anew that have ended; False if that happens too often."""
-        for index, child in enumerate(self._front_ends):
-            if not child.has_ended:
-                continue
-            now = time.monotonic()
-            self._restarts = [then for then in self._restarts if now - then < _WITHIN_S]
-            if len(self._restarts) == _MOST_RESTARTS:
-                print_error(
-                    "serve",
-                    f"{child.name}'s process {child.how_it_ended()}, the {_MOST_RESTARTS + 1}th "
-                    f"within {_WITHIN_S:g} s; the service ends",
-                )
-                return False
-            self._restarts.append(now)
-            print_error("serve", f"{child.name}'s process {child.how_it_ended()} and is replaced")
-            self._front_ends[index] = await self._start_front_end(index)
-        return True
+async def _end_of(child: ChildProcess) -> str:
+    """Wait for it; what it was, for a message."""
+    await asyncio.wait([child.ended])
+    return f"{child.name}'s process {child.how_it_ended()}"
