@@ -117,7 +117,7 @@ class SamplingParams:
             dictionary of its fields. The grammar says where the answer may end: `ignore_eos` has
             no effect, and `min_tokens` is refused.
         thinking_token_budget: Most tokens that the model thinks with; after them the engine inserts
-            `</think>`. None sets no limit. Only for models that have
+            `</think>`. None and -1 set no limit. Only for models that have
             `<think>` and `</think>` as tokens; has no effect on an answer that begins without.
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Make text at all; stop strings need it.
@@ -211,7 +211,7 @@ class SamplingParams:
             ("logprobs", -1, MAX_INT32),
             ("prompt_logprobs", -1, MAX_INT32),
             ("truncate_prompt_tokens", -1, MAX_INT32),
-            ("thinking_token_budget", 0, MAX_INT32),
+            ("thinking_token_budget", -1, MAX_INT32),
         ):
             value = getattr(self, name)
             put(name, None if value is None else check_integer(name, value, low, high))
@@ -219,8 +219,9 @@ class SamplingParams:
             raise ValueError(
                 "truncate_prompt_tokens must be at least 1, or -1 for all that fit, got 0"
             )
-        if self.seed == -1:
-            put("seed", None)
+        for name in ("seed", "thinking_token_budget"):
+            if getattr(self, name) == -1:
+                put(name, None)
         kind = check_integer("output_kind", self.output_kind, 0, len(RequestOutputKind) - 1)
         put("output_kind", RequestOutputKind(kind))
 

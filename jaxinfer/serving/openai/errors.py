@@ -25,7 +25,7 @@ MAX_REPORTED = 5
 _MAX_ECHOED_CHARS = 200
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.@+-]+){2,}/?")
 _WORD = re.compile(r"[a-z_]+")
-_KEY = re.compile(r"[a-zA-Z_]\w*")
+_KEY = re.compile(r"[a-z_]\w*")  # the names of types begin with capitals
 _TYPE_NAMES = frozenset(["str", "int", "float", "bool", "none"])
 
 logger = logging.getLogger("jaxinfer")
@@ -224,9 +224,10 @@ def _place(path: Sequence[str | int]) -> str:
 
     What is between is left out: there pydantic also names the types that it has tried.
     """
-    index = f"[{path[1]}]" if len(path) > 1 and isinstance(path[1], int) else ""
-    keys = [each for each in path[1:] if isinstance(each, str) and _KEY.fullmatch(each)]
-    inner = f".{keys[-1]}" if keys and keys[-1] not in _TYPE_NAMES else ""
+    index = next((f"[{each}]" for each in path[1:] if isinstance(each, int)), "")
+    texts = [each for each in path[1:] if isinstance(each, str) and each not in _TYPE_NAMES]
+    keys = [each for each in texts if _KEY.fullmatch(each)]
+    inner = f".{keys[-1]}" if keys else ""
     return f"{path[0]}{index}{inner}"[:_MAX_ECHOED_CHARS]
 
 

@@ -15,6 +15,7 @@ from jaxinfer.serving.openai.errors import (
     context_length_exceeded,
     invalid,
 )
+from jaxinfer.serving.openai.protocol.tools import with_object_arguments
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.prompts import PromptReader
 
@@ -113,6 +114,9 @@ class Prompts:
     ) -> str:
         """The text of a conversation, by the model's chat template.
 
+        Where the template can't write arguments of earlier calls that are no JSON object, they are
+        written as far as they are one.
+
         Raises:
             ApiError: 400: a name is not for requests to set, or the template refuses or fails.
         """
@@ -127,13 +131,21 @@ class Prompts:
         if add_generation_prompt is None:
             add_generation_prompt = not continues
         render = functools.partial(
-            self.tokenizer.apply_chat_template,
-            messages,
+            self._render,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continues,
             tools=tools or None,
             **names,
         )
+        try:
+            return await render(messages)
+        except ApiError:
+            if (plainer := with_object_arguments(messages)) is None:
+                raise
+        return await render(plainer)
+
+    async def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        render = functools.partial(self.tokenizer.apply_chat_template, messages, **options)
         try:
             with client_errors(_FIELDS):
                 return await self._in(self._rendering, render)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from jaxinfer.serving.openai.disconnects import while_connected
 from jaxinfer.serving.openai.errors import ApiError, as_api_error, from_validation, invalid
 from jaxinfer.serving.openai.json_body import check_media_type, decode
-from jaxinfer.serving.openai.protocol.base import hint
+from jaxinfer.serving.openai.protocol.base import Body, hint
 
 
 class ApiRoute(APIRoute):
@@ -71,12 +71,16 @@ async def _with_json(request: Request) -> Request:
 
 def _refusal(error: RequestValidationError, model: type[BaseModel] | None) -> ApiError:
     fields = list(model.model_fields) if model else None
+    body = model if model and issubclass(model, Body) else None
 
     def explain(field: str, kind: str) -> str | None:
+        instead = hint(field, body)
+        if kind == "none_required" or (kind == "extra_forbidden" and instead):
+            return f"{field}: {instead or 'not supported; leave it out'}"
         if kind == "extra_forbidden":
             near = difflib.get_close_matches(field[:100], fields or (), n=1)
             also = f"; did you mean {near[0]!r}?" if near else "; docs/serving.md lists all"
             return f"unknown field {field[:100]!r}{also}"
-        return hint(field) if kind == "none_required" else None
+        return None
 
     return from_validation(error, fields, explain)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from jaxinfer.errors import StepError
 from jaxinfer.serving.openai.protocol.chat import ChatAnswer
 from jaxinfer.serving.openai.protocol.completion import CompletionAnswer
-from jaxinfer.serving.openai.protocol.responses import ResponsesAnswer
+from jaxinfer.serving.openai.protocol.responses.answer import ResponsesAnswer
 from jaxinfer.serving.openai.settings import ServerSettings
 from tests.serving.openai.fake_engine import FakeEngine
 

@@ -170,8 +170,8 @@ NAMED = {"type": "function", "function": {"name": "g"}}
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
@@ -231,7 +231,10 @@ TEXT = {"type": "text", "text": "What is this?"}
             {"messages": [{"role": "user", "content": [TEXT, IMAGE]}]},
             "messages[0].content: part 1 is of type 'image_url'; this model reads text alone",
         ),
-        ({"messages": [{"role": "user", "content": [TEXT | {"x": 1}]}]}, "messages[0].x: unknown"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].text: Field",
+        ),
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].type: Field required"),
         ({"messages": [{"role": "usr", "content": "a"}]}, "messages[0].role: Input should"),
         (
@@ -239,7 +242,7 @@ TEXT = {"type": "text", "text": "What is this?"}
             "tools[0].name: String should match",
         ),
         ({"stream_options": {"include": True}}, "stream_options.include: unknown field"),
-        ({"stop": ["a", ""]}, "stop: String should have at least 1 character"),
+        ({"stop": ["a", ""]}, "stop[1]: String should have at least 1 character"),
     ],
 )
 def test_what_is_wrong_within_a_field_is_named_too(client, fields, message):

@@ -9,7 +9,7 @@ import pytest
 
 from jaxinfer.serving.openai.protocol.chat import ChatBody
 from jaxinfer.serving.openai.protocol.completion import CompletionBody
-from jaxinfer.serving.openai.protocol.responses import ResponsesBody
+from jaxinfer.serving.openai.protocol.responses.body import ResponsesBody
 from jaxinfer.serving.openai.protocol.tokenization import DetokenizeBody, TokenizeBody
 from tests.serving.openai.toy_engine import ToyEngine
 

@@ -1,14 +1,11 @@
 """The base of all request bodies: strict types, and fields that are refused or ignored."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 _HINTS = {
-    "reasoning_effort": "efforts mean nothing to this model; write thinking_token_budget, or "
-    "chat_template_kwargs.enable_thinking",
-    "reasoning": "efforts mean nothing to this model; write thinking_token_budget, or "
-    "chat_template_kwargs.enable_thinking",
     "chat_template": "templates of requests are refused; the model's own is used",
     "suffix": "this model completes at the end only",
     "audio": "this model reads and writes text",
@@ -18,6 +15,20 @@ _HINTS = {
     "previous_response_id": "answers are not stored; send the whole conversation as input",
     "conversation": "answers are not stored; send the whole conversation as input",
     "prompt": "stored prompts are not supported; write input",
+    "moderation": "answers are not moderated; leave it out",
+    "background_options": "answers are not stored; leave it out",
+    "image": "this model reads and writes text",
+    "enable_thinking": 'write chat_template_kwargs: {"enable_thinking": ...}',
+    "thinking": "write reasoning_effort or thinking_token_budget",
+    "thinking_budget": "write thinking_token_budget",
+    "logits_processors": "processors of requests are refused; write logit_bias or bad_words",
+    "mm_processor_kwargs": "this model reads text; leave it out",
+    "media_io_kwargs": "this model reads text; leave it out",
+    "documents": "the model's template has no place for them; write them into a message",
+    "vllm_xargs": "there are no plug-ins; leave it out",
+    "kv_transfer_params": "keys and values are not sent to other servers; leave it out",
+    "repetition_detection": "write frequency_penalty or max_tokens",
+    "logprob_token_ids": "write top_logprobs, or logprobs for completions",
 }
 
 
@@ -37,6 +48,9 @@ Ignored = Annotated[Any, Field(description="Accepted, and without effect.")]
 class Body(BaseModel):
     """A JSON object with these fields and no others; null is the same as leaving a field out."""
 
+    hints: ClassVar[Mapping[str, str]] = {}
+    """What to write in place of another API's fields."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -48,6 +62,19 @@ class StreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-def hint(field: str) -> str:
-    """The error of a field that is refused."""
-    return f"{field}: {_HINTS.get(field, 'not supported; leave it out')}"
+class ClientFields(Body):
+    """What clients say about themselves and OpenAI's own service; none of it has an effect."""
+
+    user: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
+    safety_identifier: Ignored = None
+
+
+def hint(field: str, body: type[Body] | None) -> str | None:
+    """What to write in place of a field that is refused; None if nothing is known of it."""
+    own = body.hints if body is not None else {}
+    return own.get(field) or _HINTS.get(field)

@@ -1,13 +1,13 @@
 """The bodies of `/v1/chat/completions`: requests, answers and chunks of a stream."""
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.answers import PromptLogprobs, Usage
 from jaxinfer.serving.openai.protocol.base import Body, Ignored, Refused
-from jaxinfer.serving.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
+from jaxinfer.serving.openai.protocol.sampling import MAX_LOGPROBS, Count, Effort, SamplingFields
 from jaxinfer.serving.openai.protocol.tools import (
     MAX_CALLS,
     MadeToolCall,
@@ -23,22 +23,28 @@ MAX_MESSAGES = 4096
 TextKind = Literal["text", "input_text", "output_text"]
 
 
-def _check_parts(content: Any) -> Any:
-    """Name the first part that is no text, in place of all that a text would need."""
-    for i, part in enumerate(content if isinstance(content, list) else ()):
+def as_text_parts(content: Any) -> Any:
+    """Read a refusal as the text that it is, and name the first part that is no text."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in get_args(TextKind):
+        if kind == "refusal":
+            part = {"type": "text", "text": part.get("refusal")}
+        elif isinstance(kind, str) and kind not in get_args(TextKind):
             raise ValueError(f"part {i} is of type {kind[:100]!r}; this model reads text alone")
-    return content
+        parts.append(part)
+    return parts
 
 
 class TextPart(Body):
-    """A part of a message's content; there are no others than text."""
+    """A part of a message's content; keys that are not named here are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: TextKind
     text: str
-    annotations: Ignored = None
-    logprobs: Ignored = None
 
 
 class Message(Body):
@@ -47,7 +53,8 @@ class Message(Body):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart] | None, BeforeValidator(_check_parts)] = None
+    content: Annotated[str | list[TextPart] | None, BeforeValidator(as_text_parts)] = None
+    refusal: str | None = Field(None, exclude=True)
     name: str | None = None
     tool_calls: Annotated[list[MadeToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
@@ -65,14 +72,23 @@ class Message(Body):
 
     @property
     def text(self) -> str:
-        """The content; parts are lines."""
+        """The content, or the refusal in its place; parts are lines."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
-        return self.content or ""
+        return self.content or self.refusal or ""
 
 
 class ChatBody(SamplingFields):
     """A request for the next turn of a conversation."""
+
+    hints: ClassVar = {
+        "reasoning": "write reasoning_effort",
+        "input": "write messages",
+        "prompt": "write messages, or use /v1/completions",
+        "max_output_tokens": "write max_completion_tokens",
+        "text": "write response_format",
+        "echo": "use /v1/completions",
+    }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[Count, Field(ge=1)] | None = Field(
@@ -88,12 +104,15 @@ class ChatBody(SamplingFields):
     tool_choice: ToolChoice | None = Field(None, description="'auto' where there are tools.")
     parallel_tool_calls: bool | None = Field(None, description="False keeps the first call only.")
     modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Effort | None = Field(None, description="A budget of thinking tokens.")
     include_reasoning: bool | None = Field(None, description="False leaves reasoning out.")
 
+    verbosity: Ignored = None
     prediction: Ignored = None
+    web_search_options: Ignored = None
 
     chat_template: Refused = None
-    reasoning_effort: Refused = None
+    moderation: Refused = None
     audio: Refused = None
     functions: Refused = None
     function_call: Refused = None

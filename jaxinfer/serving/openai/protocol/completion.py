@@ -1,6 +1,6 @@
 """The bodies of `/v1/completions`: requests, answers and chunks of a stream."""
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 from pydantic import Field, WithJsonSchema, field_validator
 
@@ -32,6 +32,13 @@ TextOrTokens = str | list[int]
 
 class CompletionBody(SamplingFields):
     """A request for the continuation of prompts."""
+
+    hints: ClassVar = {
+        "messages": "write prompt, or use /v1/chat/completions",
+        "input": "write prompt",
+        "max_completion_tokens": "write max_tokens",
+        "top_logprobs": "write logprobs",
+    }
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     max_tokens: Count | None = Field(None, description="16; 0 goes with echo.")

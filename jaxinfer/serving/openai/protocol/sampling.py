@@ -1,6 +1,6 @@
-"""The sampling fields of a request body, shared by completions and chat."""
+"""The sampling fields of a request body, shared by completions, chat and responses."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,13 @@ from jaxinfer.sampling_params import (
     SamplingParams,
 )
 from jaxinfer.serving.openai.errors import invalid
-from jaxinfer.serving.openai.protocol.base import Ignored, Refused, StreamOptions
+from jaxinfer.serving.openai.protocol.base import (
+    Body,
+    ClientFields,
+    Ignored,
+    Refused,
+    StreamOptions,
+)
 from jaxinfer.serving.openai.protocol.structured import StructuredFields
 
 MAX_N = 128
@@ -32,9 +38,10 @@ BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 # Fields that `SamplingParams` has under the same name.
 _SAME = [
-    "n",
     "temperature",
     "top_p",
     "top_k",
@@ -53,15 +60,12 @@ _SAME = [
     "allowed_token_ids",
     "bad_words",
     "thinking_token_budget",
-    "truncate_prompt_tokens",
 ]
 
 
-class SamplingFields(StructuredFields):
-    """Left out or null, a field has the value of the model's `generation_config.json`."""
+class DrawFields(Body):
+    """How tokens are drawn; left out or null, as the model's `generation_config.json` says."""
 
-    model: str | None = Field(None, description="A served name; left out, the one there is.")
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
@@ -79,7 +83,25 @@ class SamplingFields(StructuredFields):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
-    thinking_token_budget: Count | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = Field(
+        None, description="-1 sets no limit."
+    )
+    length_penalty: Ignored = None
+    early_stopping: Ignored = None
+    spaces_between_special_tokens: Ignored = None
+
+    use_beam_search: Refused = None
+
+    def drawn(self) -> dict[str, Any]:
+        """The fields that are given, by the names of `SamplingParams`."""
+        return {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+
+
+class SamplingFields(DrawFields, StructuredFields, ClientFields):
+    """What completions and chat have in common."""
+
+    model: str | None = Field(None, description="A served name; left out, the one there is.")
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool | None = None
@@ -92,15 +114,7 @@ class SamplingFields(StructuredFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
-    user: Ignored = None
     metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    prompt_cache_key: Ignored = None
-    safety_identifier: Ignored = None
-    spaces_between_special_tokens: Ignored = None
-
-    use_beam_search: Refused = None
 
     def check_together(self) -> None:
         """Refuse fields that contradict each other.
@@ -125,5 +139,7 @@ class SamplingFields(StructuredFields):
             ApiError: 400; a field about grammars is wrong.
         """
         more["structured_outputs"] = self.grammar()
-        given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
-        return defaults.clone(**(given | more))
+        for name in ("n", "truncate_prompt_tokens"):
+            if (value := getattr(self, name)) is not None:
+                more[name] = value
+        return defaults.clone(**(self.drawn() | more))

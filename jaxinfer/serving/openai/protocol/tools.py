@@ -1,10 +1,11 @@
 """Tools and tool calls as fields of requests and answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from pydantic import ConfigDict, Field
+from pydantic_core import from_json
 
 from jaxinfer.serving.openai.errors import invalid
 from jaxinfer.serving.openai.protocol.base import Body
@@ -80,16 +81,51 @@ class MadeToolCall(Body):
 def tool_call(
     call_id: str | None, name: str, arguments: str | dict[str, Any] | None
 ) -> dict[str, Any]:
-    """A call as chat templates know it; arguments that are no JSON object stay a text."""
+    """A call as chat templates know it; arguments that are no JSON object stay a text.
+
+    No arguments, be it by an empty text or by null, are an empty object.
+    """
+    read: Any = arguments
     if isinstance(arguments, str):
         try:
-            read = msgspec.json.decode(arguments)
+            read = msgspec.json.decode(arguments) if arguments.strip() else None
         except (msgspec.DecodeError, RecursionError):
-            read = None
-        arguments = read if isinstance(read, dict) else arguments
-    function = {"name": name, "arguments": {} if arguments is None else arguments}
+            read = arguments
+    if read is not None and not isinstance(read, dict):
+        read = arguments
+    function = {"name": name, "arguments": {} if read is None else read}
     call = {"type": "function", "function": function}
     return call if call_id is None else {"id": call_id, **call}
+
+
+def with_object_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """A conversation for templates that can't write arguments which are a text.
+
+    A JSON text that was cut gives what there is of its object.
+
+    Returns:
+        The messages; None if none has such arguments.
+    """
+    has_texts = False
+    changed = [dict(message) for message in messages]
+    for message in changed:
+        calls = message.get("tool_calls", ())
+        texts = [isinstance(call["function"]["arguments"], str) for call in calls]
+        if any(texts):
+            has_texts = True
+            message["tool_calls"] = [
+                call | {"function": _with_object(call["function"])} if is_text else call
+                for call, is_text in zip(calls, texts, strict=True)
+            ]
+    return changed if has_texts else None
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        read = from_json(function["arguments"], allow_partial="trailing-strings")
+    except ValueError:
+        read = None
+    return {**function, "arguments": read if isinstance(read, dict) else {}}
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:

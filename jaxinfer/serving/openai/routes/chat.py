@@ -9,6 +9,7 @@ from starlette.responses import Response
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.openai.answering.chunks import Chunks
+from jaxinfer.serving.openai.answering.effort import with_budget, with_thinking
 from jaxinfer.serving.openai.answering.head import head
 from jaxinfer.serving.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answer
@@ -75,12 +76,13 @@ async def _job(
         [message.for_template() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=with_thinking(body.chat_template_kwargs, body.reasoning_effort, front),
         tools=plan.tools,
     )
     final_message = body.messages[-1].text if body.continue_final_message else None
     state = reasoning_state(text, final_message)
     begin_is_given = "after_thinking" in (body.structured_outputs or {})
+    params = with_budget(params, body.reasoning_effort, state, front)
     params = guided(params, plan, state, begin_is_given=begin_is_given)
     (prompt,) = await front.prompts.read(
         [text],

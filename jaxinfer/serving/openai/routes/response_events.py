@@ -1,12 +1,14 @@
 """Writes the events of a streamed `/v1/responses`, and the items of its answer."""
 
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from jaxinfer.serving.openai.answering.head import new_id
 from jaxinfer.serving.openai.protocol.answers import Usage
-from jaxinfer.serving.openai.protocol.responses import OutputItem, ResponsesAnswer
+from jaxinfer.serving.openai.protocol.chat import TokenLogprob
+from jaxinfer.serving.openai.protocol.responses.answer import OutputItem, ResponsesAnswer
 from jaxinfer.serving.openai.sse import encode
 from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
@@ -22,6 +24,8 @@ class ResponseEvents:
         self.answer = answer
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._pending: list[TokenLogprob] = []
         self._number = 0
         self._is_open = False
 
@@ -29,6 +33,10 @@ class ResponseEvents:
         """The events before the first text."""
         yield self._event("response.created", response=self.answer)
         yield self._event("response.in_progress", response=self.answer)
+
+    def add_logprobs(self, logprobs: Iterable[TokenLogprob]) -> None:
+        """Keep the log-probabilities of tokens for the message's next text."""
+        self._pending += logprobs
 
     def add(self, piece: Piece) -> Iterator[bytes]:
         """The events of a piece of the answer; a piece of another kind begins an item."""
@@ -48,6 +56,7 @@ class ResponseEvents:
         """The events after the last text."""
         if not self._items:
             yield from self._begin(_message_item("", "in_progress"))
+        self._take_pending()
         yield from self._close(_status(reason))
         items = cast(Sequence[OutputItem], self._items)
         self.answer = _finish(self.answer, items, reason, usage)
@@ -56,6 +65,7 @@ class ResponseEvents:
     def _begin(self, item: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close("completed")
         self._is_open = True
+        self._logprobs = []
         self._items.append(item)
         shown = item if item["type"] == "function_call" else {**item, "content": []}
         yield self._event("response.output_item.added", output_index=self._index, item=shown)
@@ -74,14 +84,21 @@ class ResponseEvents:
             item["arguments"] = text
             yield self._event(f"{_PREFIXES['function_call']}.done", **self._place, arguments=text)
         else:
-            part = item["content"][0] = {**item["content"][0], "text": text}
-            yield self._event(f"{self._prefix}.done", **self._place, text=text, **self._more)
+            more = {} if item["type"] == "reasoning" else {"logprobs": self._logprobs}
+            part = item["content"][0] = {**item["content"][0], "text": text, **more}
+            yield self._event(f"{self._prefix}.done", **self._place, text=text, **more)
             yield self._event("response.content_part.done", **self._place, part=part)
         yield self._event("response.output_item.done", output_index=self._index, item=item)
 
     def _delta(self, text: str) -> bytes:
         self._texts.append(text)
-        return self._event(f"{self._prefix}.delta", **self._place, delta=text, **self._more)
+        more = {"logprobs": self._take_pending()} if self._items[-1]["type"] == "message" else {}
+        return self._event(f"{self._prefix}.delta", **self._place, delta=text, **more)
+
+    def _take_pending(self) -> list[TokenLogprob]:
+        taken, self._pending = self._pending, []
+        self._logprobs += taken
+        return taken
 
     @property
     def _index(self) -> int:
@@ -95,10 +112,6 @@ class ResponseEvents:
     def _place(self) -> dict[str, Any]:
         place = {"item_id": self._items[-1]["id"], "output_index": self._index}
         return place if self._items[-1]["type"] == "function_call" else place | {"content_index": 0}
-
-    @property
-    def _more(self) -> Mapping[str, Any]:
-        return {"logprobs": []} if self._items[-1]["type"] == "message" else {}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         value = {"type": kind, "sequence_number": self._number, **fields}
@@ -114,10 +127,15 @@ _PREFIXES = {
 
 
 def whole_answer(
-    answer: ResponsesAnswer, pieces: Sequence[Piece], reason: str | None, usage: Usage
+    answer: ResponsesAnswer,
+    pieces: Sequence[Piece],
+    reason: str | None,
+    usage: Usage,
+    logprobs: Iterable[TokenLogprob],
 ) -> ResponsesAnswer:
     """The answer with all its items, the same as in its stream."""
     events = ResponseEvents(answer)
+    events.add_logprobs(logprobs)
     for piece in pieces:
         deque(events.add(piece), maxlen=0)
     deque(events.end(reason, usage), maxlen=0)
@@ -127,7 +145,7 @@ def whole_answer(
 def _reasoning_item(text: str, status: str) -> dict[str, Any]:
     """What the model thought."""
     part = {"type": "reasoning_text", "text": text}
-    return _item("reasoning", "rs", status, summary=[], content=[part])
+    return _item("reasoning", "rs", status, summary=[], content=[part], encrypted_content=None)
 
 
 def _message_item(text: str, status: str) -> dict[str, Any]:
@@ -152,6 +170,7 @@ def _finish(
     return {
         **answer,
         "status": status,
+        "completed_at": int(time.time()) if status == "completed" else None,
         "incomplete_details": None if status == "completed" else {"reason": why},
         "output": list(items),
         "usage": {

@@ -9,15 +9,17 @@ from starlette.responses import Response
 
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.openai.answering.content_logprobs import ContentLogprobs
+from jaxinfer.serving.openai.answering.effort import with_budget, with_thinking
 from jaxinfer.serving.openai.answering.head import new_id
-from jaxinfer.serving.openai.answering.json_answer import json_answer
+from jaxinfer.serving.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answer
 from jaxinfer.serving.openai.answering.usage import UsageCount
 from jaxinfer.serving.openai.errors import ApiError, client_errors
 from jaxinfer.serving.openai.front import Front, Job, Outputs, finals, front_of
 from jaxinfer.serving.openai.merging import BEGIN_SECONDS, begun
-from jaxinfer.serving.openai.protocol.responses import ResponsesAnswer, ResponsesBody
-from jaxinfer.serving.openai.protocol.text_format import FORMAT_FIELD
+from jaxinfer.serving.openai.protocol.responses.answer import ResponsesAnswer
+from jaxinfer.serving.openai.protocol.responses.body import ResponsesBody
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes.response_events import ResponseEvents, whole_answer
 from jaxinfer.serving.openai.sse import EventStream, encode
@@ -47,7 +49,13 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
         params = _params(body, front)
     answer = _in_progress(body, params, front)
     job, state = await _job(body, params, plan, answer["id"], front)
-    pieces = _Pieces(plan.parser(state), shows_reasoning=body.include_reasoning is not False)
+    pieces = _Pieces(
+        plan.parser(state),
+        shows_reasoning=body.include_reasoning is not False,
+        logprobs=ContentLogprobs(
+            body.num_logprobs, front.engine.tokenizer, plan.reasoning_parser, state
+        ),
+    )
     count = UsageCount(plan.reasoning_counter(state, front.engine.tokenizer))
     outputs = await front.start([job])
     if body.stream:
@@ -56,20 +64,20 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
             _events(outputs, answer, pieces, count),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
+            headers=id_header(body.request_id),
             error_event=_error_event,
         )
     (output,) = await finals(outputs)
-    return json_answer(_finished(answer, output, pieces, count))
+    return json_answer(_finished(answer, output, pieces, count), body.request_id)
 
 
 def _params(body: ResponsesBody, front: Front) -> SamplingParams:
-    names = ("temperature", "top_p", "seed", "thinking_token_budget")
-    own = {name: getattr(body, name) for name in names}
     return front.engine.get_default_sampling_params().clone(
         max_tokens=body.max_output_tokens,
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
-        structured_outputs=body.text_format.grammar(),
-        **{name: value for name, value in own.items() if value is not None},
+        structured_outputs=body.grammar(),
+        logprobs=body.num_logprobs,
+        **body.drawn(),
     )
 
 
@@ -78,19 +86,40 @@ async def _job(
 ) -> tuple[Job, ReasoningState]:
     """The engine's job for a request, and the reasoning state at the prompt's end."""
     text = await front.prompts.render(
-        body.messages(), chat_template_kwargs=body.chat_template_kwargs, tools=plan.tools
+        body.messages(),
+        chat_template_kwargs=with_thinking(body.chat_template_kwargs, body.effort, front),
+        tools=plan.tools,
     )
     state = reasoning_state(text)
     (prompt,) = await front.prompts.read(
-        [text], name="input", add_special_tokens=False, cache_salt=body.cache_salt
+        [text],
+        name="input",
+        limit=_prompt_limit(body, front),
+        add_special_tokens=False,
+        cache_salt=body.cache_salt,
     )
-    params = guided(params, plan, state)
-    grammar_field = "tools" if plan.forced else FORMAT_FIELD if params.structured_outputs else None
-    return Job(prompt=prompt, params=params, label=label, grammar_field=grammar_field), state
+    begin_is_given = "after_thinking" in (body.structured_outputs or {})
+    params = with_budget(params, body.effort, state, front)
+    job = Job(
+        prompt=prompt,
+        params=guided(params, plan, state, begin_is_given=begin_is_given),
+        label=label,
+        priority=body.priority or 0,
+        grammar_field="tools" if plan.forced else body.grammar_field,
+    )
+    return job, state
+
+
+def _prompt_limit(body: ResponsesBody, front: Front) -> int | None:
+    """The number of last tokens to keep, which leave room for the answer; None for all."""
+    if body.truncation != "auto":
+        return None
+    return max(1, front.engine.max_model_len - (body.max_output_tokens or 1))
 
 
 def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> ResponsesAnswer:
     given = body.model_dump(exclude_none=True, include={"tools", "tool_choice"})
+    asked = body.reasoning
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -110,8 +139,19 @@ def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> R
         "tool_choice": given.get("tool_choice", "auto" if body.tools else "none"),
         "tools": given.get("tools", []),
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
+        "background": False,
+        "completed_at": None,
+        "max_tool_calls": body.max_tool_calls,
+        "prompt": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": body.effort, "summary": asked.summary if asked else None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "top_logprobs": body.top_logprobs or 0,
+        "user": body.user,
     }
 
 
@@ -121,9 +161,13 @@ class _Pieces:
     Args:
         parser: of the answer.
         shows_reasoning: whether reasoning is among them.
+        logprobs: those of its text's tokens.
     """
 
-    def __init__(self, parser: AnswerParser, *, shows_reasoning: bool) -> None:
+    def __init__(
+        self, parser: AnswerParser, *, shows_reasoning: bool, logprobs: ContentLogprobs
+    ) -> None:
+        self.logprobs = logprobs
         self._parser = parser
         self._shows_reasoning = shows_reasoning
 
@@ -141,7 +185,8 @@ def _finished(
     count.add(0, output)
     (completion,) = output.outputs
     reason = completion.finish_reason
-    return whole_answer(answer, pieces.of(completion), reason, count.usage())
+    scores = pieces.logprobs.of(completion)
+    return whole_answer(answer, pieces.of(completion), reason, count.usage(), scores)
 
 
 async def _events(
@@ -155,6 +200,7 @@ async def _events(
         count.add(index, output)
         (completion,) = output.outputs
         reason = completion.finish_reason
+        events.add_logprobs(pieces.logprobs.of(completion))
         for piece in pieces.of(completion):
             yield b"".join(events.add(piece))
     for event in events.end(reason, count.usage()):

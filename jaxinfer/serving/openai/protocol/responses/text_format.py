@@ -9,8 +9,8 @@ from jaxinfer.serving.openai.protocol.base import Body, Ignored
 from jaxinfer.serving.openai.protocol.structured import grammar_errors
 from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
 
-FORMAT_FIELD = "text.format"
-"""What errors about the format's grammar name."""
+_FIELD = "text.format"
+"""The name in errors about the format's grammar."""
 
 
 class TextFormat(Body):
@@ -34,7 +34,7 @@ class TextFormat(Body):
             return StructuredOutputsParams(json_object=True) if self.type == "json_object" else None
         if self.schema_ is None:
             raise invalid("text.format of type json_schema needs a schema", "text")
-        with grammar_errors(FORMAT_FIELD):
+        with grammar_errors(_FIELD):
             return check_structured_outputs({"json": self.schema_})
 
     def as_sent(self) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The bodies of `/v1/responses`: requests, the items of a conversation, and answers."""
