@@ -5,7 +5,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxinfer.outputs import FinishReason, RequestOutput
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.masks import MaskBuffer, StepMasks
@@ -15,7 +18,6 @@ from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import (
     LEFT_VOCAB,
     NO_SCORES,
-    OK,
     StepResult,
     TokenScores,
 )
@@ -24,7 +26,16 @@ from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRo
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
+_NO_TOKEN = "NoTokenLeft: %s contradict each other: no token is left to go on with; change one"
 _LEFT_VOCAB = "the custom sampler chose a token id outside the model's vocabulary"
+_LIMITING = (
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "structured_outputs",
+    "thinking_token_budget",
+)
+"""Fields that ban tokens; two of them may leave none."""
 
 logger = logging.getLogger("jaxinfer")
 
@@ -250,7 +261,7 @@ class OpenRequests:
         if reason is None:
             return
         if reason == "error":
-            group.error = group.error or _cause(sampled, update.row)
+            group.error = group.error or _cause(sampled, update.row, update.request.params)
         # The scheduler does not know of stop strings.
         self._scheduler.finish(update.request, "stop", completion.stop_reason)
         self._forget(update.request, reason)
@@ -353,10 +364,14 @@ def _samples_late(row: ScheduledRow) -> bool:
     return row.samples and request.samples_late_within(stop - row.num_reserved, stop)
 
 
-def _cause(sampled: TokenScores, row: int) -> str:
+def _cause(sampled: TokenScores, row: int, params: SamplingParams) -> str:
     """Why a row's first bad token is bad."""
-    if sampled.status is not None:
-        bad = sampled.status[row][sampled.status[row] != OK]
-        if bad.size and bad[0] == LEFT_VOCAB:
-            return _LEFT_VOCAB
-    return _NOT_FINITE
+    bad = np.flatnonzero(~sampled.ok[row])
+    if not bad.size:
+        return _NOT_FINITE
+    if sampled.status is not None and sampled.status[row][bad[0]] == LEFT_VOCAB:
+        return _LEFT_VOCAB
+    limiting = [name for name in _LIMITING if getattr(params, name)]
+    # Of the model's own logits, a log-probability is finite where these are.
+    is_sane = sampled.logprobs is not None and np.isfinite(sampled.logprobs[row][bad[0]])
+    return _NO_TOKEN % " and ".join(limiting) if len(limiting) > 1 and is_sane else _NOT_FINITE

@@ -187,6 +187,7 @@ class PromptReader:
         for word in params.bad_words or ():
             if not all(map(self._is_in_vocab, bad_word_spellings(word))):
                 raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
+        self._check_allowed(params)
         return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
 
     def prompt_limit(self, params: SamplingParams) -> int | None:
@@ -200,6 +201,15 @@ class PromptReader:
         """Whether the model has tokens around its thinking."""
         tokenizer = self.tokenizer
         return tokenizer is not None and thinking_tokens(tokenizer, self.vocab_size) is not None
+
+    def _check_allowed(self, params: SamplingParams) -> None:
+        """Refuse allowed tokens that are all banned."""
+        if params.allowed_token_ids is None or not params.bad_words or self.tokenizer is None:
+            return
+        texts = [text for word in params.bad_words for text in bad_word_spellings(word)]
+        banned = {tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts}
+        if all((token_id,) in banned for token_id in params.allowed_token_ids):
+            raise ValueError("allowed_token_ids: bad_words bans all of them; allow another")
 
     def _is_in_vocab(self, text: str) -> bool:
         """Whether every token of a text is in the model's vocabulary."""

@@ -189,6 +189,42 @@ def test_a_conversation_that_cannot_be_run_is_refused_by_name(client, fields, pa
     refused(client.post("/v1/chat/completions", {**CHAT, **fields}), param)
 
 
+@pytest.fixture(scope="module")
+def token(engine):
+    """A token and its text."""
+    tokenizer = engine.tokenizer
+    return next(
+        (i, text)
+        for i, text in ((i, tokenizer.token_text(i)) for i in range(300, 600))
+        if text.isalpha() and tokenizer.encode(text, add_special_tokens=False) == [i]
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}, {"logprobs": 1}])
+def test_constraints_that_leave_no_token_are_the_clients_mistake(client, engine, token, more):
+    token_id, text = token
+    alone = {"prompt": [1, 2, 3], "max_tokens": 5, "allowed_token_ids": [token_id], **more}
+    message = refused(
+        client.post("/v1/completions", {**alone, "bad_words": [text]}), "allowed_token_ids"
+    )
+    assert message == "allowed_token_ids: bad_words bans all of them; allow another"
+    ends = sorted(engine._handle.end_token_ids)
+    for fields, names in (
+        ({"bad_words": [text * 2]}, "allowed_token_ids and bad_words"),
+        ({"guided_choice": ["zzz"]}, "allowed_token_ids and structured_outputs"),
+        ({"allowed_token_ids": ends, "min_tokens": 2}, "allowed_token_ids and min_tokens"),
+        (
+            {"allowed_token_ids": None, "guided_choice": ["yes"], "bad_words": ["yes"]},
+            "bad_words and structured_outputs",
+        ),
+    ):
+        answer = client.post("/v1/completions", {**alone, **fields})
+        is_late = "bad_words" in fields and "stream" in more and not answer.text.startswith("{")
+        assert answer.status_code == (200 if is_late else 400)
+        assert f"{names} contradict each other: no token is left" in answer.text
+        assert '"code":"no_token_left"' in answer.text
+
+
 WORDS = "word " * 300
 
 

@@ -165,6 +165,13 @@ def test_ids_in_sampling_parameters_are_checked_against_the_model(params):
         IDS_ONLY.check_params(SamplingParams(**params))
 
 
+def test_allowed_tokens_of_which_bad_words_leave_none_are_refused():
+    (banned,), (other,) = (TOKENIZER.encode(text) for text in ("a", "b"))
+    with pytest.raises(ValueError, match="allowed_token_ids: bad_words bans all of them"):
+        READER.check_params(SamplingParams(allowed_token_ids=[banned], bad_words=["a"]))
+    READER.check_params(SamplingParams(allowed_token_ids=[banned, other], bad_words=["a"]))
+
+
 def test_a_bad_word_that_the_model_can_not_write_is_named():
     reader = PromptReader(TOKENIZER, vocab_size=5, max_model_len=16)
     with pytest.raises(ValueError, match="bad_words: 'zebra'"):
