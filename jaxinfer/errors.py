@@ -53,6 +53,10 @@ class ShuttingDownError(QueueFullError):
     """The service ends and takes no more requests; another one of the same model may."""
 
 
+class EngineRestartingError(QueueFullError):
+    """The engine's process has ended and is started anew, with its model; a server answers 503."""
+
+
 class MissingPackageError(JaxinferError, ImportError):
     """An optional package is not installed; the message names the extra of jaxinfer that has it."""
 

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from jaxinfer.cli.process import OK, end_process, run_command
 from jaxinfer.cli.service.child import begin_as_child, freeze_heap, report_while_running
+from jaxinfer.errors import EngineDeadError
 
 _CONNECT_EVERY_S = 0.02
 _CLOSE_WITHIN_S = 3  # for answers that are being sent once their requests have ended
@@ -71,7 +72,7 @@ async def _connect(kind: Any, path: str, ending: asyncio.Semaphore) -> Any:
     while ending.locked():
         try:
             return await kind.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionRefusedError, EngineDeadError):
             await asyncio.sleep(_CONNECT_EVERY_S)
     return None
 

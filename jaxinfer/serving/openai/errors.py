@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from jaxinfer.errors import (
+    EngineRestartingError,
     JaxinferError,
     MissingPackageError,
     PromptTooLongError,
@@ -107,6 +108,9 @@ _TYPES = {
 }
 
 
+_UNAVAILABLE = ((ShuttingDownError, "shutting_down"), (EngineRestartingError, "engine_restarting"))
+
+
 def invalid(message: str, param: str | None = None) -> ApiError:
     """The error of a request that can't be run as it is."""
     return ApiError(400, message, param=param)
@@ -156,7 +160,9 @@ def as_api_error(error: BaseException) -> ApiError:
             return error
         case QueueFullError():
             headers = {"Retry-After": str(max(1, error.retry_after))}
-            code = "shutting_down" if isinstance(error, ShuttingDownError) else "queue_full"
+            code = next(
+                (code for kind, code in _UNAVAILABLE if isinstance(error, kind)), "queue_full"
+            )
             return ApiError(503, str(error), code=code, headers=headers)
         case MissingPackageError():
             return ApiError(501, f"this server lacks a package: {error}", code="missing_package")

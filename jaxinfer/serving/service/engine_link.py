@@ -33,6 +33,8 @@ PING_EVERY_S = 1.0
 
 logger = logging.getLogger("jaxinfer")
 
+_numbers = itertools.count()  # also of links before: their requests may have readers
+
 
 class EngineLink:
     """The connection of one front end to the engine's process; of one event loop.
@@ -62,7 +64,6 @@ class EngineLink:
         self.on_step: Callable[[Step], None] = lambda step: None
         self.on_refused: Callable[[int, Exception], None] = lambda number, error: None
         self.on_lost: Callable[[Exception], None] = lambda error: None
-        self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._heard_at = time.monotonic()
@@ -94,8 +95,8 @@ class EngineLink:
         return time.monotonic() - self._heard_at
 
     def new_number(self) -> int:
-        """A number that no other request of this front end has."""
-        return next(self._numbers)
+        """A number that no other request or call of this process has."""
+        return next(_numbers)
 
     def send(self, message: Add | End) -> None:
         """Send a message; once the engine is lost, nothing happens."""

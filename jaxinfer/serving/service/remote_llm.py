@@ -2,11 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import EngineDeadError, JaxinferError, ShuttingDownError
+from jaxinfer.errors import (
+    EngineDeadError,
+    EngineRestartingError,
+    JaxinferError,
+    ShuttingDownError,
+)
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
@@ -25,6 +30,9 @@ from jaxinfer.serving.service.scores import scores_of_rows
 LONGEST_SILENCE_S = 30.0
 """The engine's process answers pings at all times but while it traces a program, for seconds."""
 
+_REOPEN_EVERY_S = 0.1
+_RETRY_AFTER_S = 5
+
 
 class RemoteLLM:
     """A model in another process that completes prompts for the tasks of one event loop.
@@ -36,31 +44,42 @@ class RemoteLLM:
         link: the connection, not started yet.
         tokenizer: this process's own; None for token ids only.
         model_config: the model's shape.
+        reopen: makes a new connection after this one is lost, to an engine of the same model; tried
+            until it succeeds. Meanwhile requests are refused. None leaves it lost.
     """
 
     def __init__(
-        self, link: EngineLink, tokenizer: Tokenizer | None, model_config: ModelConfig
+        self,
+        link: EngineLink,
+        tokenizer: Tokenizer | None,
+        model_config: ModelConfig,
+        reopen: Callable[[], Awaitable[EngineLink]] | None = None,
     ) -> None:
-        description = link.description
-        self._link = link
-        self._description = description
         self.tokenizer = tokenizer
         """The tokenizer; None if only token ids go in and out."""
         self.model_config = model_config
         """The model's shape."""
-        self._arguments = RemoteCallArguments(description, tokenizer, model_config)
+        self._reopen = reopen
+        self._reopening: asyncio.Task[None] | None = None
         self._streams: dict[int, OpenStream] = {}
         self._is_draining = False
         self._is_closed = False
+        self._use(link)
+
+    def _use(self, link: EngineLink) -> None:
+        """Send requests over this connection from now on."""
+        self._link = link
+        self._description = link.description
+        self._arguments = RemoteCallArguments(link.description, self.tokenizer, self.model_config)
         self._weight_version = 0
         link.on_step = self._take_step
         link.on_refused = self._refuse
-        link.on_lost = self._end_all
+        link.on_lost = self._lose
         link.start()
 
     @classmethod
     async def connect(cls, path: str) -> "RemoteLLM":
-        """The engine that listens at a Unix domain socket.
+        """The engine that listens at a Unix domain socket, or the next one that does.
 
         Raises:
             OSError: no engine listens there.
@@ -69,7 +88,8 @@ class RemoteLLM:
         """
         link = await EngineLink.open(path)
         tokenizer = await asyncio.to_thread(link.description.read_tokenizer)
-        return cls(link, tokenizer, link.description.read_model_config())
+        shape = link.description.read_model_config()
+        return cls(link, tokenizer, shape, lambda: EngineLink.open(path))
 
     @property
     def description(self) -> EngineDescription:
@@ -158,6 +178,7 @@ class RemoteLLM:
         Raises:
             TypeError, ValueError: not a prompt, or it can't be run.
             ShuttingDownError: the service ends.
+            EngineRestartingError: the engine's process has ended, and another one starts.
             QueueFullError: too many requests wait; in the iteration.
             EngineDeadError: the engine's process has ended; in the iteration.
         """
@@ -182,6 +203,7 @@ class RemoteLLM:
 
         Raises:
             EngineDeadError: it has failed for good, or does not answer.
+            EngineRestartingError: another one starts.
             ShuttingDownError: the service ends.
         """
         self._check_open()
@@ -192,39 +214,39 @@ class RemoteLLM:
 
     async def get_metrics(self) -> list[Metric]:
         """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all front ends."""
-        return metrics_from_message(await self._link.call("get_metrics"))
+        return metrics_from_message(await self._call("get_metrics"))
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
-        await self._link.call("reset_prefix_cache")
+        await self._call("reset_prefix_cache")
         return True
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """Run no step until `resume`, for all front ends: see `LLM.pause`."""
         check_mode(mode)
-        await self._link.call("pause", mode)
+        await self._call("pause", mode)
 
     async def resume(self) -> None:
         """Run steps again after `pause`."""
-        await self._link.call("resume")
+        await self._call("resume")
 
     async def is_paused(self) -> bool:
         """Whether no step runs, be it by `pause` or by `sleep`."""
-        return await self._link.call("is_paused")
+        return await self._call("is_paused")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Give the devices' memory back until `wake_up`: see `LLM.sleep`."""
         check_level(level)
         check_mode(mode)
-        await self._link.call("sleep", level, mode)
+        await self._call("sleep", level, mode)
 
     async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
         """Bring back what sleeps: see `LLM.wake_up`."""
-        await self._link.call("wake_up", None if tags is None else list(tags))
+        await self._call("wake_up", None if tags is None else list(tags))
 
     async def is_sleeping(self) -> bool:
         """Whether any part of the engine sleeps."""
-        return await self._link.call("is_sleeping")
+        return await self._call("is_sleeping")
 
     async def update_params(self, params: Any, **options: Any) -> None:
         """Refused: weights do not go over the socket.
@@ -239,11 +261,11 @@ class RemoteLLM:
 
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what the engine's process does, until `stop_profile`."""
-        await self._link.call("start_profile", str(directory))
+        await self._call("start_profile", str(directory))
 
     async def stop_profile(self) -> None:
         """End the recording and write it; RuntimeError if none is running."""
-        await self._link.call("stop_profile")
+        await self._call("stop_profile")
 
     def start_draining(self) -> None:
         """Take no more requests; what runs goes on."""
@@ -263,6 +285,8 @@ class RemoteLLM:
         """Abort everything and end the connection; the engine's process goes on."""
         self._is_closed = True
         self.abort_all()
+        if self._reopening is not None:
+            self._reopening.cancel()
         await self._link.close()
         if self.tokenizer is not None:
             self.tokenizer.close()
@@ -272,6 +296,18 @@ class RemoteLLM:
             raise RuntimeError("this RemoteLLM is closed; connect a new one")
         if self._is_draining:
             raise ShuttingDownError("the service is shutting down and takes no more requests")
+        self._check_not_restarting()
+
+    def _check_not_restarting(self) -> None:
+        if self._reopening is not None and not self._reopening.done():
+            raise EngineRestartingError(
+                "the engine's process has ended and is started anew; try again later",
+                retry_after=_RETRY_AFTER_S,
+            )
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        self._check_not_restarting()
+        return await self._link.call(name, *arguments)
 
     def _time_limit(self, given: float | None) -> float:
         """Seconds; 0 for any time."""
@@ -327,9 +363,20 @@ class RemoteLLM:
         if (stream := self._streams.get(number)) is not None:
             stream.refuse(error)
 
-    def _end_all(self, error: Exception) -> None:
+    def _lose(self, error: Exception) -> None:
         for stream in self._streams.values():
             stream.refuse(error)
+        if self._reopen is not None:
+            self._reopening = asyncio.create_task(self._connect_again(self._reopen))
+
+    async def _connect_again(self, reopen: Callable[[], Awaitable[EngineLink]]) -> None:
+        while True:
+            try:
+                link = await reopen()
+            except (OSError, EngineDeadError):  # it starts, or has ended again
+                await asyncio.sleep(_REOPEN_EVERY_S)
+            else:
+                return self._use(link)
 
     def _end_in_engine(self, number: int, completions: Iterable[int]) -> None:
         ended = [(number, index) for index in completions]

@@ -67,7 +67,7 @@ class RunningService:
 
     def health(self):
         """The status of `/health`."""
-        return httpx.get(f"{self.url}/health").status_code
+        return httpx.get(f"{self.url}/health", timeout=60).status_code
 
     def metric(self, name):
         """A metric's value."""

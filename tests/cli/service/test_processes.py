@@ -210,14 +210,38 @@ def test_a_second_signal_aborts_what_runs():
         service.close()
 
 
-def test_an_engine_that_is_killed_is_named_and_everything_ends():
-    service = RunningService()
+def test_an_engine_that_is_killed_is_started_anew_and_ends_everything_when_it_is_killed_again():
+    service = RunningService("--api-server-count", "2")
     try:
+        front_ends = service.children("front_end_process")
+        streams = [service.stream() for _ in range(3)]
+        (engine,) = service.children("engine_process")
+        engine.kill()
+        service.wait_for_line("the engine's process was killed by SIGKILL and is started anew", 60)
+        for stream in streams:
+            with pytest.raises(openai.APIError, match="the engine's process has ended"):
+                list(stream)
+        until(lambda: service.health() == 503)
+        with pytest.raises(openai.InternalServerError, match="started anew") as refused:
+            service.client.completions.create(model="jaxinfer", prompt="a")
+        assert refused.value.status_code == 503
+        assert refused.value.code == "engine_restarting"
+        assert int(refused.value.response.headers["Retry-After"]) > 0
+        assert httpx.get(f"{service.url}/ready").status_code == 503
+        assert httpx.get(f"{service.url}/metrics").status_code == 503
+
+        service.wait_for_line("the engine serves again", 120)
+        for _ in range(4):  # so that both front ends are asked
+            answer = service.client.completions.create(model="jaxinfer", prompt="a", max_tokens=3)
+            assert answer.usage.completion_tokens == 3
+        assert service.health() == 200
+        assert service.children("front_end_process") == front_ends
+
         children = service.children()
         stream = service.stream()
         (engine,) = service.children("engine_process")
         engine.kill()
-        service.wait_for_line("the engine's process was killed by SIGKILL; the service ends", 60)
+        service.wait_for_line("process was killed by SIGKILL again; the service ends", 60)
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             list(stream)
         assert service.process.wait(60) == 1

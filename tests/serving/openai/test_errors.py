@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.errors import QueueFullError, ShuttingDownError, StepError
+from jaxinfer.errors import (
+    EngineRestartingError,
+    QueueFullError,
+    ShuttingDownError,
+    StepError,
+)
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.serving.openai.errors import as_api_error, presentable
 from tests.serving.openai.fake_engine import FakeEngine
@@ -508,5 +513,9 @@ def instant_client(make_client, engine):
 
 
 def test_a_service_that_ends_is_told_from_one_that_is_full():
-    codes = {kind: as_api_error(kind("text")).code for kind in (QueueFullError, ShuttingDownError)}
-    assert codes == {QueueFullError: "queue_full", ShuttingDownError: "shutting_down"}
+    codes = {
+        QueueFullError: "queue_full",
+        ShuttingDownError: "shutting_down",
+        EngineRestartingError: "engine_restarting",
+    }
+    assert {kind: as_api_error(kind("text")).code for kind in codes} == codes

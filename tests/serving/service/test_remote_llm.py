@@ -7,13 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.errors import EngineDeadError, QueueFullError, ShuttingDownError, StepError
+from jaxinfer.errors import (
+    EngineDeadError,
+    EngineRestartingError,
+    QueueFullError,
+    ShuttingDownError,
+    StepError,
+)
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
+from jaxinfer.serving.service.engine_link import EngineLink
 from jaxinfer.serving.service.limits import ServiceLimits
+from jaxinfer.serving.service.remote_llm import RemoteLLM
 from tests.serving.engine.test_engine import TOKENIZER, Setup
-from tests.serving.service.toy_service import GREEDY, ToyService, collect, connect
+from tests.serving.service.toy_service import (
+    GREEDY,
+    MODEL_CONFIG,
+    ToyService,
+    collect,
+    connect,
+)
 
 PROMPTS = [[1, 2, 3], [4, 5], list(range(6, 30)), [1, 2, 3, 4]]
 
@@ -210,6 +224,63 @@ def test_an_engine_that_goes_ends_every_request_with_its_name():
             assert llm.errored
             assert not llm.is_running
             await llm.shutdown()
+
+    run(main())
+
+
+def test_requests_are_refused_until_another_engine_listens_and_work_after_that(tmp_path):
+    path = str(tmp_path / "engine")
+
+    async def main():
+        first, second = long_service(), long_service()
+        async with first.server.listening(path):
+            link = await EngineLink.open(path)
+            llm = RemoteLLM(link, TOKENIZER, MODEL_CONFIG, lambda: EngineLink.open(path))
+            stream = llm.generate([1, 2, 3], LONG)
+            await anext(stream)
+        while llm.is_running:
+            await asyncio.sleep(0.01)
+        for refused in (llm.check_health, llm.get_metrics, llm.is_paused):
+            with pytest.raises(EngineRestartingError, match="started anew"):
+                await refused()
+        with pytest.raises(EngineRestartingError):
+            llm.generate([4, 5], GREEDY)
+        async with second.server.listening(path):
+            while not llm.is_running:
+                await asyncio.sleep(0.01)
+            await llm.check_health()
+            others = [llm.generate([1, i], LONG) for i in range(4)]
+            for other in others:
+                await anext(other)
+            with pytest.raises(EngineDeadError, match="engine's process has ended"):
+                await anext(
+                    stream
+                )  # a reader that comes late, and ends no request of the new engine
+            assert llm.num_open_requests == 4
+            assert len({*llm._streams}) == 4
+            for other in others:
+                assert not (await anext(other)).finished
+            assert seen((await collect(llm, [4, 5]))[-1]) == seen(answer_here([4, 5], GREEDY))
+            await llm.shutdown()
+        for service in (first, second):
+            service.driver.close()
+
+    run(main())
+
+
+def test_a_front_end_that_ends_while_no_engine_listens_looks_for_none_any_more(tmp_path):
+    path = str(tmp_path / "engine")
+
+    async def main():
+        service = long_service()
+        async with service.server.listening(path):
+            link = await EngineLink.open(path)
+            llm = RemoteLLM(link, TOKENIZER, MODEL_CONFIG, lambda: EngineLink.open(path))
+        while llm.is_running:
+            await asyncio.sleep(0.01)
+        await llm.shutdown()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        service.driver.close()
 
     run(main())
 
