@@ -104,6 +104,32 @@ def test_a_stream_has_a_role_deltas_an_end_usage_and_nothing_else(client, fields
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
+def test_a_stream_has_the_token_ids_of_prompt_and_answer(client):
+    fields = {"return_token_ids": True, "n": 2, "temperature": 1.0, "seed": 1}
+    whole = chat(client, **fields)
+    body = {**GREEDY, "messages": [USER], "stream": True, **fields}
+    first, *events = events_of(client.post("/v1/chat/completions", body).text)
+    assert first["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in event for event in events)
+    for i, choice in enumerate(whole["choices"]):
+        own = [event["choices"][0] for event in events if event["choices"][0]["index"] == i]
+        assert [t for part in own for t in part.get("token_ids", ())] == choice["token_ids"]
+
+
+def test_what_was_not_asked_for_is_null(client):
+    answer = chat(client, chat_template_kwargs={"enable_thinking": False})
+    nulls = {"prompt_logprobs": None, "prompt_token_ids": None, "service_tier": None}
+    assert answer.items() >= nulls.items()
+    (choice,) = answer["choices"]
+    assert choice.items() >= {"logprobs": None, "stop_reason": None, "token_ids": None}.items()
+    text = choice["message"].pop("content")
+    assert text
+    absent = dict.fromkeys(["annotations", "audio", "function_call", "refusal"])
+    thoughts = dict.fromkeys(["reasoning", "reasoning_content"])
+    own = {"role": "assistant", "tool_calls": []}
+    assert choice["message"] == own | absent | thoughts
+
+
 def test_the_rest_of_the_models_length_is_the_default(client):
     body = {"messages": [USER], "temperature": 0, "ignore_eos": True}
     answer = client.post("/v1/chat/completions", body).json()

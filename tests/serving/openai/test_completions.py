@@ -114,7 +114,7 @@ def test_a_stream_adds_up_to_the_whole_answer(client, fields):
                 assert streamed == (
                     pytest.approx(expected, abs=1e-4) if name == "token_logprobs" else expected
                 )
-        if "token_ids" in choice:
+        if choice["token_ids"] is not None:
             assert [t for p in parts for t in p.get("token_ids", [])] == choice["token_ids"]
             assert parts[0]["prompt_token_ids"] == choice["prompt_token_ids"]
 
@@ -142,10 +142,19 @@ def test_usage_can_be_in_every_chunk(client):
     assert counts == sorted(counts)
     assert counts[0] == 1
     assert counts[-1] == 6
-    assert not any("usage" in event for event in stream(client, STORY))
+    alone = {"continuous_usage_stats": True}
+    for options in ({}, {"stream_options": alone}, {"stream_options": {"include_usage": False}}):
+        assert not any("usage" in event for event in stream(client, STORY, **options))
     events = stream(client, STORY, stream_options={"include_usage": True})
     assert [event["usage"] is None for event in events[:-1]] == [True] * (len(events) - 1)
     assert events[-1]["usage"]["completion_tokens"] == 6
+
+
+def test_what_was_not_asked_for_is_null(client):
+    answer = complete(client, STORY)
+    assert answer["service_tier"] is None
+    names = ("logprobs", "stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs")
+    assert [answer["choices"][0][name] for name in names] == [None] * 5
 
 
 def test_stop_strings_and_tokens_end_an_answer(client, engine):

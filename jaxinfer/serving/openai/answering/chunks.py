@@ -16,13 +16,17 @@ class Chunks:
     """
 
     def __init__(self, begin: Mapping[str, Any], options: StreamOptions | None) -> None:
-        self.each_has_usage = bool(options and options.continuous_usage_stats)
         self.ends_with_usage = bool(options and options.include_usage)
+        is_continuous = bool(options and options.continuous_usage_stats)
+        self.each_has_usage = self.ends_with_usage and is_continuous
         self._begin = b"data: " + encode(begin)[:-1] + b',"choices":['
 
-    def event(self, choice: Any, usage: Any = None) -> bytes:
-        """A chunk with one choice, or with none."""
+    def event(self, choice: Any, usage: Any = None, **more: Any) -> bytes:
+        """A chunk with one choice, or with none, and further fields of its own."""
         written = b"" if choice is None else encode(choice)
-        if self.each_has_usage or self.ends_with_usage:  # the field is null in other chunks
-            return self._begin + written + b'],"usage":' + encode(usage) + b"}\n\n"
-        return self._begin + written + b"]}\n\n"
+        end = b"]"
+        if self.ends_with_usage:  # the field is null in other chunks
+            end += b',"usage":' + encode(usage)
+        for name, value in more.items():
+            end += b',"' + name.encode() + b'":' + encode(value)
+        return self._begin + written + end + b"}\n\n"

@@ -58,7 +58,9 @@ class StreamOptions(Body):
     """What a stream reports beside its text."""
 
     include_usage: bool | None = Field(None, description="A last chunk has the usage.")
-    continuous_usage_stats: bool | None = Field(None, description="Every chunk has it so far.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Every chunk has it so far; goes with include_usage."
+    )
     include_obfuscation: Ignored = None
 
 

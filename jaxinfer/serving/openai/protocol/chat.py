@@ -1,6 +1,6 @@
 """The bodies of `/v1/chat/completions`: requests, answers and chunks of a stream."""
 
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -158,13 +158,17 @@ class ChatLogprobs(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """The assistant's turn."""
+    """The assistant's turn; what models of text don't have is null, as clients expect it."""
 
     role: Literal["assistant"]
     content: str | None
-    reasoning: NotRequired[str]
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCallAnswer]]
+    refusal: None
+    annotations: None
+    audio: None
+    function_call: None
+    tool_calls: list[ToolCallAnswer]
+    reasoning: str | None
+    reasoning_content: str | None
 
 
 class ChatChoice(TypedDict):
@@ -174,8 +178,8 @@ class ChatChoice(TypedDict):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: NotRequired[int | str | None]
-    token_ids: NotRequired[list[int]]
+    stop_reason: int | str | None
+    token_ids: list[int] | None
 
 
 class ChatAnswer(TypedDict):
@@ -186,7 +190,8 @@ class ChatAnswer(TypedDict):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: None
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: NotRequired[PromptLogprobs]
-    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None

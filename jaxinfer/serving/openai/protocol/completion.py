@@ -102,10 +102,10 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
-    stop_reason: NotRequired[int | str | None]
-    token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    stop_reason: int | str | None
+    token_ids: NotRequired[list[int] | None]
+    prompt_token_ids: NotRequired[list[int] | None]
+    prompt_logprobs: NotRequired[PromptLogprobs | None]
 
 
 class CompletionAnswer(TypedDict):
@@ -116,5 +116,6 @@ class CompletionAnswer(TypedDict):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: NotRequired[None]
     choices: list[CompletionChoice]
     usage: Usage

@@ -47,7 +47,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, choices, count, Chunks(begin, body.stream_options)),
+            _events(body, outputs, choices, count, Chunks(begin, body.stream_options)),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
@@ -106,28 +106,30 @@ def _answer(
 ) -> dict[str, object]:
     count.add(0, output)
     answer: dict[str, object] = {
+        "service_tier": None,
         "choices": [choices.whole(each) for each in output.outputs],
         "usage": count.usage(),
     }
-    if body.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
-    if body.return_token_ids:
-        answer["prompt_token_ids"] = output.prompt_token_ids
+    scores = output.prompt_logprobs if body.prompt_logprobs is not None else None
+    answer["prompt_logprobs"] = None if scores is None else prompt_logprobs(scores)
+    answer["prompt_token_ids"] = output.prompt_token_ids if body.return_token_ids else None
     return answer
 
 
 async def _events(
-    outputs: Outputs, choices: ChatChoices, count: UsageCount, chunks: Chunks
+    body: ChatBody, outputs: Outputs, choices: ChatChoices, count: UsageCount, chunks: Chunks
 ) -> AsyncGenerator[bytes]:
+    shows_prompt = bool(body.return_token_ids)
     async for index, output in outputs:
         count.add(index, output)
         usage = count.usage() if chunks.each_has_usage else None
-        # One write for all outputs that came at once.
-        yield b"".join(
-            chunks.event(part, usage)
-            for completion in output.outputs
-            for part in choices.stream(completion)
-        )
+        events: list[bytes] = []
+        for completion in output.outputs:
+            for part in choices.stream(completion):
+                more = {"prompt_token_ids": output.prompt_token_ids} if shows_prompt else {}
+                shows_prompt = False
+                events.append(chunks.event(part, usage, **more))
+        yield b"".join(events)  # one write for all outputs that came at once
     if chunks.ends_with_usage:
         yield chunks.event(None, count.usage())
     yield DONE

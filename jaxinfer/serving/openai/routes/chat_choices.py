@@ -40,16 +40,14 @@ class ChatChoices:
         """A finished choice."""
         parser = self._make_parser()
         answer = assemble([*parser.feed(completion.text), *parser.finish()])
-        choice = ChatChoice(
+        return ChatChoice(
             index=completion.index,
             message=self._message(answer),
             logprobs=self._logprobs(completion),
             finish_reason=_finish_reason(completion.finish_reason, bool(answer.tool_calls)),
             stop_reason=completion.stop_reason,
+            token_ids=list(completion.token_ids) if self._body.return_token_ids else None,
         )
-        if self._body.return_token_ids:
-            choice["token_ids"] = list(completion.token_ids)
-        return choice
 
     def stream(self, completion: CompletionOutput) -> Iterator[dict[str, Any]]:
         """Parts for chunks: the role, the new pieces, then the end; nothing after it."""
@@ -85,19 +83,25 @@ class ChatChoices:
 
     def _message(self, answer: ParsedAnswer) -> ChatMessage:
         says_nothing = not answer.content and bool(answer.tool_calls or answer.reasoning)
-        message = ChatMessage(role="assistant", content=None if says_nothing else answer.content)
-        if answer.reasoning and self._shows_reasoning:
-            message["reasoning"] = message["reasoning_content"] = answer.reasoning
-        if answer.tool_calls:
-            message["tool_calls"] = [
+        reasoning = (answer.reasoning or None) if self._shows_reasoning else None
+        return ChatMessage(
+            role="assistant",
+            content=None if says_nothing else answer.content,
+            refusal=None,
+            annotations=None,
+            audio=None,
+            function_call=None,
+            tool_calls=[
                 {
                     "id": call.id,
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
                 for call in answer.tool_calls
-            ]
-        return message
+            ],
+            reasoning=reasoning,
+            reasoning_content=reasoning,
+        )
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         body = self._body

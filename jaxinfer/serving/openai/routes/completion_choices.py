@@ -38,6 +38,13 @@ class ChoiceWriter:
         self._is_first = True
         self._has_ended = False
 
+    def whole(self, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
+        """A finished choice; what was not asked for is null."""
+        choice = self.write(completion, output)
+        for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
+            choice.setdefault(name, None)
+        return choice
+
     def write(self, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
         """The choice or its new part; the first part has the prompt, if that is echoed."""
         body = self._body
@@ -65,20 +72,20 @@ class ChoiceWriter:
             is_new = self._body.logprobs is not None or bool(self._body.return_token_ids)
         if is_new:
             part = self.write(completion, output)
-            part["finish_reason"] = None
-            part.pop("stop_reason", None)
+            part["finish_reason"] = part["stop_reason"] = None
             yield part
         if completion.finish_reason is not None:
             self._has_ended = True
             yield self._plain("", completion)
 
     def _plain(self, text: str, completion: CompletionOutput) -> CompletionChoice:
-        choice = CompletionChoice(
-            index=self._index, text=text, logprobs=None, finish_reason=completion.finish_reason
+        return CompletionChoice(
+            index=self._index,
+            text=text,
+            logprobs=None,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
         )
-        if completion.finish_reason is not None:
-            choice["stop_reason"] = completion.stop_reason
-        return choice
 
     def _prompt_text(self, output: RequestOutput) -> str:
         if output.prompt is not None or self._tokenizer is None:

@@ -58,7 +58,7 @@ async def complete(body: CompletionBody, request: Request) -> Response:
     for i, output in enumerate(await finals(outputs)):
         count.add(i, output)
         choices += _choices(writers, i, output)
-    answer = {**begin, "choices": choices, "usage": count.usage()}
+    answer = {**begin, "service_tier": None, "choices": choices, "usage": count.usage()}
     return json_answer(answer, body.request_id)
 
 
@@ -118,7 +118,7 @@ def _choices(
     writers: list[list[ChoiceWriter]], index: int, output: RequestOutput
 ) -> list[CompletionChoice]:
     pairs = zip(writers[index], output.outputs, strict=True)
-    return [writer.write(completion, output) for writer, completion in pairs]
+    return [writer.whole(completion, output) for writer, completion in pairs]
 
 
 async def _events(
