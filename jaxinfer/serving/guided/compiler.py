@@ -14,6 +14,7 @@ from jaxinfer.serving.guided.backend import llguidance
 from jaxinfer.serving.guided.grammar_cache import CACHE_BYTES, GrammarCache
 from jaxinfer.serving.guided.grammar_text import grammar_text
 from jaxinfer.serving.guided.matcher import Grammar, one_line
+from jaxinfer.serving.guided.schema_errors import grammar_error
 from jaxinfer.serving.guided.thinking import AnswerMatcher, ThinkingMatcher, thinking_stage
 from jaxinfer.serving.guided.vocabulary import grammar_vocabulary
 from jaxinfer.structured_outputs import StructuredOutputsParams
@@ -193,7 +194,8 @@ class GrammarCompiler:
         if not state.is_error():
             state.compute_bitmask()  # some turn out to be empty, or too much, here only
         if state.is_error():
-            raise ValueError(f"structured_outputs.{given.kind}: {one_line(state.get_error())}")
+            message = one_line(grammar_error(text, state.get_error()))
+            raise ValueError(f"structured_outputs.{given.kind}: {message}")
         ends = self._eos_token_ids
         return Grammar(state, text, self._vocab_size, vocabulary.vocab_size, ends)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.serving.guided.backend import llguidance
-from jaxinfer.serving.guided.schema_keywords import check_keywords
+from jaxinfer.serving.guided.schema_keywords import enforced_schema
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
 # What a schema says under this name are settings of the compiler, which are not for requests.
@@ -58,8 +58,7 @@ def _schema(name: str, schema: Any) -> dict[str, Any]:
         raise ValueError(f"{name} must be a JSON object")
     if _SETTINGS in schema:
         raise ValueError(f"{name}: {_SETTINGS!r} is no keyword of JSON schemas")
-    check_keywords(name, schema)
-    return {**schema, _SETTINGS: _JSON_SETTINGS}
+    return {**enforced_schema(name, schema), _SETTINGS: _JSON_SETTINGS}
 
 
 def _lark(grammar: str) -> str:

@@ -1,4 +1,4 @@
-"""Refuses JSON schemas that llguidance would read wrongly: unknown keywords, huge numbers."""
+"""Makes JSON schemas ones that llguidance enforces, or refuses them by one sentence."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -86,48 +86,116 @@ REFUSED = frozenset(
         "$recursiveRef",
     }
 )
-"""Keywords of JSON Schema that llguidance does not implement, and refuses by itself."""
+"""Keywords of JSON Schema that llguidance does not implement; values that say nothing are left out:
+`uniqueItems: false`, and `propertyNames` of all strings."""
+
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
+"""Values of `format` that answers follow; any other, such as "password", says nothing of them."""
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SCHEMAS = ("items", "additionalItems", "additionalProperties")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_OF_SCHEMAS = (*_BY_NAME, *_LISTS, "items", "additionalItems", "additionalProperties")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LARGEST_BOUND = 2**63 - 1
 
 
-def check_keywords(name: str, schema: Mapping[str, Any]) -> None:
-    """Raise unless every keyword of a schema is enforced, an annotation, or refused later.
+_NOT_OF_VALUES = ("$schema", "$id", "id", "$anchor", "$defs", "definitions")
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "const")
+
+
+def enforced_schema(
+    name: str, schema: Mapping[str, Any], type_names: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A schema of the same values that has only keywords which answers follow, and annotations.
+
+    OpenAPI's `nullable` is written as JSON Schema has it.
 
     Args:
         name: of the schema, for errors.
-        schema: as parsed from JSON.
+        schema: as parsed from JSON; it is left as it is.
+        type_names: JSON's types by further names, of lower case, that `type` may have.
 
     Raises:
-        ValueError: there is an unknown keyword, or a bound beyond 64 bits.
+        ValueError: there is a keyword that can't be enforced, or a bound beyond 64 bits; one line
+            that names the keyword and where it stands.
     """
-    to_check = [schema]
-    while to_check:
-        part = to_check.pop()
-        for keyword in part:
-            if not (keyword in _KNOWN or keyword.startswith("x-")):
-                raise ValueError(f"{name}: {keyword!r} is no keyword that can be enforced")
-        for bound in _BOUNDS:
-            value = part.get(bound, 0)
-            if isinstance(value, int | float) and abs(value) > _LARGEST_BOUND:
-                raise ValueError(f"{name}: {bound} must be within 64 bits, got {value}")
-        to_check += _parts(part)
+    root = dict(schema)
+    to_visit = [(root, "")]
+    while to_visit:
+        part, path = to_visit.pop()
+        _leave_out(part)
+        _check(f"{name}: {path}" if path else name, part)
+        if type_names and (given := part.get("type")):
+            part["type"] = _named(given, type_names)
+        if part.pop("nullable", False) is True:
+            _admit_null(part)
+        to_visit += copied_parts(part, path)
+    return root
 
 
-_KNOWN = ANNOTATIONS | ENFORCED | REFUSED
+def copied_parts(schema: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Put copies in the place of the schemas directly within one; the copies, and where they are.
 
-
-def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schemas directly within a schema; one that is of the wrong type is not for here."""
-    found: list[Any] = []
-    for keyword in _BY_NAME:
+    What is of a wrong type is not for here.
+    """
+    for keyword in _OF_SCHEMAS:
         value = schema.get(keyword)
-        found += value.values() if isinstance(value, Mapping) else ()
-    for keyword in (*_LISTS, *_SCHEMAS):
-        value = schema.get(keyword)
-        found += value if isinstance(value, list) else [value]
-    return (each for each in found if isinstance(each, Mapping))
+        if keyword in _BY_NAME and isinstance(value, Mapping):
+            schema[keyword] = copies = dict(value)
+        elif keyword not in _BY_NAME and isinstance(value, list):
+            schema[keyword] = copies = list(value)
+        elif keyword not in _BY_NAME and isinstance(value, Mapping):
+            schema[keyword] = copy = dict(value)
+            yield copy, f"{path}.{keyword}" if path else keyword
+            continue
+        else:
+            continue
+        for key in copies if isinstance(copies, dict) else range(len(copies)):
+            if isinstance(copies[key], Mapping):
+                copies[key] = copy = dict(copies[key])
+                yield copy, f"{path}.{keyword}.{key}" if path else f"{keyword}.{key}"
+
+
+_KNOWN = ANNOTATIONS | ENFORCED
+
+
+def _check(name: str, part: Mapping[str, Any]) -> None:
+    for keyword in part:
+        if keyword in REFUSED:
+            raise ValueError(f"{name}: {keyword!r} can't be enforced; leave it out")
+        if not (keyword in _KNOWN or keyword == "nullable" or keyword.startswith("x-")):
+            raise ValueError(f"{name}: {keyword!r} is no keyword that can be enforced")
+    for bound in BOUNDS:
+        value = part.get(bound, 0)
+        if isinstance(value, int | float) and abs(value) > _LARGEST_BOUND:
+            raise ValueError(f"{name}: {bound} must be within 64 bits, got {value}")
+
+
+def _leave_out(part: dict[str, Any]) -> None:
+    """Remove what says nothing of values."""
+    form, is_single = part.get("format"), part.get("maxItems") in (0, 1)
+    if isinstance(form, str) and form not in FORMATS:
+        del part["format"]
+    if part.get("uniqueItems") is False or (is_single and part.get("uniqueItems") is True):
+        del part["uniqueItems"]
+    if part.get("propertyNames") in ({}, True, {"type": "string"}):
+        del part["propertyNames"]
+
+
+def _named(given: Any, type_names: Mapping[str, str]) -> Any:
+    if isinstance(given, list):
+        return [_named(each, type_names) for each in given]
+    return type_names.get(given.lower(), given) if isinstance(given, str) else given
+
+
+def _admit_null(part: dict[str, Any]) -> None:
+    given = part.get("type")
+    if given is not None and not any(keyword in part for keyword in _COMBINING):
+        part["type"] = [*(given if isinstance(given, list) else [given]), "null"]
+        if isinstance(part.get("enum"), list):
+            part["enum"] = [*part["enum"], None]
+        return
+    others = {key: part.pop(key) for key in list(part) if key not in _NOT_OF_VALUES}
+    part["anyOf"] = [others, {"type": "null"}]

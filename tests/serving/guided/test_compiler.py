@@ -18,9 +18,12 @@ from tests.serving.guided.grammars import bundled_tokenizer, compiler, shared_co
     [
         ({"json": {"type": "something"}}, "Invalid type: something"),
         ({"json": {"type": "string", "pattern": "("}}, "unclosed group"),
-        ({"json": {"type": "array", "uniqueItems": True}}, 'Unimplemented keys: ."uniqueItems"'),
-        ({"json": {"not": {}}}, "Unimplemented keys"),
-        ({"json": {"properties": {"a": {"maxlength": 3}}}}, "'maxlength' is no keyword"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "'uniqueItems' can't be enforced"),
+        ({"json": {"not": {}}}, "'not' can't be enforced"),
+        (
+            {"json": {"properties": {"a": {"maxlength": 3}}}},
+            "properties.a: 'maxlength' is no keyword",
+        ),
         ({"json": {"$ref": "http://localhost/x.json"}}, "is not present in a registry"),
         ({"json": {"$ref": "#"}}, "NoExtension"),
         ({"json": {"x-guidance": {"lenient": True}}}, "no keyword of JSON schemas"),

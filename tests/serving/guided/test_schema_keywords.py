@@ -120,6 +120,19 @@ def test_an_annotation_changes_nothing(keyword):
     assert not _takes(schema, "null")
 
 
+PATHS = {
+    "root": "",
+    "properties": "properties.a: ",
+    "items": "items: ",
+    "anyOf": "anyOf.1: ",
+    "$defs": "$defs.a: ",
+    "patternProperties": "anyOf.0.patternProperties.a: ",
+    "prefixItems": "anyOf.0.prefixItems.0: ",
+    "additionalItems": "anyOf.0.additionalItems.0: ",
+}
+"""Where errors say that a keyword stands, by what is around it."""
+
+
 @pytest.mark.parametrize("keyword", REFUSED_CASES)
 @pytest.mark.parametrize("wrap", ["root", "properties", "items", "anyOf", "$defs"])
 def test_what_can_not_be_enforced_is_refused_wherever_it_is(keyword, wrap):
@@ -131,17 +144,80 @@ def test_what_can_not_be_enforced_is_refused_wherever_it_is(keyword, wrap):
         "anyOf": {"anyOf": [NULL, part]},
         "$defs": {"type": "array", "items": {"$ref": "#/$defs/a"}, "$defs": {"a": part}},
     }[wrap]
-    with pytest.raises(ValueError, match=re.escape(f'Unimplemented keys: ["{keyword}"]')):
+    message = f"structured_outputs.json: {PATHS[wrap]}{keyword!r} can't be enforced; leave it out"
+    with pytest.raises(ValueError, match=re.escape(message)):
         _compile(schema)
 
 
-@pytest.mark.parametrize("keyword", ["maxlength", "nullable", "extends", "disallow", "divisibleBy"])
+@pytest.mark.parametrize("keyword", ["maxlength", "extends", "disallow", "divisibleBy"])
 @pytest.mark.parametrize("wrap", ["$defs", "patternProperties", "prefixItems", "additionalItems"])
 def test_an_unknown_keyword_is_refused_wherever_it_is(keyword, wrap):
     part = {"type": "string", keyword: 1}
     inner = {"a": part} if wrap in ("$defs", "patternProperties") else [part]
-    with pytest.raises(ValueError, match=f"json: '{keyword}' is no keyword that can be enforced"):
+    where = PATHS[wrap].replace("$defs.a", "anyOf.0.$defs.a")
+    message = f"json: {where}'{keyword}' is no keyword that can be enforced"
+    with pytest.raises(ValueError, match=re.escape(message)):
         _compile({"anyOf": [{wrap: inner}]})
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "nullable": True}, "null", "1"),
+        ({"type": "string", "enum": ["a"], "nullable": True}, "null", '"b"'),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"const": 1}}, "nullable": True}, "null", "2"),
+        ({"anyOf": [{"const": 1}], "nullable": True}, "1", '"b"'),
+        ({"type": "string", "nullable": False}, '"a"', "null"),
+        ({"items": {"type": "integer", "nullable": True}, "type": "array"}, "[1, null]", '["a"]'),
+        ({"type": "string", "format": "password", "maxLength": 1}, '"a"', '"ab"'),
+        ({"type": "string", "format": "date-time", "nullable": True}, "null", '"ab"'),
+        ({"type": "integer", "format": "int64"}, "1", '"a"'),
+        ({"type": "array", "uniqueItems": False, "items": NULL}, "[null, null]", "[1]"),
+        ({"type": "array", "uniqueItems": True, "maxItems": 1, "items": NULL}, "[null]", "[1]"),
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": NULL},
+            '{"a": null}',
+            '{"a": 1}',
+        ),
+        (
+            {"type": "object", "patternProperties": {"^a": NULL}, "minProperties": 1},
+            '{"a": null}',
+            "{}",
+        ),
+        (
+            {"type": "object", "required": ["a", "a"], "properties": {"a": NULL}},
+            '{"a": null}',
+            "{}",
+        ),
+    ],
+)
+def test_what_other_tools_write_is_enforced_too(schema, good, bad):
+    before = json.dumps(schema)
+    assert _takes(schema, good)
+    assert not _takes(schema, bad)
+    assert json.dumps(schema) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "object", "properties": {"b": {}}, "minProperties": 1}, "minProperties and maxP"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf is enforced"),
+        ({"type": "string", "pattern": "(?=a)b"}, "regex parse error: (?=a)b ^^^ error: look-ar"),
+        ({"$ref": "#/$defs/b"}, "Pointer '/$defs/b' does not exist"),
+        ({"type": "float"}, "Invalid type: float"),
+    ],
+)
+@pytest.mark.parametrize("wrap", ["properties", "items", "anyOf"])
+def test_what_the_library_refuses_is_said_with_its_place(part, message, wrap):
+    wrapped = {
+        "properties": {"type": "object", "properties": {"a": part}},
+        "items": {"type": "array", "items": part},
+        "anyOf": {"anyOf": [NULL, part]},
+    }
+    message = f"structured_outputs.json: {PATHS[wrap]}{message}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        _compile({**wrapped[wrap], "$defs": {"a": NULL}})
 
 
 def test_names_and_values_are_no_keywords():
