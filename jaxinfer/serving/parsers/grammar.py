@@ -5,11 +5,13 @@ that the parser of that form reads what the grammar admits.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jaxinfer.serving.guided.schema_keywords import check_keywords
-from jaxinfer.serving.parsers.argument_types import ArgumentTypes
+from jaxinfer.serving.guided.schema_errors import NAME_COMMENT
+from jaxinfer.serving.guided.schema_keywords import enforced_schema
+from jaxinfer.serving.parsers.arguments.types import TYPE_NAMES
+from jaxinfer.serving.parsers.coder_grammar import coder_call
 from jaxinfer.serving.parsers.reasoning import ReasoningState
 
 # As json.dumps writes; free white space would let a weak model write nothing else.
@@ -59,19 +61,19 @@ def tool_grammar(
         raise ValueError(f"tool_choice names {choice!r}, which is none of the tools")
     if choice == "auto":
         functions = [f if f["name"] in strict else {**f, "parameters": None} for f in functions]
-    for function in functions:
-        check_keywords(
-            f"tools: parameters of {function['name']!r}", function.get("parameters") or {}
-        )
-    writer = _coder_call if parser == "qwen3_coder" else _hermes_call
+    functions = [{**f, "parameters": _enforced(f)} for f in functions]
 
     def tag(text: str) -> str:
         return text if text in tokens else json.dumps(text)
 
-    bodies = [writer(i, function, tag) for i, function in enumerate(functions)]
+    if parser == "qwen3_coder":
+        bodies = [coder_call(i, f, tag(_END_OF_CALL), _json) for i, f in enumerate(functions)]
+    else:
+        bodies = [(_hermes_call(function, tag), []) for function in functions]
     rules = list(dict.fromkeys(rule for _, more in bodies for rule in more))
     body = " | ".join(f"body_{i}" for i in range(len(bodies)))
-    rules += [f"body_{i}: {text}" for i, (text, _) in enumerate(bodies)]
+    for i, (text, _) in enumerate(bodies):
+        rules.append(f"{NAME_COMMENT}{_name(functions[i])}\nbody_{i}: {text}")
     rules.append(f"body: {body}")
     rules.append(r"TEXT: /(.|\n)*/")
     start = ""
@@ -97,51 +99,21 @@ def _up_to(name: str, end: str, tokens: Collection[str]) -> str:
     return f"{name}[lazy]: TEXT {json.dumps(end)}"
 
 
-def _hermes_call(_: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
-    """A rule for a call in Hermes's format, after `<tool_call>`, and the rules that it needs."""
+def _hermes_call(function: Mapping[str, Any], tag: _Tag) -> str:
+    """A rule for a call in Hermes's format, after `<tool_call>`."""
     name = json.dumps(function["name"], ensure_ascii=False)
     begin = json.dumps(f'\n{{"name": {name}, "arguments": ', ensure_ascii=False)
-    schema = {"type": "object", **(function.get("parameters") or {})}
-    return f'{begin} {_json(schema)} "}}\\n" {tag(_END_OF_CALL)}', []
+    schema = {"type": "object", **function["parameters"]}
+    return f'{begin} {_json(schema)} "}}\\n" {tag(_END_OF_CALL)}'
 
 
-def _coder_call(index: int, function: Mapping[str, Any], tag: _Tag) -> tuple[str, list[str]]:
-    """A rule for a call in Qwen3-Coder's format, with a tag for each argument in order."""
-    schema = function.get("parameters") or {}
-    begin = json.dumps(f"\n<function={function['name']}>\n", ensure_ascii=False)
-    end = f'"</function>\\n" {tag(_END_OF_CALL)}'
-    if not schema.get("properties"):
-        anything = "" if "properties" in schema else f"any_{index}* "
-        rule = f'any_{index}: "<parameter=" /[^<>\\n]{{1,64}}/ ">\\n" text'
-        return f"{begin} {anything}{end}", [rule, _TEXT_VALUE] if anything else []
-    rules = list(_parameters(index, function, schema))
-    return f"{begin} {' '.join(name for name, _ in rules)} {end}", [
-        *(rule for _, rule in rules),
-        _TEXT_VALUE,
-    ]
+def _name(function: Mapping[str, Any]) -> str:
+    """What errors call a function's schema."""
+    return f"tools: parameters of {function['name']!r}"
 
 
-_TEXT_VALUE = r"text[lazy]: /(.|\n)*\n<\/parameter>\n/"
-
-
-def _parameters(
-    index: int, function: Mapping[str, Any], schema: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """For each argument, how it is named in the call's rule, and its own rule."""
-    types = ArgumentTypes([{"function": function}])
-    required = schema.get("required", ())
-    for i, (name, declared) in enumerate(schema["properties"].items()):
-        begin = json.dumps(f"<parameter={name}>\n", ensure_ascii=False)
-        choices = declared.get("enum") if isinstance(declared, Mapping) else None
-        if not types.is_text(function["name"], name):
-            value = f'{_json(declared)} "\\n</parameter>\\n"'
-        elif choices:
-            texts = " | ".join(json.dumps(str(each), ensure_ascii=False) for each in choices)
-            value = f'({texts}) "\\n</parameter>\\n"'
-        else:
-            value = "text"
-        rule = f"argument_{index}_{i}"
-        yield rule + ("" if name in required else "?"), f"{rule}: {begin} {value}"
+def _enforced(function: Mapping[str, Any]) -> dict[str, Any]:
+    return enforced_schema(_name(function), function.get("parameters") or {}, TYPE_NAMES)
 
 
 def _json(schema: Mapping[str, Any]) -> str:

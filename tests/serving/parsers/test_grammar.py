@@ -138,7 +138,7 @@ def test_keywords_that_no_grammar_enforces_are_refused_where_arguments_must_fit(
     city = {"type": "string", "maxlength": 5}
     parameters = {"type": "object", "properties": {"city": city}}
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
-    message = "tools: parameters of 'weather': 'maxlength' is no keyword that can be enforced"
+    message = "of 'weather': properties.city: 'maxlength' is no keyword that can be enforced"
     for choice, strict in (("required", ()), ("weather", ()), ("auto", ["weather"])):
         with pytest.raises(ValueError, match=message):
             tool_grammar([tool], choice, parser=parser, strict=strict)
