@@ -22,6 +22,11 @@ from jaxinfer.model.config import ModelConfig
 from tests.lazy import torch
 from tests.model import small_models
 
+COMPANIONS = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    "additional_chat_templates/tool_use.jinja",
+)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
@@ -31,7 +36,8 @@ def source(tmp_path_factory):
     config = json.loads((directory / "config.json").read_text())
     config |= {"auto_map": {"AutoModel": "evil.Model"}, "kept": "yes"}
     (directory / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    (directory / "additional_chat_templates").mkdir()
+    for name in COMPANIONS:
         (directory / name).write_text(f"{name} content")
     (directory / "evil.py").write_text("raise SystemExit")
     return directory
@@ -55,7 +61,7 @@ def test_to_orbax_and_back_keeps_every_value_and_companion(source, tmp_path, cap
         config = json.loads((directory / "config.json").read_text())
         assert config["kept"] == "yes"
         assert "auto_map" not in config
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        for name in COMPANIONS:
             assert (directory / name).read_text() == f"{name} content"
         assert not (directory / "evil.py").exists()
 

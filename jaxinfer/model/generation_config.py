@@ -1,32 +1,24 @@
 """A model's recommended sampling parameters, read from generation_config.json."""
 
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.directory_files import has_file, read_json
 
-_MAX_JSON_BYTES = 1 << 26
+_MAX_JSON_BYTES = 1 << 24
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when there is no such file.
+def read_optional_json(directory: pathlib.Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file of a model directory; empty when there is no such file.
 
     Raises:
-        ModelLoadError: the file is not a JSON object; one line that names it.
+        ModelLoadError: the file can't be read or is not a JSON object; one line that names it.
     """
-    if not path.is_file():
+    if not has_file(directory, name):
         return {}
-    if path.stat().st_size > _MAX_JSON_BYTES:
-        raise ModelLoadError(f"{path}: larger than {_MAX_JSON_BYTES >> 20} MiB")
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: must be a JSON object, is a {type(value).__name__}")
-    return value
+    return read_json(directory, name, _MAX_JSON_BYTES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +43,7 @@ class GenerationConfig:
             ModelLoadError: the file is damaged; one line that names it.
         """
         path = directory / "generation_config.json"
-        values = read_json(path)
+        values = read_optional_json(directory, path.name)
         return cls(_eos_ids(path, values.get("eos_token_id")), values, str(path))
 
 

@@ -1,12 +1,12 @@
 """Reads Hugging Face's config.json into the fields of ModelConfig, checking every type."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.directory_files import has_file, read_json
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, RopeScaling
 
@@ -35,22 +35,9 @@ def read_config_file(file: Path) -> Mapping[str, Any]:
     Raises:
         ModelLoadError: the file is missing, too large, or holds no JSON object; one line.
     """
-    try:
-        if file.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ModelLoadError(f"{file}: larger than 1 MiB, not a model configuration")
-        mapping = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(f"{file}: no such file; not a model directory") from None
-    except OSError as error:
-        raise ModelLoadError(f"{file}: {error.strerror}") from None
-    except RecursionError:
-        raise ModelLoadError(f"{file}: nested too deeply") from None
-    except ValueError as error:
-        reason = str(error).splitlines()[0]
-        raise ModelLoadError(f"{file}: not JSON ({reason})") from None
-    if not isinstance(mapping, dict):
-        raise ModelLoadError(f"{file}: holds a JSON {type(mapping).__name__}, not an object")
-    return mapping
+    if not has_file(file.parent, file.name):
+        raise ModelLoadError(f"{file}: no such file; not a model directory")
+    return read_json(file.parent, file.name, _MAX_CONFIG_BYTES)
 
 
 def model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,27 +88,68 @@ def _sizes(mapping: Mapping[str, Any]) -> dict[str, int]:
     return {name: whole_number(name, sizes[name], 1, SIZE_LIMITS[name]) for name in SIZE_LIMITS}
 
 
+def rope_object(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object that describes positions: ``rope_parameters``, ``rope_scaling``, or both.
+
+    As in transformers, ``rope_scaling`` wins where a config.json has both, as one does to which a
+    model card's YaRN was added. Its type is under ``rope_type``.
+
+    Raises:
+        ValueError: one is no object, or they ask for different things.
+    """
+    parameters = _rope_part(mapping, "rope_parameters")
+    scaling = _rope_part(mapping, "rope_scaling")
+    if scaling and mapping.get("rope_theta") is not None:
+        scaling.setdefault("rope_theta", mapping["rope_theta"])
+    for name in parameters.keys() & scaling.keys():
+        is_default = name == "rope_type" and parameters[name] == "default"
+        if parameters[name] != scaling[name] and not is_default:
+            raise ValueError(
+                f"rope_parameters and rope_scaling contradict each other: {name} is "
+                f"{show(parameters[name])} in one and {show(scaling[name])} in the other"
+            )
+    return parameters | scaling
+
+
+def _rope_part(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = mapping.get(name) or {}
+    if not isinstance(part, Mapping):
+        raise ValueError(f"{name} must be an object, got {show(part)}")
+    part = dict(part)
+    if "type" in part:  # the older spelling
+        part.setdefault("rope_type", part["type"])
+        del part["type"]
+    return part
+
+
 def _rope(mapping: Mapping[str, Any], max_position_embeddings: int) -> dict[str, Any]:
     """``rope_theta`` and ``rope_scaling`` from either transformers' spelling."""
-    rope = mapping.get("rope_parameters") or mapping.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise ValueError(f"rope_scaling must be an object, got {show(rope)}")
-    theta = rope.get("rope_theta", mapping.get("rope_theta"))
+    rope = rope_object(mapping)
+    theta = rope.pop("rope_theta", mapping.get("rope_theta"))
     if theta is None:
         raise ValueError("missing rope_theta")
     theta = positive("rope_theta", theta)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    rotated = rope.pop("partial_rotary_factor", mapping.get("partial_rotary_factor"))
+    if rotated is not None and rotated != 1:
+        raise ValueError(f"partial_rotary_factor must be 1, got {show(rotated)}")
+    kind = rope.pop("rope_type", "default")
     if kind not in SUPPORTED_ROPE_TYPES:
         raise ValueError(
             f"rope_scaling type {show(kind)} is not supported (supported: "
             f"{', '.join(SUPPORTED_ROPE_TYPES)})"
         )
-    if kind == "default":
-        return {"rope_theta": theta, "rope_scaling": None}
     # transformers gives a top-level original length priority over the one inside the object.
     original = mapping.get("original_max_position_embeddings")
+    if kind == "default":
+        unused = sorted(name for name, value in rope.items() if value is not None)
+        if unused:
+            raise ValueError(
+                f"rope_scaling has {', '.join(map(show, unused))} and no rope_type that uses it; "
+                'for YaRN, add "rope_type": "yarn"'
+            )
+        return {"rope_theta": theta, "rope_scaling": None}
     if original is not None:
-        rope = {**rope, "original_max_position_embeddings": original}
+        rope["original_max_position_embeddings"] = original
     scaling = RopeScaling.from_hf(rope, max_position_embeddings)
     return {"rope_theta": theta, "rope_scaling": scaling}
 
@@ -153,7 +181,3 @@ def _check_unsupported(mapping: Mapping[str, Any]) -> None:
         raise ValueError(f"layer_types must be a list, got {show(layer_types)}")
     if mapping.get("use_sliding_window") or any(kind != "full_attention" for kind in layer_types):
         raise ValueError("sliding-window attention is not supported (use_sliding_window)")
-    rope = mapping.get("rope_parameters")
-    nested = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
-    if (nested or mapping.get("partial_rotary_factor") or 1) != 1:
-        raise ValueError("partial_rotary_factor must be 1")

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.model.hf_config import SIZE_LIMITS
+from jaxinfer.model.hf_config import SIZE_LIMITS, rope_object
 
 # Fields whose change changes the model. End-of-sequence ids have other sources, too.
 _FIELDS = (
@@ -22,7 +22,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
     `rope_parameters`, `rope_theta` over the one inside of these.
 
     Raises:
-        ValueError: the engine does not read a field; names it.
+        ValueError: the engine does not read a field, or the file contradicts itself; names it.
     """
     for name in overrides:
         if name not in _FIELDS:
@@ -30,9 +30,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"it reads {', '.join(_FIELDS)}"
             raise ValueError(f"hf_overrides: the engine reads no {name!r} of config.json; {hint}")
     merged = _merge(mapping, {k: v for k, v in overrides.items() if not k.startswith("rope_")})
-    rope = _object(mapping.get("rope_parameters")) or _object(mapping.get("rope_scaling"))
-    if "type" in rope:  # the older spelling
-        rope.setdefault("rope_type", rope.pop("type"))
+    rope = rope_object(mapping)
     inside = {"rope_theta", "original_max_position_embeddings"}
     for name in overrides.keys() & inside:
         rope.pop(name, None)
@@ -48,8 +46,10 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Mapping[str, Any]) ->
                 merged.pop(key, None)
             spelled = {"rope_type" if key == "type" else key: v for key, v in change.items()}
             rope = _merge(rope, spelled)
+            if rope.get("rope_type") == "default":  # and nothing of another type is left
+                rope = {key: rope[key] for key in rope.keys() & {"rope_type", "rope_theta"}}
         else:
-            return merged | {"rope_parameters": change}  # which is refused by its own name
+            return merged | {"rope_parameters": None, name: change}  # refused by its own name
     merged.pop("rope_parameters", None)
     return merged | {"rope_scaling": rope}
 
@@ -62,7 +62,3 @@ def _merge(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
             value = _merge(old, value)
         merged[name] = value
     return merged
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.model.field_checks import flag, positive, whole_number
@@ -11,12 +11,10 @@ SUPPORTED_ROPE_TYPES = ("default", "yarn")
 _ORIGINAL_LENGTH = "rope_scaling original_max_position_embeddings"
 _OPTIONAL_NUMBERS = ("attention_factor", "mscale", "mscale_all_dim")
 _YARN_KEYS = {
-    "type",
-    "rope_type",
-    "rope_theta",
     "factor",
     "original_max_position_embeddings",
     "attention_factor",
+    "attn_factor",
     "beta_fast",
     "beta_slow",
     "mscale",
@@ -67,8 +65,12 @@ class RopeScaling:
     def from_hf(cls, mapping: Mapping[str, Any], max_position_embeddings: int) -> "RopeScaling":
         """Read Hugging Face's ``rope_scaling`` / ``rope_parameters`` of type ``yarn``.
 
+        ``attn_factor``, of YaRN's first implementation and of vLLM, multiplies the attention factor
+        that is computed, where transformers' ``attention_factor`` takes its place. transformers
+        itself ignores it, with a warning.
+
         Args:
-            mapping: the JSON object.
+            mapping: the JSON object without its type and ``rope_theta``.
             max_position_embeddings: the model's, used where the object names no original length.
 
         Raises:
@@ -86,7 +88,7 @@ class RopeScaling:
             for name in ("factor", "beta_fast", "beta_slow", *_OPTIONAL_NUMBERS)
             if mapping.get(name) is not None
         }
-        return cls(
+        scaling = cls(
             **numbers,
             original_max_position_embeddings=(
                 max_position_embeddings
@@ -95,6 +97,12 @@ class RopeScaling:
             ),
             truncate=True if truncate is None else flag("rope_scaling truncate", truncate),
         )
+        if mapping.get("attn_factor") is None:
+            return scaling
+        if scaling.attention_factor is not None:
+            raise ValueError("rope_scaling has attention_factor and attn_factor; leave one out")
+        share = positive("rope_scaling attn_factor", mapping["attn_factor"])
+        return replace(scaling, attention_factor=share * scaling.cos_sin_scale())
 
     def to_hf(self) -> dict[str, Any]:
         """The JSON object that ``from_hf`` reads back."""

@@ -181,7 +181,8 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
             continue_final_message: have the last message continued instead.
             enable_thinking: whether the model may think first; None is the template's default.
             tools: JSON schemas of functions that the model may call.
-            chat_template: a template's text to use in place of the model's.
+            chat_template: the name of one of the model's templates, or a template's text to use
+                in place of them.
             chat_template_kwargs: further names for the template; an argument above that is named
                 here, too, has the value that it has here.
 

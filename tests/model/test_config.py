@@ -194,7 +194,7 @@ def test_a_missing_size_is_named(name):
         ("", "not JSON"),
         ("<!DOCTYPE html><html>", "not JSON"),
         ("[" * 100_000, "nested too deeply|not JSON"),
-        ("[1]", "not an object"),
+        ("[1]", "must be a JSON object"),
         ('{"vocab_size": ' + "9" * 5000 + "}", "not JSON"),
         (" " * (2 << 20), "larger than 1 MiB"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.generation_config import GenerationConfig, read_json
+from jaxinfer.model.generation_config import GenerationConfig, read_optional_json
 
 
 def read(tmp_path, text):
@@ -39,4 +39,4 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxinfer.model.generation_config._MAX_JSON_BYTES", 10)
     (tmp_path / "x.json").write_text('{"a": "bcdefgh"}')
     with pytest.raises(ModelLoadError, match=r"x\.json: larger than"):
-        read_json(tmp_path / "x.json")
+        read_optional_json(tmp_path, "x.json")

@@ -14,9 +14,14 @@ import jax
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
-from jaxinfer.model.checkpoint.weight_files import contained_file
+from jaxinfer.model.checkpoint.directory_files import (
+    additional_templates,
+    contained_file,
+    has_file,
+)
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.hf_config import read_config_file
 
 Format = Literal["safetensors", "orbax"]
 
@@ -73,8 +78,9 @@ def convert_directory(
         else:
             checkpoint.save(params, partial)
         _copy_config(source, partial, dtype)
-        for name in _COMPANIONS:
-            if (source / name).exists():
+        for name in (*_COMPANIONS, *additional_templates(source).values()):
+            if has_file(source, name):
+                (partial / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(contained_file(source, name, source), partial / name)
     return to
 
@@ -148,7 +154,7 @@ def _check_space(destination: Path, config: ModelConfig, dtype: str) -> None:
 
 def _copy_config(source: Path, destination: Path, dtype: str) -> None:
     """Keep every key of the original config.json, so that other programs still find theirs."""
-    mapping = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    mapping = dict(read_config_file(source / "config.json"))
     mapping.pop("auto_map", None)  # it names Python files, which are not copied
     key = "dtype" if "dtype" in mapping else "torch_dtype"
     text = json.dumps({**mapping, key: dtype}, indent=2, ensure_ascii=False)

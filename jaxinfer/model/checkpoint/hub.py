@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.checkpoint.directory_files import TEMPLATES_DIRECTORY
 
 BUNDLED_MODEL = Path(__file__).parents[2] / "assets" / "model"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", re.ASCII)
@@ -20,6 +21,7 @@ _HUB_FILES = [
     "vocab.json",
     "merges.txt",
     "chat_template.*",
+    f"{TEMPLATES_DIRECTORY}/*.jinja",
 ]
 
 

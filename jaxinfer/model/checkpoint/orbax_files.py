@@ -96,10 +96,12 @@ def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def _check_links(path: Path) -> None:
-    """Refuse links anywhere in the checkpoint: they could lead out of the directory."""
+    """Refuse links anywhere in the checkpoint, which could lead out of the directory, and pipes."""
     for file in [path, *path.rglob("*")]:
         if file.is_symlink():
             raise ModelLoadError(f"{file}: a link inside an Orbax checkpoint")
+        if not file.is_file() and not file.is_dir():
+            raise ModelLoadError(f"{file}: not a regular file")
 
 
 def _check_storage(path: Path) -> None:

@@ -26,6 +26,8 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
+_MAX_AXES = 16
+_LARGEST_SIZE = 2**128  # an int of thousands of digits can't be written into a message
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _entry(name: str, fields: object, file: Path, data_start: int, size: int) ->
     where = f"{file}: tensor {name!r:.120}"
     if not isinstance(fields, dict):
         raise ModelLoadError(f"{where} has no description")
-    shape, offsets = _whole_numbers(fields.get("shape")), _whole_numbers(fields.get("data_offsets"))
+    shape, offsets = _sizes(fields.get("shape")), _sizes(fields.get("data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2:
         raise ModelLoadError(f"{where} has a malformed shape or data_offsets")
     dtype = _DTYPES.get(str(fields.get("dtype")))
@@ -152,13 +154,11 @@ def _entry(name: str, fields: object, file: Path, data_start: int, size: int) ->
     return TensorEntry(file, dtype, tuple(shape), data_start + begin)
 
 
-def _whole_numbers(value: Any) -> list[int] | None:
-    """``value`` if it is a list of sizes, else None."""
-    if not isinstance(value, list):
+def _sizes(value: Any) -> list[int] | None:
+    """``value`` if it is a short list of sizes, whose product is quickly computed, else None."""
+    if not isinstance(value, list) or len(value) > _MAX_AXES:
         return None
-    are_sizes = all(
-        isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in value
-    )
+    are_sizes = all(type(number) is int and 0 <= number < _LARGEST_SIZE for number in value)
     return value if are_sizes else None
 
 

@@ -43,7 +43,6 @@ class TokenBound:
             and "ByteLevel" in (split := repr(backend.pre_tokenizer))
             and "Removed" not in split
             and "Whitespace" not in split
-            and backend.truncation is None
             and not any(token.lstrip or token.rstrip for token in added)
             and all(char in vocabulary for char in self._alphabet)
         )

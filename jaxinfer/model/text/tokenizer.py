@@ -2,46 +2,37 @@
 
 import hashlib
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
-from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.generation_config import GenerationConfig, read_json
+from jaxinfer.model.generation_config import GenerationConfig
+from jaxinfer.model.text.added_tokens import add_tokens, read_settings, special_tokens
 from jaxinfer.model.text.chat_template import ChatTemplate
+from jaxinfer.model.text.template_files import DEFAULT, TOOL_USE, read_templates
 from jaxinfer.model.text.token_bounds import TokenBound
+from jaxinfer.model.text.tokenizer_file import byte_alphabet, read_tokenizer_file, whole_texts
 
-_MAX_TOKENIZER_BYTES = 1 << 28
-_MAX_TEMPLATE_BYTES = 1 << 20
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character to byte for byte-level BPE: printable Latin-1 stands for itself, the rest follows.
-
-    The mapping of GPT-2 (Radford et al., 2019), which Qwen's vocabulary is written in.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return alphabet
+_NAME = re.compile(r"[\w.-]+")
+"""What is the name of a template rather than the text of one."""
 
 
 class Tokenizer:
     """A byte-level BPE tokenizer with its chat template and its model's sampling defaults.
 
     Args:
-        backend: the `tokenizers` object.
+        backend: the `tokenizers` object; truncation, padding and dropout of it are left out.
         eos_token_ids: ids that end an answer.
-        chat_template: template text by name ("default", perhaps "tool_use"); may be empty.
+        chat_template: template text by name ("default", perhaps "tool_use" and others); may be
+            empty.
         special_tokens: `bos_token`, `eos_token`, …: their text, for the chat template.
         generation: what the model's authors recommend for sampling.
         origin: the directory it came from, named in error messages.
 
     Raises:
-        ModelLoadError: the tokenizer is not byte-level BPE.
+        ModelLoadError: the tokenizer is not byte-level BPE, or can't encode every text.
     """
 
     def __init__(
@@ -54,16 +45,18 @@ class Tokenizer:
         generation: GenerationConfig | None = None,
         origin: str = "tokenizer",
     ):
-        decoder = backend.decoder
-        if "ByteLevel" not in (repr(decoder) if decoder is not None else ""):
-            raise ModelLoadError(f"{origin}: not a byte-level BPE tokenizer, which Qwen3 has")
-        self._backend = backend
-        self._alphabet = _byte_alphabet()
+        self._backend = backend = whole_texts(backend, origin)
+        self._alphabet = byte_alphabet()
         self._bound = TokenBound(backend, self._alphabet)
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        # An added token stands for its own text, whatever bytes its characters may stand for; but
+        # one character of the alphabet is the token of a byte, which other texts need.
+        self._added_texts = {
+            i: token.content for i, token in added.items() if token.content not in self._alphabet
+        }
         self._origin = origin
         self._special_tokens = dict(special_tokens or {})
         self._templates = {
@@ -82,26 +75,28 @@ class Tokenizer:
     def from_directory(cls, path: str | pathlib.Path) -> "Tokenizer":
         """Read `tokenizer.json` and the files beside it.
 
-        Used if present: `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`.
+        Used if present: `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja`,
+        `additional_chat_templates`, and of older models `added_tokens.json` and
+        `special_tokens_map.json`.
 
         Raises:
             ModelLoadError: a file is missing or damaged; one line that names it.
         """
         directory = pathlib.Path(path)
-        backend = _load_backend(directory / "tokenizer.json")
-        settings = read_json(directory / "tokenizer_config.json")
+        backend = read_tokenizer_file(directory)
+        settings = read_settings(directory)
+        add_tokens(backend, directory, settings)
         generation = GenerationConfig.from_directory(directory)
-        special = {name: _token_text(settings.get(name)) for name in _SPECIAL_NAMES}
-        special_tokens = {name: text for name, text in special.items() if text is not None}
+        special = special_tokens(settings)
         eos = list(generation.eos_token_ids)
-        eos_text = special_tokens.get("eos_token")
+        eos_text = special.get("eos_token")
         if eos_text is not None and (own := backend.token_to_id(eos_text)) is not None:
             eos.append(own)
         return cls(
             backend,
             eos_token_ids=eos,
-            chat_template=_read_templates(directory, settings),
-            special_tokens=special_tokens,
+            chat_template=read_templates(directory, settings),
+            special_tokens=special,
             generation=generation,
             origin=str(directory),
         )
@@ -156,8 +151,13 @@ class Tokenizer:
         known = self._bytes.get(token_id)
         if known is not None:
             return known
-        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-        self._bytes[token_id] = data = self._to_bytes(token or "")
+        text = self._added_texts.get(token_id)
+        if text is not None:
+            data = text.encode("utf-8")
+        else:
+            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+            data = self._to_bytes(token or "")
+        self._bytes[token_id] = data
         return data
 
     def token_text(self, token_id: int) -> str:
@@ -192,7 +192,14 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The text of the model's default template, if it has one."""
-        return self._choose_template(None, has_tools=False).source if self._templates else None
+        default = self._templates.get(DEFAULT)
+        return None if default is None else default.source
+
+    @property
+    def tool_chat_template(self) -> str | None:
+        """The text of the template that conversations with tools take, if there is one."""
+        own = self._templates.get(TOOL_USE) or self._templates.get(DEFAULT)
+        return None if own is None else own.source
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -219,12 +226,14 @@ class Tokenizer:
             continue_final_message: see there.
             enable_thinking: see there.
             tools: see there; with them a template named "tool_use" is preferred.
-            chat_template: a template's text to use in place of the model's.
+            chat_template: the name of one of the model's templates, or a template's text to use
+                in place of them.
             tokenize: return token ids instead of text.
             variables: further names for the template.
 
         Raises:
-            ValueError: the model has no chat template, or the template refuses or fails.
+            ValueError: the model has no chat template, none of that name or no default one, or the
+                template refuses or fails.
             TypeError: messages or tools are not plain JSON data.
         """
         template = self._choose_template(chat_template, has_tools=bool(tools))
@@ -247,67 +256,39 @@ class Tokenizer:
             self._given_template.close()
 
     def _choose_template(self, given: str | None, *, has_tools: bool) -> ChatTemplate:
-        if given is not None:
-            # The last one is kept, because a caller's template is used again and again.
-            if self._given_template is None or self._given_template.source != given:
-                if self._given_template is not None:
-                    self._given_template.close()
-                self._given_template = ChatTemplate(given, self._special_tokens, "the caller")
-            return self._given_template
+        if given is None:
+            return self._own_template(has_tools=has_tools)
+        if (named := self._templates.get(given)) is not None:
+            return named
+        if self._templates and _NAME.fullmatch(given):
+            raise ValueError(f"{self._origin} has no chat template {given!r:.80}; {self._names()}")
+        # The last one is kept, because a caller's template is used again and again.
+        if self._given_template is None or self._given_template.source != given:
+            if self._given_template is not None:
+                self._given_template.close()
+            self._given_template = ChatTemplate(given, self._special_tokens, "the caller")
+        return self._given_template
+
+    def _own_template(self, *, has_tools: bool) -> ChatTemplate:
         if not self._templates:
             raise ValueError(
                 f"{self._origin} has no chat template (chat_template.jinja); give one, or use "
                 "generate() with a prompt that is already formatted"
             )
-        name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
-        return self._templates.get(name) or next(iter(self._templates.values()))
+        name = TOOL_USE if has_tools and TOOL_USE in self._templates else DEFAULT
+        if name not in self._templates:
+            raise ValueError(
+                f"{self._origin} has several chat templates and none that is the default; choose "
+                f"one by chat_template=name: {self._names()}"
+            )
+        return self._templates[name]
+
+    def _names(self) -> str:
+        return f"it has {', '.join(sorted(self._templates)):.200}"
 
     def _to_bytes(self, token: str) -> bytes:
-        # An added token with a character outside the byte alphabet stands for its own text.
+        # One with a character outside the byte alphabet stands for its own text.
         try:
             return bytes([self._alphabet[char] for char in token])
         except KeyError:
             return token.encode("utf-8")
-
-
-def _load_backend(path: pathlib.Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
-        raise ModelLoadError(f"{path}: no such file; the model directory needs a tokenizer.json")
-    if path.stat().st_size > _MAX_TOKENIZER_BYTES:
-        raise ModelLoadError(f"{path}: larger than {_MAX_TOKENIZER_BYTES >> 20} MiB")
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for damaged files
-        raise ModelLoadError(f"{path}: not a tokenizer: {_first_line(error)}") from None
-
-
-def _read_templates(directory: pathlib.Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
-            raise ModelLoadError(f"{path}: larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
-        try:
-            return {"default": path.read_text(encoding="utf-8")}
-        except UnicodeDecodeError as error:
-            raise ModelLoadError(f"{path}: not UTF-8 text: {error.reason}") from None
-    given = settings.get("chat_template")
-    if isinstance(given, str):
-        return {"default": given}
-    if isinstance(given, list):
-        return {
-            str(entry["name"]): str(entry["template"])
-            for entry in given
-            if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
-        }
-    return {}
-
-
-def _token_text(token: Any) -> str | None:
-    """The text of a special token, which the file gives as a string or as an object."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

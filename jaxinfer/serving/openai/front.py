@@ -83,7 +83,8 @@ class Front:
         self.telemetry = telemetry
         self.prompts = Prompts(engine, settings.template_kwargs)
         template = engine.tokenizer.chat_template if engine.tokenizer else None
-        self.tool_parser = tool_parser_name(settings.tool_call_parser, template)
+        for_tools = engine.tokenizer.tool_chat_template if engine.tokenizer else None
+        self.tool_parser = tool_parser_name(settings.tool_call_parser, for_tools)
         self.reasoning_parser = reasoning_parser_name(settings.reasoning_parser, template)
         self.thinks = self.reasoning_parser is not None and self.prompts.reader.thinks
         """Reasoning is read, and begins and ends with tokens of the model."""

@@ -89,6 +89,7 @@ def test_only_weights_and_text_are_asked_of_the_hub(tmp_path, monkeypatch):
         for pattern in asked["patterns"]
         if pattern != "chat_template.*"
     )
+    assert "additional_chat_templates/*.jinja" in asked["patterns"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,6 @@ def test_the_bound_grows_with_the_text(tokenizer):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda backend: backend.enable_truncation(4),
         lambda backend: backend.add_tokens([tokenizers.AddedToken("[X]", lstrip=True)]),
         lambda backend: setattr(backend, "normalizer", tokenizers.normalizers.Strip()),
         lambda backend: setattr(
@@ -188,9 +187,90 @@ def test_a_chat_template_that_is_not_text_is_named(tmp_path):
         Tokenizer.from_directory(tmp_path)
 
 
-def test_a_tokenizer_without_byte_level_decoding_is_refused():
-    with pytest.raises(ModelLoadError, match="not a byte-level BPE"):
-        Tokenizer(tokenizers.Tokenizer(models.BPE()))
+def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "cause"),
+    [
+        (tokenizers.Tokenizer(models.BPE()), "not a byte-level BPE"),
+        (_byte_level(models.WordLevel({"a": 0}, unk_token="?")), "not a byte-level BPE"),
+        (_byte_level(models.WordPiece({"a": 0})), "not a byte-level BPE"),
+        (_byte_level(models.Unigram([("a", 0.0)])), "not a byte-level BPE"),
+        (_byte_level(models.BPE({"a": 0}, [])), "lacks 255 of the 256 bytes and has no unknown"),
+        (_byte_level(models.BPE({"a": 0}, [], unk_token="?")), "can't encode every text: Unk"),
+    ],
+)
+def test_a_tokenizer_that_can_not_encode_every_text_is_refused_in_one_line(
+    tmp_path, backend, cause
+):
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelLoadError, match=cause) as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_tokenizer_with_an_unknown_token_needs_no_alphabet():
+    tokenizer = Tokenizer(_byte_level(models.BPE({"a": 0, "?": 1}, [], unk_token="?")))
+    assert tokenizer.encode("abé") == [0, 1, 1, 1]
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A directory whose tokenizer was saved in the middle of a training run."""
+    write_tokenizer(tmp_path)
+    backend = build_backend()
+    backend.enable_truncation(8)
+    backend.enable_padding(length=12, pad_id=3, pad_token="$")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", [*SAMPLES, "Once upon a time " * 9])
+def test_saved_truncation_and_padding_are_off_as_in_transformers(trained, tokenizer, text):
+    transformers = pytest.importorskip("transformers")
+    saved = Tokenizer.from_directory(trained)
+    assert saved.encode(text) == saved.encode_batch(["a", text])[1] == tokenizer.encode(text)
+    assert saved.encode(text) == transformers.AutoTokenizer.from_pretrained(trained).encode(text)
+    assert saved.least_tokens(text) == tokenizer.least_tokens(text)
+    assert saved.fingerprint() == tokenizer.fingerprint()
+
+
+def test_saved_dropout_is_off_and_the_callers_own_object_stays_as_it_was():
+    backend = build_backend()
+    backend.model.dropout = 0.5
+    backend.enable_truncation(2)
+    tokenizer = Tokenizer(backend)
+    text = "Once upon a time there was a small red fox"
+    assert {tuple(tokenizer.encode(text)) for _ in range(9)} == {tuple(BACKEND.encode(text).ids)}
+    assert backend.model.dropout == 0.5
+    assert len(backend.encode(text).ids) == 2
+
+
+@pytest.mark.parametrize("text", ["café", "<naïve>", "Ġx", "你好", "<|ÿ|>"])
+@pytest.mark.parametrize("special", [False, True])
+def test_an_added_token_is_its_own_text_whatever_its_characters_stand_for(text, special):
+    backend = build_backend()
+    backend.add_tokens([tokenizers.AddedToken(text, special=special, normalized=False)])
+    tokenizer = Tokenizer(backend)
+    ids = tokenizer.encode(f"le {text}.")
+    assert tokenizer.token_to_id(text) in ids
+    assert tokenizer.token_bytes(tokenizer.token_to_id(text)) == text.encode()
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"le {text}."
+    assert tokenizer.decode(ids) == ("le ." if special else f"le {text}.")
+
+
+def test_the_token_of_a_byte_stays_one_though_it_was_added():
+    backend = build_backend()
+    backend.add_tokens(["é"])  # the character of a byte, and so no token of its own
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.token_bytes(tokenizer.token_to_id("é")) == b"\xe9"
+    assert tokenizer.decode(tokenizer.encode("髒")) == "髒"  # its first byte
 
 
 def test_the_generation_config_is_kept_for_sampling_defaults(tokenizer):
@@ -235,10 +315,32 @@ def test_the_caller_may_bring_a_template(directory, tmp_path):
     tokenizer.close()
 
 
-def test_a_tool_use_template_is_taken_when_tools_are_given(tmp_path):
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
-    tokenizer = with_template(tmp_path, named)
+def test_a_tool_use_template_is_taken_when_tools_are_given_and_others_by_name(tmp_path):
+    named = {"default": "plain", "tool_use": "tools", "rag": "{{ extra }}"}
+    entries = [{"name": name, "template": text} for name, text in named.items()]
+    tokenizer = with_template(tmp_path, entries)
+    reference = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": "hi"}]
-    assert tokenizer.apply_chat_template(messages) == "plain"
-    assert tokenizer.apply_chat_template(messages, tools=[{"name": "f"}]) == "tools"
+    for options in (
+        {},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"chat_template": "tool_use"},
+        {"chat_template": "rag", "extra": "one"},
+        {"chat_template": "a {{ text }}", "text": "b"},
+    ):
+        expected = reference.apply_chat_template(messages, tokenize=False, **options)
+        assert tokenizer.apply_chat_template(messages, **options) == expected
+    with pytest.raises(ValueError, match="no chat template 'other'; it has default, rag, tool_use"):
+        tokenizer.apply_chat_template(messages, chat_template="other")
+    assert (tokenizer.chat_template, tokenizer.tool_chat_template) == ("plain", "tools")
+    tokenizer.close()
+
+
+def test_several_templates_without_a_default_one_are_chosen_by_name(tmp_path):
+    tokenizer = with_template(tmp_path, [{"name": "rag", "template": "r"}])
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ValueError, match=r"none that is the default.*by chat_template=name.*rag"):
+        tokenizer.apply_chat_template(messages)
+    assert tokenizer.apply_chat_template(messages, chat_template="rag") == "r"
+    assert tokenizer.chat_template is tokenizer.tool_chat_template is None
     tokenizer.close()
