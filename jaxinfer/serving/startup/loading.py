@@ -138,9 +138,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         check_sampler(source.sampler, vocab_size=model_config.vocab_size)
     tokenizer = source.tokenizer or read_tokenizer(directory, config)
     generation = read_generation_config(directory, tokenizer)
-    eos_token_ids = usable_eos_token_ids(
-        model_config, generation.eos_token_ids if tokenizer is None else tokenizer.eos_token_ids
-    )
+    eos_token_ids = usable_eos_token_ids(model_config, generation, tokenizer)
     if config.generation_config == "vllm":
         generation = GenerationConfig()
     default_params = default_sampling_params(generation)

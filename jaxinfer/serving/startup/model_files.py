@@ -55,13 +55,16 @@ def read_tokenizer(directory: Path | None, config: EngineConfig) -> Tokenizer | 
 
 
 def read_generation_config(directory: Path | None, tokenizer: Tokenizer | None) -> GenerationConfig:
-    """What the model's authors recommend for sampling."""
-    if tokenizer is not None:
-        return tokenizer.generation
-    return GenerationConfig() if directory is None else GenerationConfig.from_directory(directory)
+    """What the model's authors recommend for sampling; a tokenizer's, without a directory."""
+    if directory is not None:
+        return GenerationConfig.from_directory(directory)
+    return GenerationConfig() if tokenizer is None else tokenizer.generation
 
 
-def usable_eos_token_ids(model_config: ModelConfig, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Ids that end an answer, as far as the model can produce them."""
-    known = dict.fromkeys([*(ids or model_config.eos_token_ids)])
-    return tuple(token_id for token_id in known if token_id < model_config.vocab_size)
+def usable_eos_token_ids(
+    model_config: ModelConfig, generation: GenerationConfig, tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
+    """Ids that end an answer by any of a model's files, as far as the model can produce them."""
+    of_tokenizer = () if tokenizer is None else tokenizer.eos_token_ids
+    named = dict.fromkeys((*generation.eos_token_ids, *of_tokenizer, *model_config.eos_token_ids))
+    return tuple(token_id for token_id in named if token_id < model_config.vocab_size)
