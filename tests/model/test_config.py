@@ -97,6 +97,31 @@ def test_yarn_is_read_from_both_spellings():
     assert older.max_context_length == 131072
 
 
+def test_yarn_added_to_a_config_of_transformers_5_is_applied_and_theta_stays():
+    """As a model card says to add it; transformers itself would take its default theta then."""
+    spelled = {name: value for name, value in QWEN3_0_6B.items() if name != "rope_theta"}
+    spelled |= {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}
+    both = ModelConfig.from_hf(spelled | {"rope_scaling": YARN}, "config.json")
+    assert both == read(rope_scaling=YARN)
+    assert both.rope_scaling is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"partial_rotary_factor": 1.0}, {}),
+        ({"rope_scaling": {"rope_type": "default", "factor": None}}, {}),
+        ({"rope_scaling": YARN | {"partial_rotary_factor": 1.0}}, {"rope_scaling": YARN}),
+        (
+            {"rope_scaling": YARN, "rope_parameters": YARN | {"rope_theta": 1e6}},
+            {"rope_scaling": YARN},
+        ),
+    ],
+)
+def test_what_changes_nothing_may_be_said(change, same):
+    assert read(**change) == read(**same)
+
+
 def test_yarn_without_an_original_length_takes_the_models_like_transformers():
     config = read(rope_scaling={"rope_type": "yarn", "factor": 2.0})
     assert config.rope_scaling.original_max_position_embeddings == 40960
@@ -160,6 +185,37 @@ def test_config_is_a_static_argument():
         (
             {"rope_scaling": {"rope_type": "llama3"}},
             "'llama3' is not supported .supported: default",
+        ),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1"),
+        (
+            {"rope_parameters": YARN | {"partial_rotary_factor": 0, "rope_theta": 1e6}},
+            "partial_rotary_factor must be 1",
+        ),
+        (
+            {"rope_parameters": YARN | {"rope_theta": 1e6}, "rope_scaling": YARN | {"factor": 2.0}},
+            "rope_parameters and rope_scaling contradict each other: factor is 4.0 in one and 2.0",
+        ),
+        (
+            {"rope_parameters": YARN | {"rope_theta": 1e6}, "rope_scaling": {"type": "default"}},
+            "contradict each other: rope_type is 'yarn' in one and 'default' in the other",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": YARN},
+            "contradict each other: rope_theta is 500000.0 in one and 1000000 in the other",
+        ),
+        ({"rope_parameters": 3}, "rope_parameters must be an object"),
+        (
+            {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768}},
+            "has 'factor', 'original_max_position_embeddings' and no rope_type that uses it; for",
+        ),
+        (
+            {"rope_parameters": {"full_attention": YARN | {"rope_theta": 1e6}}},
+            "has 'full_attention' and no rope_type",
+        ),
+        ({"rope_scaling": YARN | {"attn_factor": "1"}}, "attn_factor must be a positive number"),
+        (
+            {"rope_scaling": YARN | {"attn_factor": 0.9, "attention_factor": 1.0}},
+            "has attention_factor and attn_factor; leave one out",
         ),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "needs a factor"),

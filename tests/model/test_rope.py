@@ -1,5 +1,7 @@
 """Rotary angles equal transformers', with and without YaRN, at every dtype."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,20 @@ ROPES = {
         "factor": 1.0,
         "original_max_position_embeddings": 32768,
     },
+    "yarn-partial-rotary-of-all": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32768,
+        "partial_rotary_factor": 1.0,
+    },
+}
+# Of deepseek-ai/DeepSeek-R1-0528-Qwen3-8B, as published.
+DEEPSEEK = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32768,
+    "attn_factor": 0.8782488562869419,
 }
 
 
@@ -57,6 +73,40 @@ def test_frequencies_equal_transformers(name, head_dim):
     np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=3e-7)
     assert scale == pytest.approx(theirs.attention_scaling, rel=1e-12)
     assert ours.dtype == np.float32
+
+
+def test_an_attn_factor_multiplies_what_transformers_computes_without_it():
+    """It is the inverse of YaRN's own factor: the model was trained with none."""
+    mapping = transformers.Qwen3Config(head_dim=128).to_dict()
+    mapping |= {"rope_parameters": None, "rope_theta": 1e6, "rope_scaling": dict(DEEPSEEK)}
+    theirs = modeling_qwen3.Qwen3RotaryEmbedding(transformers.Qwen3Config.from_dict(mapping))
+    ours, scale = rope_frequencies(128, 1e6, ModelConfig.from_hf(mapping, "x").rope_scaling)
+    np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=3e-7)
+    assert scale == pytest.approx(theirs.attention_scaling * DEEPSEEK["attn_factor"], rel=1e-12)
+    assert scale == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_theta": 5e5, "rope_parameters": None},
+        {"rope_theta": 1e6},
+        {"rope_scaling": ROPES["yarn"]},
+        {"rope_parameters": ROPES["yarn"], "rope_theta": 1e6},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5},
+    ],
+)
+def test_a_rope_scaling_that_was_added_to_rope_parameters_is_applied_as_in_transformers(change):
+    scaling = {name: value for name, value in ROPES["yarn"].items() if name != "rope_theta"}
+    mapping = transformers.Qwen3Config(head_dim=128).to_dict()
+    mapping |= {"rope_parameters": ROPES["default"], "rope_scaling": scaling} | change
+    config = ModelConfig.from_hf(mapping, "x")
+    theirs = modeling_qwen3.Qwen3RotaryEmbedding(
+        transformers.Qwen3Config.from_dict(copy.deepcopy(mapping))
+    )
+    ours, scale = rope_frequencies(128, config.rope_theta, config.rope_scaling)
+    np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=3e-7)
+    assert scale == pytest.approx(theirs.attention_scaling, rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
