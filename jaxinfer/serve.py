@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.cli.engine import speaking_of_flags
+from jaxinfer.cli.flags.connections import allowed_hosts, connection_settings
 from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_one_of_several
@@ -81,10 +82,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         unblocked_stderr(),
     ):
         path = os.path.join(directory, "engine")
-        http = http_settings(arguments)
         counts = os.path.join(directory, "counts")
         os.mkdir(counts)
         address, port = listener.getsockname()[:2]
+        http = http_settings(arguments) | {"allowed_hosts": allowed_hosts(arguments, address)}
         shown = f"[{address}]" if ":" in address else address
         said = f"http://{shown}:{port}/v1 with model {http['served_model_names'][0]}"
         plan = ServicePlan(
@@ -92,6 +93,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             front_end={
                 "socket": path,
                 "http": http,
+                "connections": connection_settings(arguments),
                 "monitoring": monitoring_settings(arguments, counts),
                 "shutdown_timeout": arguments.shutdown_timeout,
             },
@@ -115,9 +117,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that can't be one
         listener.close()
-        reason = error.strerror or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(
             f"can't listen on port {port} of {host}: {reason}; end the program that uses it, or "
             "choose another --port (0 takes a free one) or --host"

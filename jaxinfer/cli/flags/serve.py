@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.cli.flags.connections import add_connection_flags
 from jaxinfer.cli.flags.parser import CommandParser, positive_integer
 from jaxinfer.cores import usable_cores
 from jaxinfer.serving.parsers.names import (
@@ -65,6 +66,7 @@ INSTEAD_OF_VLLM_FLAGS: Mapping[str, str] = {
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that are about the service and not about its engine."""
     _add_http_flags(parser.add_argument_group("HTTP"))
+    add_connection_flags(parser.add_argument_group("connections"))
     _add_answer_flags(parser.add_argument_group("tools and thinking"))
     _add_limit_flags(parser.add_argument_group("limits and shutdown"))
     _add_monitoring_flags(parser.add_argument_group("monitoring"))
@@ -72,7 +74,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+        "--host", type=_host, default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
     )
     group.add_argument(
         "--port",
@@ -222,6 +224,7 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "served_model_names": names,
         "api_keys": arguments.api_key,
+        "body_seconds": arguments.timeout_body,
         "enable_admin": arguments.enable_admin,
         "enable_tokenizer_info": arguments.enable_tokenizer_info,
         "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
@@ -298,6 +301,19 @@ def _as_words(file: str, name: str, value: Any, known: Mapping[str, argparse.Act
 
 def _negative(name: str) -> str:
     return f"--no-{name[2:]}"
+
+
+def _host(text: str) -> str:
+    """An address or a name; Python would take an empty one for all addresses.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    if not re.fullmatch(r"[0-9A-Za-z._:%-]+", text):
+        raise argparse.ArgumentTypeError(
+            f"expected an address or a name, got {text!r}; 0.0.0.0 listens on all addresses"
+        )
+    return text
 
 
 def _port(text: str) -> int:

@@ -1,11 +1,9 @@
 """A front end of `jaxinfer serve`: HTTP, text and tokenizer; it loads no JAX."""
 
 import asyncio
-import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from typing import Any, TextIO
 
 from jaxinfer.cli.process import OK, end_process, run_command
@@ -13,8 +11,6 @@ from jaxinfer.cli.service.child import begin_as_child, freeze_heap, report_while
 from jaxinfer.errors import EngineDeadError
 
 _CONNECT_EVERY_S = 0.02
-_CLOSE_WITHIN_S = 3  # for answers that are being sent once their requests have ended
-_MOST_HEADER_BYTES = 1 << 16
 
 
 def main() -> None:
@@ -31,8 +27,8 @@ def _run(settings: dict[str, Any], reports: TextIO) -> int:
 
 
 async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> int:
-    import uvicorn
-
+    from jaxinfer.serving.openai.connections.limits import ConnectionLimits
+    from jaxinfer.serving.openai.connections.server import Server, server_config
     from jaxinfer.serving.service.remote_llm import RemoteLLM
 
     ending = asyncio.Semaphore(0)
@@ -41,7 +37,8 @@ async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> in
     if llm is None:
         return OK
     app = make_app(llm, settings["http"], settings["monitoring"])
-    server = _server(uvicorn)(_server_config(app))
+    limits = ConnectionLimits(**settings["connections"])
+    server = Server(server_config(app, limits))
     with socket.socket(fileno=settings["listener"]) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
@@ -75,33 +72,6 @@ async def _connect(kind: Any, path: str, ending: asyncio.Semaphore) -> Any:
         except (FileNotFoundError, ConnectionRefusedError, EngineDeadError):
             await asyncio.sleep(_CONNECT_EVERY_S)
     return None
-
-
-def _server_config(app: Any) -> Any:
-    """uvicorn's configuration, the limits of what a client may send in headers among it."""
-    import uvicorn
-
-    return uvicorn.Config(
-        app,
-        http="h11",  # httptools, which uvicorn prefers if it is installed, has no limit
-        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=_CLOSE_WITHIN_S,
-        server_header=False,
-    )
-
-
-def _server(uvicorn: Any) -> Any:
-    """uvicorn's server, whose signals are this process's."""
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Server
 
 
 def _loop_factory() -> Any:

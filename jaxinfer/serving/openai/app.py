@@ -17,6 +17,7 @@ from jaxinfer.serving.openai.front import Front
 from jaxinfer.serving.openai.middleware.auth import PROBES, Auth
 from jaxinfer.serving.openai.middleware.body_limit import BodyLimit
 from jaxinfer.serving.openai.middleware.head import Head
+from jaxinfer.serving.openai.middleware.hosts import AllowedHosts
 from jaxinfer.serving.openai.middleware.request_id import RequestId
 from jaxinfer.serving.openai.page import routes as page
 from jaxinfer.serving.openai.page.files import PAGE_PATHS
@@ -77,9 +78,16 @@ def create_app(
     app.add_exception_handler(ApiError, _answer)
     app.add_exception_handler(Exception, _answer)
     # The last one is the outermost.
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_unfinished_bytes=settings.max_unfinished_bytes,
+        seconds=settings.body_seconds,
+    )
     open_paths = PROBES.union(PAGE_PATHS if settings.page else ())
     app.add_middleware(Auth, keys=settings.api_keys, open_paths=open_paths)
+    if "*" not in settings.allowed_hosts:
+        app.add_middleware(AllowedHosts, names=settings.allowed_hosts)
     app.add_middleware(RequestId)
     app.add_middleware(Head)
     _document(app, has_keys=bool(settings.api_keys))

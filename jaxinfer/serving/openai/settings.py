@@ -15,10 +15,13 @@ class ServerSettings:
     Attributes:
         served_model_names: names that requests may call the model; the first one is in answers.
         api_keys: any of these is let in; empty lets everybody in.
+        allowed_hosts: names besides this machine's own that requests may be for; "*" for all.
         enable_admin: serve the routes that change the engine; needs a key.
         enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
         page: serve the chat page at `/`; its files need no key, its requests do.
         max_body_bytes: of a request.
+        max_unfinished_bytes: of all requests' bodies that are still coming, together.
+        body_seconds: for a request's body to come.
         max_nesting: most levels of JSON in a request.
         keep_alive_seconds: of silence after which a stream gets a comment.
         template_kwargs: names that `chat_template_kwargs` of a request may set.
@@ -34,10 +37,13 @@ class ServerSettings:
 
     served_model_names: tuple[str, ...] = ("jaxinfer",)
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ("*",)
     enable_admin: bool = False
     enable_tokenizer_info: bool = False
     page: bool = True
     max_body_bytes: int = 32 * _MIB
+    max_unfinished_bytes: int = 256 * _MIB
+    body_seconds: float = 60.0
     max_nesting: int = 64
     keep_alive_seconds: float = 15.0
     template_kwargs: frozenset[str] = frozenset({"enable_thinking"})
@@ -55,7 +61,10 @@ class ServerSettings:
             raise ValueError("enable_admin needs a key; set api_keys too")
         tool_parser_name(self.tool_call_parser, None)
         reasoning_parser_name(self.reasoning_parser, None)
-        for name in ("max_body_bytes", "max_nesting", "keep_alive_seconds"):
+        for name in (
+            *("max_body_bytes", "max_unfinished_bytes", "body_seconds"),
+            *("max_nesting", "keep_alive_seconds"),
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 

@@ -37,7 +37,10 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "--max-undelivered-tokens 9 --dtype bfloat16 --tensor-parallel-size 2 --max-num-seqs 12 "
         "--gpu-memory-utilization 0.5 --block-size 32 --max-model-len 512 "
         "--max-num-batched-tokens 64 --no-enable-prefix-caching --scheduling-policy fair "
-        "--no-enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser none"
+        "--no-enable-auto-tool-choice --tool-call-parser qwen3_coder --reasoning-parser none "
+        "--timeout-head 1 --timeout-body 2.5 --timeout-keep-alive 3 --allowed-hosts a.b,c "
+        "--h11-max-incomplete-event-size 4096 --h11-max-header-count 20 "
+        "--forwarded-allow-ips 10.0.0.7,192.168.0.0/16"
     )
     assert serve.main(line.split()) == 0
     (plan,) = plans
@@ -63,6 +66,8 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
     assert plan.front_end["http"] == {
         "served_model_names": ["a", "b"],
         "api_keys": ["k1", "k2"],
+        "allowed_hosts": ["a.b", "c"],
+        "body_seconds": 2.5,
         "enable_admin": True,
         "enable_tokenizer_info": False,
         "enable_auto_tool_choice": False,
@@ -70,6 +75,14 @@ def test_vllms_names_reach_the_engine_the_edge_and_the_limits(plans):
         "reasoning_parser": "none",
         "page": True,
         "profile_directory": "/traces",
+    }
+    assert plan.front_end["connections"] == {
+        "head_seconds": 1.0,
+        "idle_seconds": 3.0,
+        "stalled_seconds": 2.5,
+        "max_head_bytes": 4096,
+        "max_headers": 20,
+        "trusted_proxies": ("10.0.0.7", "192.168.0.0/16"),
     }
     assert (plan.num_front_ends, plan.shutdown_timeout) == (3, 2.0)
     assert plan.engine["socket"] == plan.front_end["socket"]
@@ -86,6 +99,63 @@ def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
     assert plan.front_end["http"]["reasoning_parser"] == "auto"
     assert plan.front_end["http"]["enable_auto_tool_choice"] is True
     assert parsed().port == 8000
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts"),
+    [
+        ("", []),
+        ("--host localhost", []),
+        ("--host 127.0.0.2", []),
+        ("--allowed-hosts a.example", ["a.example"]),
+        ("--api-key k", ["*"]),
+        ("--host 0.0.0.0", ["*"]),
+        ("--host 0.0.0.0 --allowed-hosts a.example", ["a.example"]),
+        ("--api-key k --allowed-hosts a.example", ["a.example"]),
+    ],
+)
+def test_without_a_key_a_server_of_this_machine_answers_for_its_names_alone(plans, line, hosts):
+    assert serve.main(["--port", "0", *line.split()]) == 0
+    assert plans[0].front_end["http"]["allowed_hosts"] == hosts
+
+
+@pytest.mark.parametrize("host", ["", " ", "*", "<broadcast>", "a b", "http://localhost"])
+def test_a_host_that_is_none_is_one_line(capsys, host):
+    with pytest.raises(SystemExit):
+        serve.main(["--port", "0", "--host", host])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"argument --host: expected an address or a name, got {host!r}" in error
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70, "256.0.0.1", "8.8.8.8"])
+def test_a_host_that_cannot_be_had_is_one_line(capsys, host):
+    assert serve.main(["--port", "0", "--host", host]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"can't listen on port 0 of {host}: " in error
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--timeout-head 0", "expected seconds above 0, got '0'"),
+        ("--timeout-body nan", "expected seconds above 0, got 'nan'"),
+        ("--allowed-hosts a,,b", "expected names with commas between"),
+        ("--forwarded-allow-ips proxy", "'proxy' is neither an address"),
+        ("--h11-max-header-count 1", "max_headers must be from 16"),
+    ],
+)
+def test_a_limit_of_connections_that_is_none_is_one_line(capsys, plans, line, message):
+    try:
+        status = serve.main(["--port", "0", *line.split()])
+    except SystemExit as leaving:
+        status = leaving.code
+    assert status in (1, 2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not plans
 
 
 def test_the_page_can_be_left_out():

@@ -9,6 +9,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxinfer.cli.service import front_end_process
+from jaxinfer.serving.openai.connections.h11_connection import H11Connection
+from jaxinfer.serving.openai.connections.limits import ConnectionLimits
+from jaxinfer.serving.openai.connections.server import Server, server_config
 
 
 class Front:
@@ -81,7 +84,13 @@ def test_headers_are_read_by_h11_even_where_httptools_is_installed():
     plain = uvicorn.Config(app)
     plain.load()
     assert plain.http_protocol_class.__name__ == "HttpToolsProtocol"  # what uvicorn would take
-    config = front_end_process._server_config(app)
-    config.load()
-    assert config.http_protocol_class is H11Protocol
-    assert config.h11_max_incomplete_event_size <= 1 << 16
+
+    async def protocol():
+        server = Server(server_config(app, ConnectionLimits()))
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        return server._make_protocol()
+
+    ours = asyncio.run(protocol())
+    assert isinstance(ours, H11Protocol)
+    assert isinstance(ours.conn, H11Connection)

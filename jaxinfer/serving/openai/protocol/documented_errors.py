@@ -9,8 +9,10 @@ DOCUMENTED_ERRORS: dict[int | str, dict[str, Any]] = {
     for status, why in {
         400: "The request can't be run as it is.",
         401: "No valid key.",
+        403: "The server does not answer for this host.",
         404: "No such route or model.",
         405: "The route has other methods.",
+        408: "The body did not come in time.",
         413: "The body is too large.",
         415: "The body is not declared as JSON.",
         500: "The engine failed.",
