@@ -144,9 +144,9 @@ class _Request:
 
 
 def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The id among headers, if it is printable ASCII; cut."""
+    """The id among headers, if it is printable ASCII; cut, and without blanks around it."""
     for name, value in headers:
-        text = value.decode("ascii", errors="replace")[:_MOST_ID_CHARACTERS]
-        if name.lower() == _ID and text.isascii() and text.isprintable() and text.strip():
+        text = value.decode("ascii", errors="replace")[:_MOST_ID_CHARACTERS].strip()
+        if name.lower() == _ID and text and text.isascii() and text.isprintable():
             return text
     return None

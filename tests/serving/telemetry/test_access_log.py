@@ -93,6 +93,12 @@ def test_long_ids_and_paths_are_cut():
     assert len(line["path"]) == 256
 
 
+def test_an_id_that_is_cut_at_a_blank_is_no_bad_header():
+    ((line,), sent, _) = ask(headers=[(b"x-request-id", b"y" * 127 + b" z")])
+    assert sent[0]["headers"][-1] == (b"x-request-id", b"y" * 127)
+    assert line["request_id"] == "y" * 127
+
+
 @pytest.mark.parametrize(
     ("path", "gone", "status"),
     [("/raise", False, 500), ("/x", True, 499), ("/nowhere", False, 404)],
