@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
@@ -15,13 +15,14 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.processes.requests import request_to_json
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
-from jaxinfer.serving.requests.packed_ids import unpack_ids
+from jaxinfer.serving.requests.packed_ids import ID_BYTES, unpack_ids
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.service.limits import ServiceLimits
 from jaxinfer.serving.startup.model_files import read_model_config, read_tokenizer
 
 # What a front end decides itself, or what the engine's process has no use for.
 _MOST_SHARED_BYTES = 4096
+_STAY_OF_REQUEST = ("key", "label", "kind")
 _STAY_IN_FRONT_END = (
     *("stop", "output_kind", "detokenize", "skip_special_tokens"),
     *("include_stop_str_in_output", "truncate_prompt_tokens"),
@@ -125,17 +126,43 @@ def engine_message(request: NewRequest) -> dict[str, Any]:
         "prompt": prompt,
         "params": {name: params[name] for name in params if name not in _STAY_IN_FRONT_END},
     }
-    return request_to_json(request, leave=("key", "label", "kind", *message)) | message
+    return request_to_json(request, leave=(*_STAY_OF_REQUEST, *message)) | message
 
 
 def request_of_message(message: Mapping[str, Any]) -> NewRequest:
-    """The request that `engine_message` was called of, as far as the message has it."""
-    prompt = message["prompt"]
-    records = {
-        "prompt": Prompt(unpack_ids(prompt["packed"]), None, **prompt),
-        "params": _params(message["params"]),
+    """The request that `engine_message` was called of, as far as the message has it.
+
+    Raises:
+        TypeError, ValueError: a field is of another type than `NewRequest` has it, or unknown.
+    """
+    checked = msgspec.convert(message, _RequestMessage)
+    prompt = checked.prompt
+    given = msgspec.structs.asdict(checked) | {
+        "prompt": Prompt(unpack_ids(prompt.packed), None, prompt.cache_salt, prompt.packed),
+        "params": _params(checked.params),
     }
-    return NewRequest(**{**message, **records})
+    return NewRequest(**given)
+
+
+class _PromptMessage(msgspec.Struct, forbid_unknown_fields=True):
+    packed: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES)]
+    cache_salt: str | None = None
+
+
+# The other fields that travel have the types and defaults of `NewRequest`.
+_RequestMessage: Any = msgspec.defstruct(
+    "_RequestMessage",
+    [
+        ("prompt", _PromptMessage),
+        ("params", dict[str, Any]),
+        *(
+            (field.name, get_type_hints(NewRequest)[field.name], field.default)
+            for field in dataclasses.fields(NewRequest)
+            if field.name not in ("prompt", "params", "sink", *_STAY_OF_REQUEST)
+        ),
+    ],
+    forbid_unknown_fields=True,
+)
 
 
 def _params(fields: Mapping[str, Any]) -> SamplingParams:

@@ -48,3 +48,30 @@ def test_equal_parameters_are_checked_once():
         for i in range(2)
     )
     assert first.params is second.params
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        *[({"priority": value}, "priority") for value in ("high", None, 1.5, [1], True)],
+        ({"seed_offset": "1"}, "seed_offset"),
+        *[({"prefill_only": value}, "prefill_only") for value in (1, "yes")],
+        *[({name: "x"}, name) for name in ("key", "label", "kind", "sink", "no_such")],
+        *[({"prompt": value}, "prompt") for value in ([1], {}, {"packed": b""}, {"packed": 1})],
+        ({"prompt": {"packed": b"\0\0\0\0", "cache_salt": 4}}, "prompt.cache_salt"),
+        ({"prompt": {"packed": b"\0\0\0\0", "text": "x"}}, "text"),
+        ({"params": [1]}, "params"),
+    ],
+)
+def test_a_field_of_another_type_is_named(wrong, where):
+    message = engine_message(NewRequest(prompt=Prompt([1]), params=SamplingParams())) | wrong
+    with pytest.raises(ValueError, match=where):
+        request_of_message(message)
+
+
+def test_the_other_fields_of_a_request_travel():
+    request = NewRequest(
+        prompt=Prompt([1]), params=SamplingParams(), seed_offset=2, prefill_only=True, priority=-3
+    )
+    arrived = sent(request)
+    assert arrived == dataclasses.replace(request, key=arrived.key, label=arrived.label)
