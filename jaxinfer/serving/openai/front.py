@@ -19,6 +19,7 @@ from jaxinfer.serving.openai.protocol.structured import grammar_errors
 from jaxinfer.serving.openai.settings import ServerSettings
 from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_name
 from jaxinfer.serving.requests.new_request import Prompt
+from jaxinfer.serving.telemetry.latest import Latest
 from jaxinfer.serving.telemetry.telemetry import Telemetry
 
 _FIELDS = frozenset(
@@ -43,6 +44,8 @@ _FIELDS = frozenset(
 
 Outputs = Stream[tuple[int, RequestOutput]]
 """Outputs of a request's prompts in order of arrival, each with its prompt's index."""
+
+_METRICS_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,8 @@ class Front:
         self.engine = engine
         self.settings = settings
         self.telemetry = telemetry
+        self.engine_metrics = Latest(engine.get_metrics, _METRICS_WITHIN_S)
+        """What the engine counts, or counted when it could last be asked."""
         self.prompts = Prompts(engine, settings.template_kwargs)
         template = engine.tokenizer.chat_template if engine.tokenizer else None
         for_tools = engine.tokenizer.tool_chat_template if engine.tokenizer else None

@@ -21,7 +21,9 @@ from jaxinfer.serving.service.messages import (
     encode,
     read_frame,
 )
+from jaxinfer.serving.telemetry.latest import Latest
 
+_METRICS_WITHIN_S = 0.1  # else, as in a long step or a compilation, they are as they were last
 _MOST_UNSENT_BYTES = 1 << 26  # of a front end that reads nothing; then it is given up
 
 logger = logging.getLogger("jaxinfer")
@@ -40,7 +42,8 @@ class EngineServer:
         max_waiting: completions that may wait beyond these.
         hello: what front ends are told first: see `EngineDescription.to_message`.
         calls: what front ends may ask for besides pausing and sleeping, by name; done in the
-            engine's thread. The event loop answers "ping", so that a busy engine delays no answer.
+            engine's thread. The event loop answers "ping", and "get_metrics" with what was read
+            last, so that a busy engine delays no answer.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class EngineServer:
         self._capacity = num_slots + max_waiting
         self._hello = dict(hello)
         self._calls = {**_handover_calls(driver), **calls}
+        self._metrics = Latest(lambda: self._call("get_metrics"), _METRICS_WITHIN_S)
         self._front_ends: set[FrontEndRequests] = set()  # of the engine's thread
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -67,6 +71,7 @@ class EngineServer:
             OSError: there is something at `path`, or it can't be made.
         """
         await self._driver.call_async(lambda: self._driver.after_each_round(self._flush))
+        await self._metrics.get()
         before = os.umask(0o177)
         try:
             server = await asyncio.start_unix_server(self._serve, path, limit=1 << 20)
@@ -121,13 +126,19 @@ class EngineServer:
 
     async def _answer(self, call: Call, writer: asyncio.StreamWriter) -> None:
         try:
-            action = self._calls[call.name]
-            value = await self._driver.call_async(lambda: action(*call.arguments))
+            if call.name == "get_metrics":
+                value = await self._metrics.get()
+            else:
+                value = await self._call(call.name, *call.arguments)
             data = encode(Reply(call.number, value))
         except Exception as error:
             text = f"the engine has no call {error}" if isinstance(error, KeyError) else str(error)
             data = encode(Reply(call.number, None, type(error).__name__, text))
         _write(writer, data)
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        action = self._calls[name]
+        return await self._driver.call_async(lambda: action(*arguments))
 
     def _has_room_for(self, count: int) -> bool:
         return sum(map(len, self._front_ends)) + count <= self._capacity

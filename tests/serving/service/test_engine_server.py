@@ -1,6 +1,7 @@
 """What comes over the engine's socket is checked before it reaches the engine."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -37,3 +38,42 @@ def test_a_priority_that_is_text_is_refused_and_later_requests_run(policy):
     assert isinstance(answer, Refused)
     assert (answer.number, "priority" in answer.message) == (7, True)
     assert all(each[-1].finished and each[-1].error is None for each in outputs)
+
+
+def value(metrics, name):
+    return next(each.value for each in metrics if each.name == f"jaxinfer:{name}")
+
+
+def test_metrics_are_the_last_known_while_the_engine_is_busy_and_new_ones_afterwards():
+    async def main():
+        service = ToyService()
+        async with service.connected() as llm:
+            await collect(llm, [1, 2])
+            known = await llm.get_metrics()
+            over = threading.Event()
+            service.driver.owner.post(over.wait)  # as a step that compiles
+            try:
+                running = asyncio.ensure_future(collect(llm, [3, 4]))
+                busy = [await llm.get_metrics() for _ in range(3)]
+            finally:
+                over.set()
+            await running
+            return known, busy, await llm.get_metrics()
+
+    known, busy, later = run(main())
+    assert busy == [known] * 3
+    assert value(later, "generation_tokens") == 2 * value(known, "generation_tokens") > 0
+
+
+def test_metrics_can_be_had_before_anything_was_counted():
+    async def main():
+        service = ToyService()
+        async with service.connected() as llm:
+            over = threading.Event()
+            service.driver.owner.post(over.wait)
+            try:
+                return await llm.get_metrics()
+            finally:
+                over.set()
+
+    assert value(run(main()), "generation_tokens") == 0

@@ -45,9 +45,12 @@ async def load(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Counts of the engine and of this front end, in Prometheus' text format."""
+    """Counts of the engine and of all front ends, in Prometheus' text format.
+
+    Of an engine whose step takes long, as one that compiles does, they are the last that are known.
+    """
     front = front_of(request)
-    text = front.telemetry.render(await front.engine.get_metrics())
+    text = front.telemetry.render(await front.engine_metrics.get())
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
