@@ -36,6 +36,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         the reader of stdout went away. Other errors are bugs and propagate with their
         traceback, which a bug report needs.
     """
+    _open_standard_streams()
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # print would take stdout instead
     if sys.stdout is None:
@@ -65,6 +66,18 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         if isinstance(error, OSError):
             _discard_unwritable_stdout()
         return FAILED
+
+
+def _open_standard_streams() -> None:
+    """Open the null device in the place of standard streams that are closed.
+
+    A socket would get the number of one, and child processes would have it as that stream.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number, and those before are open
 
 
 _MEMORY_ADVICE = (

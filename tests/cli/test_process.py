@@ -192,3 +192,18 @@ def test_other_exceptions_of_finalizers_are_shown_as_ever():
     done = _run(program)
     assert done.returncode == 0
     assert "in a finalizer" in done.stderr
+
+
+@pytest.mark.parametrize("redirection", ["<&-", "2>&-", "<&- 2>&-", ""])
+def test_no_socket_takes_the_number_of_a_closed_standard_stream(redirection):
+    body = (
+        "import os, socket\n"
+        "def body():\n"
+        "    print(min(socket.socket().fileno(), 3), [os.fstat(i).st_mode > 0 for i in range(3)])\n"
+        "    return 0\n"
+        "from jaxinfer.cli.process import run_command\n"
+        "run_command('serve', body)\n"
+    )
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, body]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "3 [True, True, True]\n"
