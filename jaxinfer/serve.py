@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.cli.engine import speaking_of_flags
+from jaxinfer.cli.flags.config_file import with_config_file
 from jaxinfer.cli.flags.connections import allowed_hosts, connection_settings
 from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_one_of_several
 from jaxinfer.cli.flags.serve import (
+    INSTEAD_OF_VLLM_FLAGS,
     SERVE_DEFAULTS,
     add_serve_flags,
     default_front_ends,
     http_settings,
     monitoring_settings,
     refuse_vllm_flags,
-    with_config_file,
 )
 from jaxinfer.cli.process import end_process, run_command
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = build_parser()
-    argv = with_config_file(argv, parser)
+    argv = with_config_file(argv, parser, INSTEAD_OF_VLLM_FLAGS)
     refuse_vllm_flags(argv, parser)
     arguments = parser.parse_args(argv)
     if arguments.positional_model is not None:

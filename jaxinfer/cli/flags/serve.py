@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxinfer.cli.flags.connections import add_connection_flags
@@ -246,61 +245,6 @@ def refuse_vllm_flags(argv: Sequence[str], parser: CommandParser) -> None:
         name = word.split("=", 1)[0].replace("_", "-")
         if name in INSTEAD_OF_VLLM_FLAGS:
             parser.error(f"{name} does not apply: {INSTEAD_OF_VLLM_FLAGS[name]}")
-
-
-def with_config_file(argv: Sequence[str], parser: CommandParser) -> list[str]:
-    """The command line with the flags of its --config file before the others, which win.
-
-    Raises:
-        ValueError: the file can't be read, or holds something else than flags.
-    """
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--config")
-    file = own.parse_known_args(list(argv))[0].config
-    if file is None:
-        return list(argv)
-    known = {name: action for action in parser._actions for name in action.option_strings}
-    words: list[str] = []
-    for key, value in _read_yaml(file).items():
-        name = "--" + str(key).replace("_", "-")
-        if not {name, _negative(name)} & known.keys() and name not in INSTEAD_OF_VLLM_FLAGS:
-            raise ValueError(f"{file}: no flag {name}; `jaxinfer serve --help` lists them")
-        words += _as_words(file, name, value, known)
-    return [*words, *argv]
-
-
-def _read_yaml(file: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(file).read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: expected `flag: value` lines")
-    return content
-
-
-def _as_words(file: str, name: str, value: Any, known: Mapping[str, argparse.Action]) -> list[str]:
-    """A flag of the file as the command line would have it."""
-    if value is None:
-        raise ValueError(f"{file}: {name} has no value")
-    if isinstance(value, bool):
-        word = name if value else _negative(name)
-        return [word] if word in known or name in INSTEAD_OF_VLLM_FLAGS else []
-    if isinstance(value, dict):
-        import json
-
-        return [f"{name}={json.dumps(value)}"]
-    values = value if isinstance(value, list) else [value]
-    action = known.get(name)
-    if action is not None and action.nargs == "+":
-        return [name, *map(str, values), "--config", file]  # a flag ends the list
-    return [f"{name}={each}" for each in values]
-
-
-def _negative(name: str) -> str:
-    return f"--no-{name[2:]}"
 
 
 def _host(text: str) -> str:

@@ -4,13 +4,14 @@ import pytest
 
 from jaxinfer import serve
 from jaxinfer.cli.flags import serve as serve_flags
+from jaxinfer.cli.flags.config_file import with_config_file
 from jaxinfer.cli.flags.serve import INSTEAD_OF_VLLM_FLAGS, http_settings
 
 
 def parsed(*argv):
     """The arguments of a command line."""
     parser = serve.build_parser()
-    return parser.parse_args(serve_flags.with_config_file(argv, parser))
+    return parser.parse_args(with_config_file(argv, parser))
 
 
 @pytest.fixture
@@ -187,35 +188,6 @@ def test_a_config_file_is_flags_and_the_command_line_wins(tmp_path):
     assert arguments.hf_overrides == {"rope_theta": 5}
     assert http_settings(arguments)["served_model_names"] == ["a", "b"]
     assert arguments.api_key == ["x", "y"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("no_such: 1\n", "no flag --no-such"),
-        ("port:\n", "--port has no value"),
-        ("[1, 2]\n", "expected `flag: value` lines"),
-        ("a: [\n", "not YAML"),
-        ("trust-remote-code: true\n", "--trust-remote-code does not apply"),
-        ("port: 70000\n", "expected a port"),
-    ],
-)
-def test_a_mistake_in_a_config_file_is_one_line(tmp_path, capsys, content, message):
-    file = tmp_path / "service.yaml"
-    file.write_text(content)
-    try:
-        status = serve.main(["--config", str(file)])
-    except SystemExit as leaving:
-        status = leaving.code
-    assert status in (1, 2)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
-
-
-def test_a_config_file_that_is_not_there_is_one_line(capsys):
-    assert serve.main(["--config", "no/such.yaml"]) == 1
-    assert "no/such.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", INSTEAD_OF_VLLM_FLAGS)
