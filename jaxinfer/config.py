@@ -130,8 +130,8 @@ class EngineConfig:
         attention_backend: "auto" takes the fastest one that the device supports; a backend that
             is named and impossible is an error.
         compilation_cache_dir: where traced and compiled programs are kept between processes; None
-            is the user's cache directory and "" keeps none. What is read there is run, so nobody
-            else may be able to write to it.
+            is the user's cache directory and "" keeps none. What is read there is run, so one that
+            another user owns or may write to is not used, with a warning.
         compile_ahead: compile every shape at start-up, so that nothing compiles while requests run;
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.

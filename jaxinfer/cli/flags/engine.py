@@ -220,8 +220,8 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--compilation-cache-dir",
         default=unset,
-        help="where compiled programs are kept between runs, which nobody else may write to "
-        '("" keeps none)',
+        help="where compiled programs are kept between runs; one that others may write to is not "
+        'used ("" keeps none)',
     )
     group.add_argument(
         "--compile-ahead",

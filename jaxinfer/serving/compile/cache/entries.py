@@ -7,6 +7,8 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from jaxinfer.serving.compile.cache.private_directory import is_ours
+
 _DIGEST = hashlib.sha256().digest_size
 _FAST = 1  # zlib level; a program shrinks to a fifth
 
@@ -14,9 +16,10 @@ _FAST = 1  # zlib level; a program shrinks to a fifth
 class Entries:
     """Bytes on disk by name, compressed.
 
-    An entry counts only if it is whole and says itself that it belongs to its name: one that is
-    damaged, cut short or renamed is as good as none, and removed. Writing is atomic, so a user's
-    processes may share a directory. An error of the disk costs time and nothing else.
+    An entry counts only if it is this user's (or root's), whole, and says itself that it belongs
+    to its name: one that is damaged, cut short, renamed or another user's is as good as none, and
+    removed. Writing is atomic, so a user's processes may share a directory. An error of the disk
+    costs time and nothing else.
 
     Args:
         directory: made when first written to.
@@ -40,7 +43,8 @@ class Entries:
         """What was written under a name; None where nothing sound is."""
         path = self._path(name)
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = file.read() if is_ours(os.fstat(file.fileno())) else b""
         except OSError:
             return None
         header = self._header(name)
@@ -56,7 +60,7 @@ class Entries:
         """Keep bytes under a name; Python's lock is free while they are compressed."""
         body = zlib.compress(data, _FAST)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, partial = tempfile.mkstemp(dir=self._directory, prefix=".writing-")
         except OSError:
             return

@@ -4,8 +4,8 @@ JAX's compilation cache is asked with a lowered program, and lowering one that w
 still takes Python 40 to 90 ms, one program after the other. These entries are found by what a
 program is made from, without lowering it, and are read by all of a processor's cores at once.
 
-Reading one runs machine code and Python's pickle, as with JAX's own cache: a directory that others
-may write to lets them run what they like.
+Reading one runs machine code and Python's pickle, so that whoever can write one can run what they
+like: a directory that others may write to is not used, and another user's entry counts as none.
 """
 
 import contextlib

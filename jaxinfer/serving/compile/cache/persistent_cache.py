@@ -11,6 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxinfer.serving.compile.cache.cache_repair import damaged_entries_dropped
 from jaxinfer.serving.compile.cache.cache_writer import written_in_background
+from jaxinfer.serving.compile.cache.private_directory import make_private
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while an engine starts, and while JAX's cache, which is the process's, is switched on."""
@@ -42,7 +43,8 @@ def persistent_cache(directory: str | None) -> Iterator[Path | None]:
 
     Yields:
         The directory in use, or None if nothing is kept (a directory that can't be made included:
-        a cache must not keep an engine from starting).
+        a cache must not keep an engine from starting; or one that others may write to, which is
+        said: what is found there is run).
     """
     with ONE_AT_A_TIME:
         yield from _switched_on(directory)
@@ -81,20 +83,19 @@ def store_directory(directory: str | None, kind: str) -> Path | None:
         kind: of programs, "traced" or "compiled".
 
     Returns:
-        A directory that need not exist yet, or None where nothing is kept, or where the user's own
-        cache is no local directory.
+        A directory, or None where nothing is kept, or where the user's own cache is no local
+        directory.
     """
     configured = jax.config.jax_compilation_cache_dir
     if configured is not None:
         return None if "://" in configured else Path(configured) / kind
     path = None if directory == "" else _made(directory)
-    return path and path / kind
+    return path and _made(str(path / kind))
 
 
 def _made(directory: str | None) -> Path | None:
     try:
         path = default_directory() if directory is None else Path(directory).expanduser()
-        path.mkdir(parents=True, exist_ok=True)
+        return path if make_private(path) and os.access(path, os.W_OK) else None
     except (OSError, RuntimeError):  # RuntimeError: no home directory
         return None
-    return path if os.access(path, os.W_OK) else None

@@ -1,0 +1,55 @@
+"""Finds out whether anybody else could put programs into a directory whose content will be run."""
+
+import functools
+import logging
+import os
+import stat
+from pathlib import Path
+
+logger = logging.getLogger("jaxinfer")
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_private(directory: Path) -> bool:
+    """Make a directory that only this user may enter, if it isn't there, and say if it is private.
+
+    One that isn't is said once, with what mends it.
+
+    Args:
+        directory: whose parents are made as well, with the user's usual mode.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    obstacle = _obstacle(directory.resolve())
+    if obstacle is not None:
+        _warn(str(directory), obstacle)
+    return obstacle is None
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether a file or directory belongs to this user, or to root, who can do anything."""
+    return status.st_uid in (os.geteuid(), 0)
+
+
+def _obstacle(directory: Path) -> str | None:
+    """Who else may write to a directory, and what to do about it; None for nobody."""
+    status = directory.stat()
+    if not is_ours(status):
+        return f"it belongs to another user ({status.st_uid}); give a directory of your own"
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        mode = stat.S_IMODE(status.st_mode)
+        return f"others may write to it (mode {mode:04o}); `chmod go-w` it, or give another one"
+    for parent in directory.parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"everybody may replace it, as {parent} has mode {stat.S_IMODE(mode):04o}"
+    return None
+
+
+@functools.cache
+def _warn(directory: str, obstacle: str) -> None:
+    logger.warning("no programs are kept in or read from %s: %s", directory, obstacle)
