@@ -4,6 +4,8 @@ import dataclasses
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.config import ModelConfig
@@ -269,3 +271,30 @@ def test_undecodable_and_missing_config_files_are_named(tmp_path):
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelLoadError, match=r"config\.json: not JSON"):
         ModelConfig.from_directory(tmp_path)
+
+
+_ROPE_KEYS = st.sampled_from(
+    [
+        "type",
+        "rope_type",
+        "rope_theta",
+        "factor",
+        "attn_factor",
+        "partial_rotary_factor",
+        "truncate",
+    ]
+)
+_VALUES = st.sampled_from([None, True, 0, 1, 1.0, 4.0, -1, 1e6, "yarn", "default", [], {}, "1"])
+_ROPE = st.dictionaries(_ROPE_KEYS, _VALUES, max_size=5) | _VALUES
+
+
+@settings(deadline=None, max_examples=300)
+@given(_ROPE, _ROPE)
+def test_any_rope_objects_are_read_or_refused_in_one_line(parameters, scaling):
+    try:
+        config = read(rope_parameters=parameters, rope_scaling=scaling)
+    except ModelLoadError as error:
+        assert "\n" not in str(error)
+        return
+    kinds = {part.get("rope_type", part.get("type")) for part in (parameters, scaling) if part}
+    assert (config.rope_scaling is not None) == ("yarn" in kinds)

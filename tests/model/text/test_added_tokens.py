@@ -1,16 +1,24 @@
 """Tokens that only the files beside tokenizer.json know are what transformers makes of them."""
 
+import functools
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.text.added_tokens import add_tokens
+from jaxinfer.model.text.template_files import read_templates
 from jaxinfer.model.text.tokenizer import Tokenizer
 from tests.lazy import transformers
 from tests.model.text.small_tokenizer import build_backend, write_tokenizer
 
-NEXT = build_backend().get_vocab_size()
+BACKEND = build_backend()
+NEXT = BACKEND.get_vocab_size()
 TEXT = "<tool_call> <|end|>the he<x><é><|pad|><|im_end|><think>"
 
 
@@ -114,5 +122,32 @@ def test_what_can_not_be_is_named_in_one_line(tmp_path, files, cause):
 def test_a_token_that_tokenizer_json_has_under_another_id_keeps_that_one(tmp_path):
     settings = {"added_tokens_decoder": {"900": token("<think>")}}
     tokenizer = Tokenizer.from_directory(written(tmp_path, tokenizer_config=settings))
-    assert tokenizer.encode("<think>") == build_backend().encode("<think>").ids
-    assert isinstance(build_backend().get_added_tokens_decoder()[405], AddedToken)
+    assert tokenizer.encode("<think>") == BACKEND.encode("<think>").ids
+
+
+_NAMES = st.sampled_from(["content", "special", "lstrip", "name", "template", "", "7", "900", "x"])
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+_SETTINGS = (
+    "added_tokens_decoder",
+    "eos_token",
+    "x_token",
+    "extra_special_tokens",
+    "chat_template",
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(_SETTINGS, _JSON)), _JSON)
+def test_settings_of_any_kind_are_read_or_refused_in_one_line(values, added):
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "added_tokens.json").write_text(json.dumps(added))
+        backend = tokenizers.Tokenizer.from_str(BACKEND.to_str())
+        for read in (functools.partial(add_tokens, backend), read_templates):
+            try:
+                read(Path(name), values)
+            except ModelLoadError as error:
+                assert "\n" not in str(error)
