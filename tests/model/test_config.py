@@ -290,11 +290,10 @@ _ROPE = st.dictionaries(_ROPE_KEYS, _VALUES, max_size=5) | _VALUES
 
 @settings(deadline=None, max_examples=300)
 @given(_ROPE, _ROPE)
-def test_any_rope_objects_are_read_or_refused_in_one_line(parameters, scaling):
+def test_any_rope_objects_are_read_or_refused(parameters, scaling):
     try:
         config = read(rope_parameters=parameters, rope_scaling=scaling)
-    except ModelLoadError as error:
-        assert "\n" not in str(error)
+    except ModelLoadError:
         return
     kinds = {part.get("rope_type", part.get("type")) for part in (parameters, scaling) if part}
     assert (config.rope_scaling is not None) == ("yarn" in kinds)

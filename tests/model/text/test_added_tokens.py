@@ -1,5 +1,6 @@
 """Tokens that only the files beside tokenizer.json know are what transformers makes of them."""
 
+import contextlib
 import functools
 import json
 import tempfile
@@ -142,12 +143,10 @@ _SETTINGS = (
 
 @settings(max_examples=300, deadline=None)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(_SETTINGS, _JSON)), _JSON)
-def test_settings_of_any_kind_are_read_or_refused_in_one_line(values, added):
+def test_settings_of_any_kind_are_read_or_refused(values, added):
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "added_tokens.json").write_text(json.dumps(added))
         backend = tokenizers.Tokenizer.from_str(BACKEND.to_str())
         for read in (functools.partial(add_tokens, backend), read_templates):
-            try:
+            with contextlib.suppress(ModelLoadError):
                 read(Path(name), values)
-            except ModelLoadError as error:
-                assert "\n" not in str(error)
