@@ -108,7 +108,10 @@ _TYPES = {
 }
 
 
-_UNAVAILABLE = ((ShuttingDownError, "shutting_down"), (EngineRestartingError, "engine_restarting"))
+_UNAVAILABLE: Mapping[type[QueueFullError], str] = {
+    ShuttingDownError: "shutting_down",
+    EngineRestartingError: "engine_restarting",
+}
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
@@ -160,9 +163,7 @@ def as_api_error(error: BaseException) -> ApiError:
             return error
         case QueueFullError():
             headers = {"Retry-After": str(max(1, error.retry_after))}
-            code = next(
-                (code for kind, code in _UNAVAILABLE if isinstance(error, kind)), "queue_full"
-            )
+            code = _UNAVAILABLE.get(type(error), "queue_full")
             return ApiError(503, str(error), code=code, headers=headers)
         case MissingPackageError():
             return ApiError(501, f"this server lacks a package: {error}", code="missing_package")

@@ -1,5 +1,6 @@
 """One front end: an engine, its settings, and the requests that run."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -41,6 +42,8 @@ _FIELDS = frozenset(
         "thinking_token_budget",
     ]
 )
+
+_JOBS_AT_ONCE = 16  # in one turn of the event loop
 
 Outputs = Stream[tuple[int, RequestOutput]]
 """Outputs of a request's prompts in order of arrival, each with its prompt's index."""
@@ -120,8 +123,15 @@ class Front:
             ApiError: the engine refuses one, at once or in the iteration; or it ended in an error.
         """
         streams: list[AsyncGenerator[RequestOutput]] = []
+        if any(job.params.bad_words for job in jobs):
+            with client_errors(_FIELDS):
+                await self.prompts.check_params(
+                    {id(job.params): job.params for job in jobs}.values()
+                )
         try:
-            for job in jobs:
+            for i, job in enumerate(jobs):
+                if i % _JOBS_AT_ONCE == _JOBS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
                 streams.append(self._generate(job))
         except BaseException:
             for stream in streams:

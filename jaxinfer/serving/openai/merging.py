@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from jaxinfer.serving.openai.disconnects import end_tasks
 
 _QUEUE_LENGTH = 64
+_BEGUN_AT_ONCE = 16  # in one turn of the event loop: each makes and sends a request
 
 BEGIN_SECONDS = 1.0
 """How long a stream's status waits for the engine to take or refuse the request."""
@@ -35,8 +36,12 @@ async def merged[T](streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tupl
     Closing it closes all streams; an exception of one ends the others.
     """
     queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(_QUEUE_LENGTH)
-    tasks = [asyncio.create_task(_forward(i, each, queue)) for i, each in enumerate(streams)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for i, each in enumerate(streams):
+            tasks.append(asyncio.create_task(_forward(i, each, queue)))
+            if i % _BEGUN_AT_ONCE == _BEGUN_AT_ONCE - 1:
+                await asyncio.sleep(0)
         running = len(tasks)
         while running:
             item = await queue.get()

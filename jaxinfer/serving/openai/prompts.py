@@ -2,12 +2,13 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.openai.engine_client import EngineClient
 from jaxinfer.serving.openai.errors import (
     ApiError,
@@ -151,6 +152,19 @@ class Prompts:
                 return await self._in(self._rendering, render)
         except ApiError as error:
             raise invalid(error.message, error.param or "messages") from None
+
+    async def check_params(self, params: Iterable[SamplingParams]) -> None:
+        """Tokenize bad words, in whose tokens the engine's own check then only looks them up.
+
+        Raises:
+            ValueError: as `PromptReader.check_params`.
+        """
+
+        def check() -> None:
+            for each in params:
+                self.reader.check_params(each)
+
+        await self._in(self._tokenizing, check)
 
     async def on_thread[T](self, work: Callable[[], T]) -> T:
         """The result of work on texts that may take long."""

@@ -13,7 +13,7 @@ from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.requests.bad_words import bad_word_spellings
+from jaxinfer.serving.requests.bad_words import BadWordIds, bad_word_ids
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.thinking_tokens import NO_THINKING, thinking_tokens
@@ -184,10 +184,8 @@ class PromptReader:
         grammar = params.structured_outputs
         if grammar is not None and grammar.after_thinking and not self.thinks:
             raise ValueError(f"structured_outputs.after_thinking: {NO_THINKING}")
-        for word in params.bad_words or ():
-            if not all(map(self._is_in_vocab, bad_word_spellings(word))):
-                raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
-        self._check_allowed(params)
+        if params.bad_words and self.tokenizer is not None:
+            self._check_bad_words(params, self.tokenizer)
         return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
 
     def prompt_limit(self, params: SamplingParams) -> int | None:
@@ -202,19 +200,21 @@ class PromptReader:
         tokenizer = self.tokenizer
         return tokenizer is not None and thinking_tokens(tokenizer, self.vocab_size) is not None
 
-    def _check_allowed(self, params: SamplingParams) -> None:
-        """Refuse allowed tokens that are all banned."""
-        if params.allowed_token_ids is None or not params.bad_words or self.tokenizer is None:
-            return
-        texts = [text for word in params.bad_words for text in bad_word_spellings(word)]
-        banned = {tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts}
-        if all((token_id,) in banned for token_id in params.allowed_token_ids):
-            raise ValueError("allowed_token_ids: bad_words bans all of them; allow another")
+    def _check_bad_words(self, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        """Refuse words that the model can't write, and words that ban all allowed tokens."""
 
-    def _is_in_vocab(self, text: str) -> bool:
-        """Whether every token of a text is in the model's vocabulary."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False) if self.tokenizer else []
-        return max(ids, default=0) < self.vocab_size
+        def ids_of(*words: str) -> BadWordIds:
+            return bad_word_ids(words, tokenizer)
+
+        def is_known(*words: str) -> bool:
+            return max((max(ids) for ids in ids_of(*words) if ids), default=0) < self.vocab_size
+
+        words, allowed = params.bad_words or (), params.allowed_token_ids
+        if not is_known(*words):
+            word = next(word for word in words if not is_known(word))
+            raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
+        if allowed is not None and set(ids_of(*words)).issuperset((each,) for each in allowed):
+            raise ValueError("allowed_token_ids: bad_words bans all of them; allow another")
 
     def _encode_texts(
         self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], num_outputs: int

@@ -22,6 +22,7 @@ class RemoteCallArguments:
         self._defaults = description.default_params
         self._has_priorities = description.config.scheduling_policy != "fcfs"
         self._reader = description.prompt_reader(tokenizer, model_config)
+        self._last: tuple[SamplingParams, SamplingParams] | None = None  # a copy, and as checked
 
     def one(
         self,
@@ -43,7 +44,7 @@ class RemoteCallArguments:
         if len(parts) != 1:
             raise ValueError(f"expected one prompt, got {len(parts)}; make a call for each")
         (given,) = match_params(params, 1, self._defaults)
-        own = self._reader.check_params(given.clone())
+        own = self._checked(given)
         limit = self._reader.prompt_limit(own)
         (checked,) = self._reader.read_parts(parts, [limit], num_outputs=0 if prefill_only else 1)
         if isinstance(priority, bool) or not isinstance(priority, int):
@@ -61,3 +62,13 @@ class RemoteCallArguments:
             priority=priority,
             label=label,
         )
+
+    def _checked(self, given: SamplingParams) -> SamplingParams:
+        """A copy, checked; the same one for the prompts of a call, whose parameters are equal.
+
+        Checks go through all bad words and token ids, and a call may have a thousand prompts.
+        """
+        if self._last is None or vars(self._last[0]) != vars(given):
+            copy = given.clone()
+            self._last = copy, self._reader.check_params(copy)
+        return self._last[1]

@@ -23,10 +23,10 @@ from jaxinfer.serving.startup.model_files import read_model_config, read_tokeniz
 # What a front end decides itself, or what the engine's process has no use for.
 _MOST_SHARED_BYTES = 4096
 _STAY_OF_REQUEST = ("key", "label", "kind")
-_STAY_IN_FRONT_END = (
+_STAY_IN_FRONT_END = {
     *("stop", "output_kind", "detokenize", "skip_special_tokens"),
     *("include_stop_str_in_output", "truncate_prompt_tokens"),
-)
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,33 +113,43 @@ def changed_fields(params: SamplingParams) -> dict[str, Any]:
     return changed
 
 
-def engine_message(request: NewRequest) -> dict[str, Any]:
+def engine_message(request: NewRequest, before: SamplingParams | None = None) -> dict[str, Any]:
     """A request as the engine's process is to run it: text is made in the front end.
 
     The number of completions stays: the engine's process makes as many requests.
+
+    Args:
+        request: as the caller asks for it.
+        before: parameters of the request before, on the same connection; the prompts of one call
+            share theirs, however large, and the same object is left out.
     """
-    params = changed_fields(request.params)
     prompt: dict[str, Any] = {"packed": request.prompt.packed}
     if request.prompt.cache_salt is not None:
         prompt["cache_salt"] = request.prompt.cache_salt
-    message = {
-        "prompt": prompt,
-        "params": {name: params[name] for name in params if name not in _STAY_IN_FRONT_END},
-    }
-    return request_to_json(request, leave=(*_STAY_OF_REQUEST, *message)) | message
+    message: dict[str, Any] = {"prompt": prompt}
+    if request.params is not before:
+        params = changed_fields(request.params)
+        message["params"] = {name: params[name] for name in params.keys() - _STAY_IN_FRONT_END}
+    return request_to_json(request, leave=(*_STAY_OF_REQUEST, "params", "prompt")) | message
 
 
-def request_of_message(message: Mapping[str, Any]) -> NewRequest:
+def request_of_message(
+    message: Mapping[str, Any], before: SamplingParams | None = None
+) -> NewRequest:
     """The request that `engine_message` was called of, as far as the message has it.
 
     Raises:
-        TypeError, ValueError: a field is of another type than `NewRequest` has it, or unknown.
+        TypeError, ValueError: a field is of another type than `NewRequest` has it, or unknown; or
+            the message has no parameters, and nor had the request before.
     """
     checked = msgspec.convert(message, _RequestMessage)
     prompt = checked.prompt
+    params = before if checked.params is None else _params(checked.params)
+    if params is None:
+        raise ValueError("the request has no sampling parameters, and there is none before it")
     given = msgspec.structs.asdict(checked) | {
         "prompt": Prompt(unpack_ids(prompt.packed), None, prompt.cache_salt, prompt.packed),
-        "params": _params(checked.params),
+        "params": params,
     }
     return NewRequest(**given)
 
@@ -154,7 +164,7 @@ _RequestMessage: Any = msgspec.defstruct(
     "_RequestMessage",
     [
         ("prompt", _PromptMessage),
-        ("params", dict[str, Any]),
+        ("params", dict[str, Any] | None, None),
         *(
             (field.name, get_type_hints(NewRequest)[field.name], field.default)
             for field in dataclasses.fields(NewRequest)

@@ -41,6 +41,7 @@ class FrontEndRequests:
         self._keys: dict[tuple[int, int], str] = {}
         self._rows: list[Row] = []
         self._scores = ScoreBlocks()
+        self._params: SamplingParams | None = None  # of the last request that came
         self._time = 0.0
         self.tasks: set[asyncio.Future[None]] = set()
         """Calls that run; of the event loop's thread."""
@@ -53,7 +54,9 @@ class FrontEndRequests:
         """Enqueue a request's completions, or tell the front end why not."""
         number = message.number
         try:
-            request = request_of_message(message.request)
+            before, self._params = self._params, None
+            request = request_of_message(message.request, before)
+            self._params = request.params
             if not self._has_room_for(request.params.n):
                 raise QueueFullError(_QUEUE_FULL)
             requests = [

@@ -16,7 +16,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         number: what this front end knows the request by.
         request: what `engine_message` makes of it; `n` completions are made, and completion i
-            draws with `seed + i`.
+            draws with `seed + i`. Without "params" it has those of the request before.
     """
 
     number: int

@@ -72,6 +72,7 @@ class RemoteLLM:
         self._description = link.description
         self._arguments = RemoteCallArguments(link.description, self.tokenizer, self.model_config)
         self._weight_version = 0
+        self._sent_params: SamplingParams | None = None
         link.on_step = self._take_step
         link.on_refused = self._refuse
         link.on_lost = self._lose
@@ -327,7 +328,8 @@ class RemoteLLM:
         if limit:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(limit, self._expire, number, limit)
-        self._link.send(Add(number, engine_message(request)))
+        self._link.send(Add(number, engine_message(request, self._sent_params)))
+        self._sent_params = request.params
         try:
             finished = False
             while not finished:

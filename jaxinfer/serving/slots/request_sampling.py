@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import FreeLogprobs
-from jaxinfer.serving.requests.bad_words import bad_word_spellings
+from jaxinfer.serving.requests.bad_words import bad_word_ids
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.serving.slots.row_sampling import RowSampling, prepare_row
@@ -27,7 +27,7 @@ def request_sampling(
         request: its parameters, seed and prompt are read.
         vocab_size: V.
         eos_token_ids: tokens that min_tokens bans.
-        tokenizer: turns bad words, in all their `bad_word_spellings`, into ids.
+        tokenizer: turns bad words into ids.
         free_logprobs: requests whose log-probabilities need no mode "full".
 
     Raises:
@@ -37,16 +37,13 @@ def request_sampling(
     words = request.params.bad_words or ()
     if words and tokenizer is None:
         raise ValueError("bad_words needs a tokenizer; use logit_bias to ban token ids")
-    spellings = [text for word in words for text in bad_word_spellings(word)]
     return prepare_row(
         request.params,
         seed=request.seed,
         vocab_size=vocab_size,
         prompt_token_ids=np.frombuffer(request.new.prompt.packed, np.int32),
         eos_token_ids=eos_token_ids,
-        bad_words_token_ids=[tokenizer.encode(text, add_special_tokens=False) for text in spellings]
-        if tokenizer
-        else [],
+        bad_words_token_ids=bad_word_ids(words, tokenizer) if words and tokenizer else [],
         thinking=_thinking_budget(request, vocab_size, eos_token_ids, tokenizer),
         free_logprobs=free_logprobs,
     )

@@ -1,9 +1,11 @@
 """Templates and long texts hold up no other request."""
 
 import asyncio
+import threading
 
 import pytest
 
+from jaxinfer.model.text.tokenizer import Tokenizer
 from tests.serving.openai.fake_engine import SlowEngine, SlowTokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -64,3 +66,20 @@ def test_special_tokens_can_be_left_out(client, engine):
     encode = engine.tokenizer.encode
     assert with_them["prompt_token_ids"] == encode("Once")
     assert without["choices"][0]["prompt_token_ids"] == encode("Once", add_special_tokens=False)
+
+
+def test_bad_words_are_tokenized_once_a_request_and_not_by_the_event_loop(client, monkeypatch):
+    words = [f"{i} " + "word " * 20 for i in range(8)]
+    encode_batch, calls = Tokenizer.encode_batch, []
+
+    def note(self, texts, **options):
+        calls.append((len(texts), threading.current_thread()))
+        return encode_batch(self, texts, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", note)
+    body = {"prompt": [[i, 2] for i in range(40)], "bad_words": words, "max_tokens": 1}
+    answer = client.post("/v1/completions", body)
+    assert (answer.status_code, len(answer.json()["choices"])) == (200, 40)
+    ((count, thread),) = calls
+    assert count == 16  # with and without a space before it
+    assert thread is not threading.main_thread()

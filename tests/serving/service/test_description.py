@@ -75,3 +75,14 @@ def test_the_other_fields_of_a_request_travel():
     )
     arrived = sent(request)
     assert arrived == dataclasses.replace(request, key=arrived.key, label=arrived.label)
+
+
+def test_the_parameters_of_the_request_before_are_not_sent_again():
+    params = SamplingParams(bad_words=["x" * 256] * 2)
+    first = NewRequest(prompt=Prompt([1]), params=params)
+    second = NewRequest(prompt=Prompt([2]), params=params)
+    message = engine_message(second, first.params)
+    assert "params" not in message
+    assert request_of_message(message, sent(first).params).params == params
+    with pytest.raises(ValueError, match="no sampling parameters"):
+        request_of_message(message)

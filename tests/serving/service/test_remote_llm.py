@@ -17,8 +17,10 @@ from jaxinfer.errors import (
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
+from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.service.engine_link import EngineLink
 from jaxinfer.serving.service.limits import ServiceLimits
+from jaxinfer.serving.service.messages import Add
 from jaxinfer.serving.service.remote_llm import RemoteLLM
 from tests.serving.engine.test_engine import TOKENIZER, Setup
 from tests.serving.service.toy_service import (
@@ -535,3 +537,29 @@ def test_a_paused_engine_goes_on_with_what_it_has():
             assert (await waiting)[-1].finished
 
     run(main())
+
+
+def test_prompts_of_one_call_have_their_parameters_checked_and_sent_once(monkeypatch):
+    params = SamplingParams(temperature=0, max_tokens=3, bad_words=["ab", "c"], ignore_eos=True)
+    other = params.clone(max_tokens=2)
+    sent, checked = [], []
+    send, check = EngineLink.send, PromptReader.check_params
+    monkeypatch.setattr(EngineLink, "send", lambda link, m: (sent.append(m), send(link, m))[1])
+    monkeypatch.setattr(
+        PromptReader, "check_params", lambda self, p: (checked.append(p), check(self, p))[1]
+    )
+
+    async def main():
+        async with ToyService().connected() as llm:
+            calls = [*[params] * 5, other, *[params] * 2]
+            streams = [llm.generate([1, i + 2], each) for i, each in enumerate(calls)]
+            return [[output async for output in stream][-1] for stream in streams]
+
+    answers = run(main())
+    assert len(checked) == 3
+    assert ["params" in m.request for m in sent if isinstance(m, Add)] == [
+        *(True, False, False, False, False),
+        *(True, True, False),
+    ]
+    for i, answer in enumerate(answers):
+        assert seen(answer) == seen(answer_here([1, i + 2], other if i == 5 else params))
