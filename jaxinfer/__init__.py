@@ -161,7 +161,11 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import a public name from its home at first use."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}")
+        from jaxinfer.checks import instead_of_vllm
+
+        instead = instead_of_vllm("package").get(name)
+        hint = "" if instead is None else f": {instead}"
+        raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f"jaxinfer.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -1,10 +1,25 @@
 """Checks of single values from callers; an error names the field and its range."""
 
+import functools
+import importlib.resources
 import math
 import numbers
+import tomllib
 from collections.abc import Iterable, Mapping
 
 MAX_INT32 = 2**31 - 1
+
+
+@functools.cache
+def instead_of_vllm(kind: str) -> Mapping[str, str]:
+    """What to write in place of vLLM's names that have no meaning here.
+
+    Args:
+        kind: a table of `assets/vllm_names.toml`.
+    """
+    file = importlib.resources.files("jaxinfer") / "assets" / "vllm_names.toml"
+    table = tomllib.loads(file.read_text("utf-8"))[kind]
+    return {name: text for text, names in table.items() for name in names.split()}
 
 
 def show(value: object) -> str:

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from jaxinfer.checks import check_flag, check_integer, check_real, show
+from jaxinfer.checks import check_flag, check_integer, check_real, instead_of_vllm, show
 from jaxinfer.sampling_params import FreeLogprobs
 
 MAX_LOGPROBS = 20
@@ -25,25 +25,6 @@ _MAX_CACHE_TOKENS = (1 << 31) - 1
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
 _SHORT_STEP_WEIGHT_BYTES = 64 << 20
 _LONG_STEP_WEIGHT_BYTES = 4 << 30
-
-# vLLM's arguments without a meaning here, and what to write instead.
-_VLLM_HINTS = {
-    "enforce_eager": "write compile_ahead=False to compile each shape at its first use",
-    "trust_remote_code": "a model's Python files are never run; leave it out",
-    "max_seq_len_to_capture": "every shape is compiled; leave it out",
-    "disable_custom_all_reduce": "XLA chooses the collectives; leave it out",
-    "cpu_offload_gb": "weights are never offloaded; use tensor_parallel_size to spread them",
-    "num_gpu_blocks_override": "write num_kv_blocks",
-    "tokenizer_mode": "there is one tokenizer; leave it out",
-    "load_format": "the format (safetensors or Orbax) is recognised; leave it out",
-    "disable_log_stats": "write show_progress=False to silence start-up",
-    "enable_chunked_prefill": "prefill is always chunked; size chunks by max_num_batched_tokens",
-    "pipeline_parallel_size": "use tensor_parallel_size",
-    "kv_cache_dtype": "the KV cache has the model's dtype; leave it out",
-    "enable_lora": "adapters are not supported; merge them into the weights",
-    "limit_mm_per_prompt": "models take text alone; leave it out",
-    "quantization": "weights are served in the dtype given by dtype; leave it out",
-}
 
 
 def max_kv_blocks(block_size: int) -> int:
@@ -64,8 +45,8 @@ def unknown_keyword(owner: str, name: str, known: Iterable[str]) -> TypeError:
         in place of a vLLM argument or the nearest valid keyword.
     """
     message = f"{owner}() got an unknown keyword argument {name!r}"
-    if name in _VLLM_HINTS:
-        return TypeError(f"{message}: {_VLLM_HINTS[name]}")
+    if (instead := instead_of_vllm("engine").get(name)) is not None:
+        return TypeError(f"{message}: {instead}")
     known = sorted(known)
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if nearest:

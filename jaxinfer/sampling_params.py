@@ -15,6 +15,7 @@ from jaxinfer.checks import (
     check_real,
     check_strings,
     check_token_ids,
+    instead_of_vllm,
 )
 from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
 
@@ -36,15 +37,6 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
-
-# Fields that only vLLM has, and what to write instead.
-_VLLM_HINTS = {
-    "best_of": "write n and take the best by cumulative_logprob",
-    "use_beam_search": "beams are not supported; write n",
-    "guided_decoding": "write structured_outputs=StructuredOutputsParams(...)",
-    "logits_processors": "write LLM(logits_processor=...), a JAX function compiled into the step",
-    "spaces_between_special_tokens": "text is the tokens' bytes; leave it out",
-}
 
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -74,9 +66,9 @@ class SamplingParams:
 
     Every field is checked, together with the others, at construction and at assignment; the error
     names the field, and a refused assignment changes nothing. Sequences are stored as tuples.
-    Booleans are not numbers here, and strings are never converted. A request takes a copy, so that
-    assignments change later requests only. The hash changes with the fields: keep parameters that
-    are assigned to out of sets.
+    Booleans are not numbers here (but see `logprobs`), and strings are never converted. A request
+    takes a copy, so that assignments change later requests only. The hash changes with the fields:
+    keep parameters that are assigned to out of sets.
 
     Attributes:
         n: Number of completions of each prompt, 1 to 1024. With greedy decoding all are the same.
@@ -101,9 +93,9 @@ class SamplingParams:
         min_tokens: Ban end-of-sequence and `stop_token_ids` before this number of output tokens.
         max_tokens: Most output tokens; None is as many as the model's length allows.
         logprobs: Report the log-probabilities of the chosen token and of this number of likeliest
-            tokens, at most the engine's `max_logprobs`. -1 is all. Of the model's own logits,
-            or of the sampled distribution, as the engine's `logprobs_mode` says. With 0 the rank
-            may be None; ask for 1 to have it.
+            tokens, at most the engine's `max_logprobs`. -1 is all, and True is 1. Of the model's
+            own logits, or of the sampled distribution, as the engine's `logprobs_mode` says. With 0
+            the rank may be None; ask for 1 to have it.
         prompt_logprobs: The same for the prompt's tokens, always of the model's own logits.
         truncate_prompt_tokens: Keep only this number of the prompt's last tokens, at least 1;
             -1 keeps as many as the model's length allows beside one output token. None refuses
@@ -205,6 +197,9 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             put(name, check_real(name, getattr(self, name), -2.0, 2.0))
         put("min_tokens", check_integer("min_tokens", self.min_tokens, 0, MAX_INT32))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is True:  # as in vLLM
+                put(name, 1)
         for name, low, high in (
             ("seed", -(2**63), 2**63 - 1),
             ("max_tokens", 1, MAX_INT32),
@@ -387,8 +382,8 @@ class SamplingParams:
 
 def _unknown_field(name: str) -> str:
     message = f"SamplingParams has no field {name!r}"
-    if name in _VLLM_HINTS:
-        return f"{message}: {_VLLM_HINTS[name]}"
+    if (instead := instead_of_vllm("sampling").get(name)) is not None:
+        return f"{message}: {instead}"
     nearest = difflib.get_close_matches(name, SamplingParams.__dataclass_fields__, n=1, cutoff=0.75)
     if nearest:
         return f"{message}; did you mean {nearest[0]!r}?"

@@ -14,14 +14,13 @@ from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_one_of_several
 from jaxinfer.cli.flags.serve import (
-    INSTEAD_OF_VLLM_FLAGS,
     SERVE_DEFAULTS,
     add_serve_flags,
     default_front_ends,
     http_settings,
     monitoring_settings,
-    refuse_vllm_flags,
 )
+from jaxinfer.cli.flags.vllm_flags import instead_of_vllm_flags, refuse_vllm_flags
 from jaxinfer.cli.process import end_process, run_command
 
 _EXAMPLES = """examples:
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = build_parser()
-    argv = with_config_file(argv, parser, INSTEAD_OF_VLLM_FLAGS)
+    argv = with_config_file(argv, parser, instead_of_vllm_flags())
     refuse_vllm_flags(argv, parser)
     arguments = parser.parse_args(argv)
     if arguments.positional_model is not None:
@@ -72,29 +71,34 @@ def _main(argv: list[str]) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     import asyncio
 
+    from jaxinfer.cli.service.own_middleware import load_middleware
     from jaxinfer.cli.service.supervisor import ServicePlan, Supervisor
     from jaxinfer.cli.service.unblocked_stderr import unblocked_stderr
+    from jaxinfer.cli.service.unix_socket import listen_at
 
+    load_middleware(arguments.middleware)  # so that a mistake is one line
     engine = {"online": True, "show_progress": not arguments.quiet, **engine_arguments(arguments)}
     _check(engine)
+    at_path = arguments.uds is not None
     with (
-        listen(arguments.host, arguments.port) as listener,
+        listen_at(arguments.uds) if at_path else listen(arguments.host, arguments.port) as listener,
         tempfile.TemporaryDirectory(prefix="jaxinfer-") as directory,  # for this user alone
         unblocked_stderr(),
     ):
         path = os.path.join(directory, "engine")
         counts = os.path.join(directory, "counts")
         os.mkdir(counts)
-        address, port = listener.getsockname()[:2]
+        address = arguments.uds or listener.getsockname()[0]
         http = http_settings(arguments) | {"allowed_hosts": allowed_hosts(arguments, address)}
-        shown = f"[{address}]" if ":" in address else address
-        said = f"http://{shown}:{port}/v1 with model {http['served_model_names'][0]}"
+        place = f"/v1 at {arguments.uds}" if at_path else f"{_url(listener)}/v1"
+        said = f"{place} with model {http['served_model_names'][0]}"
         plan = ServicePlan(
             engine={"engine": engine, "limits": _limits(arguments), "socket": path},
             front_end={
                 "socket": path,
                 "http": http,
                 "connections": connection_settings(arguments),
+                "middleware": arguments.middleware,
                 "monitoring": monitoring_settings(arguments, counts),
                 "shutdown_timeout": arguments.shutdown_timeout,
             },
@@ -126,6 +130,11 @@ def listen(host: str, port: int) -> socket.socket:
             "choose another --port (0 takes a free one) or --host"
         ) from None
     return listener
+
+
+def _url(listener: socket.socket) -> str:
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _limits(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -57,6 +57,8 @@ HOSTILE = [
 
 
 def is_legal(name: str, value: object) -> bool:
+    if value is True and name.endswith("logprobs"):
+        return True  # as in vLLM
     if isinstance(value, bool | list | dict | str):
         return False
     return value in (INTEGERS | REALS)[name]

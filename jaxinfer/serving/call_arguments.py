@@ -67,7 +67,7 @@ class CallArguments:
         Args:
             prompts: as a caller gave them.
             params: one for all, one for each, or None for the model's defaults.
-            priorities: an integer for each; None is 0 for all.
+            priorities: an integer for all, or one for each; None is 0 for all.
 
         Raises:
             TypeError: something has the wrong type; names the first entry that has.
@@ -96,9 +96,13 @@ class CallArguments:
     def _priorities(self, given: Any, count: int) -> list[int]:
         if given is None:
             return [0] * count
+        if type(given) is int:
+            return [self._priority(given, "priority")] * count
         if not isinstance(given, Sequence) or isinstance(given, str):
             kind = type(given).__name__
-            raise TypeError(f"priority must be a list with an integer for each prompt, got {kind}")
+            raise TypeError(
+                f"priority must be an integer, or a list with one for each prompt, got {kind}"
+            )
         if len(given) != count:
             raise ValueError(
                 f"priority has {len(given)} entries for a call of {count}; give one for each prompt"

@@ -1,5 +1,8 @@
 """Properties of an engine that `LLM` and `AsyncLLM` share: model, limits, report, counts."""
 
+from typing import Any
+
+from jaxinfer.checks import instead_of_vllm
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -12,6 +15,12 @@ class EngineFacts:
     """Properties of an engine; a subclass sets `_handle`."""
 
     _handle: EngineHandle
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to write in place of what only vLLM's class has."""
+        if (instead := instead_of_vllm("methods").get(name)) is None:
+            return object.__getattribute__(self, name)  # raises as before, from a property, too
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}: {instead}")
 
     @property
     def engine_config(self) -> EngineConfig:

@@ -127,7 +127,7 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         profile: str | os.PathLike[str] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; returns when all are done.
@@ -137,7 +137,7 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
                 "prompt_token_ids" (and perhaps "cache_salt"), or a list of these.
             sampling_params: one for all or one for each; None uses the model's defaults.
             use_tqdm: show a progress bar on stderr; or what makes one, as `tqdm.tqdm` does.
-            priority: an integer for each prompt; lower ones run earlier, with
+            priority: an integer for all prompts, or one for each; lower ones run earlier, with
                 `scheduling_policy="priority"`. None is 0 for all.
             profile: a directory that takes a profile of the first steps and its report (see
                 `profile`, which also takes other steps).
@@ -162,7 +162,7 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         enable_thinking: bool | None = None,

@@ -101,7 +101,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dtype",
         default=unset,
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
         help="dtype of weights and KV cache (auto: the checkpoint's on a GPU, float32 on a CPU)",
     )
     group.add_argument(
@@ -167,11 +167,10 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         help="share of a GPU's memory that the engine may use",
     )
     group.add_argument(
-        "--no-enable-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
         default=unset,
-        help="do not keep the KV blocks of finished requests for prompts that share them",
+        help="keep the KV blocks of finished requests for prompts that share them, or don't",
     )
     group.add_argument(
         "--swap-space", type=float, default=unset, help="GiB of host memory for preempted requests"
@@ -200,12 +199,14 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
 def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     unset: Any = argparse.SUPPRESS
     group.add_argument(
+        "-tp",
         "--tensor-parallel-size",
         type=int,
         default=unset,
         help="number of devices to spread the model over",
     )
     group.add_argument(
+        "-dp",
         "--data-parallel-size",
         type=int,
         default=unset,

@@ -1,13 +1,12 @@
-"""The flags of `jaxinfer serve`, under vLLM's names, and replacements for vLLM's other flags."""
+"""The flags of `jaxinfer serve`, under vLLM's names."""
 
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxinfer.cli.flags.connections import add_connection_flags
-from jaxinfer.cli.flags.parser import CommandParser, positive_integer
+from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.cores import usable_cores
 from jaxinfer.serving.parsers.names import (
     AUTO,
@@ -26,40 +25,6 @@ SERVE_DEFAULTS = {
 _BUNDLED_NAME = "jaxinfer"
 _CORES_OF_A_FRONT_END = 4
 _MOST_FRONT_ENDS = 8
-
-INSTEAD_OF_VLLM_FLAGS: Mapping[str, str] = {
-    "--trust-remote-code": "no code of a model is ever run; convert the model to safetensors of a "
-    "supported architecture",
-    "--quantization": "weights are served as they are stored; choose --dtype",
-    "--kv-cache-dtype": "the KV cache has the weights' type; choose --dtype",
-    "--chat-template": "the model's own template is used; put yours into its directory as "
-    "chat_template.jinja",
-    "--pipeline-parallel-size": "layers are not split over devices; use --tensor-parallel-size",
-    "--enable-expert-parallel": "there are no mixtures of experts; leave it out",
-    "--enable-lora": "adapters are not supported; merge them into the weights",
-    "--lora-modules": "adapters are not supported; merge them into the weights",
-    "--speculative-config": "no draft models are supported; leave it out",
-    "--enforce-eager": "every step is compiled; --no-compile-ahead starts sooner",
-    "--max-seq-len-to-capture": "every length is compiled; leave it out",
-    "--enable-chunked-prefill": "prompts are always prefilled in chunks; leave it out",
-    "--no-enable-chunked-prefill": "prompts are always prefilled in chunks; raise "
-    "--max-num-batched-tokens to the longest prompt",
-    "--cpu-offload-gb": "weights stay on the devices; raise --tensor-parallel-size",
-    "--download-dir": "set HF_HOME to choose where models are kept",
-    "--load-format": "the format is recognised by the files; leave it out",
-    "--limit-mm-per-prompt": "models take text alone; leave it out",
-    "--ssl-keyfile": "put a proxy with TLS in front",
-    "--ssl-certfile": "put a proxy with TLS in front",
-    "--root-path": "have the proxy in front strip the prefix",
-    "--allowed-origins": "answers carry no CORS headers; have the proxy in front add them",
-    "--disable-log-requests": "requests are not logged; leave it out",
-    "--uvicorn-log-level": "--quiet hides all but errors",
-    "--device": "set JAX_PLATFORMS to cpu or cuda",
-    "--distributed-executor-backend": "leave it out; --tensor-parallel-size uses all devices of "
-    "this process",
-    "--disable-log-stats": "statistics are at /metrics, and never logged; leave it out",
-}
-"""Flags of `vllm serve` that can't apply here, and what to do."""
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +45,11 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         type=_port,
         default=8000,
         help="port to listen on; 0 takes a free one (default: 8000)",
+    )
+    group.add_argument(
+        "--uds",
+        metavar="PATH",
+        help="Unix domain socket to listen at, in place of --host and --port (default: none)",
     )
     group.add_argument(
         "--api-key",
@@ -107,6 +77,7 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--enable-tokenizer-info",
+        "--enable-tokenizer-info-endpoint",
         action="store_true",
         help="serve /tokenizer_info, which shows the chat template",
     )
@@ -117,11 +88,20 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="serve a chat page at / (default: True)",
     )
     group.add_argument(
+        "-asc",
         "--api-server-count",
         type=positive_integer,
         metavar="COUNT",
         help="number of front-end processes (default: one for every "
         f"{_CORES_OF_A_FRONT_END} cores, at most {_MOST_FRONT_ENDS})",
+    )
+    group.add_argument(
+        "--middleware",
+        action="append",
+        default=[],
+        metavar="IMPORT.PATH",
+        help="ASGI middleware of your own, a class or a coroutine function; may be repeated "
+        "(default: none)",
     )
     group.add_argument(
         "--config", metavar="FILE", help="YAML with flags; the command line wins (default: none)"
@@ -212,13 +192,15 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of `ServerSettings` that the flags set, as JSON has them.
 
     Raises:
-        ValueError: --enable-admin without a key, or --profiler-dir without --enable-admin.
+        ValueError: --enable-admin without a key, --profiler-dir without --enable-admin, or a model
+            that was read as a name of it.
     """
     if arguments.enable_admin and not arguments.api_key:
         raise ValueError("--enable-admin needs --api-key, for its routes change the engine")
     if arguments.profiler_dir is not None and not arguments.enable_admin:
         raise ValueError("--profiler-dir needs --enable-admin, which serves /start_profile")
     directory = arguments.profiler_dir
+    _check_names(arguments)
     names = arguments.served_model_name or [getattr(arguments, "model", None) or _BUNDLED_NAME]
     return {
         "served_model_names": names,
@@ -234,17 +216,21 @@ def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _check_names(arguments: argparse.Namespace) -> None:
+    """Refuse names of which the last one was meant as MODEL: --served-model-name takes several."""
+    if getattr(arguments, "model", None) is not None or not arguments.served_model_name:
+        return
+    *others, last = arguments.served_model_name
+    if os.path.isdir(last) or (others and "/" in last):
+        raise ValueError(
+            f"--served-model-name has taken {last} as a name, and there is no MODEL; write MODEL "
+            f"before it, or --model {last}"
+        )
+
+
 def default_front_ends() -> int:
     """The number of front ends for this machine's cores."""
     return max(1, min(_MOST_FRONT_ENDS, usable_cores() // _CORES_OF_A_FRONT_END))
-
-
-def refuse_vllm_flags(argv: Sequence[str], parser: CommandParser) -> None:
-    """Exit with one line if a flag is vLLM's and can't apply here."""
-    for word in argv:
-        name = word.split("=", 1)[0].replace("_", "-")
-        if name in INSTEAD_OF_VLLM_FLAGS:
-            parser.error(f"{name} does not apply: {INSTEAD_OF_VLLM_FLAGS[name]}")
 
 
 def _host(text: str) -> str:

@@ -36,7 +36,7 @@ async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> in
     llm = await _connect(RemoteLLM, settings["socket"], ending)
     if llm is None:
         return OK
-    app = make_app(llm, settings["http"], settings["monitoring"])
+    app = make_app(llm, settings["http"], settings["monitoring"], settings.get("middleware", ()))
     limits = ConnectionLimits(**settings["connections"])
     server = Server(server_config(app, limits))
     with socket.socket(fileno=settings["listener"]) as listener:

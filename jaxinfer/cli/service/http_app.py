@@ -1,9 +1,10 @@
 """The HTTP application of a front end, from settings that came as JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.cli.service.own_middleware import add_middleware, load_middleware
 from jaxinfer.measure.serving.floors import step_floors
 from jaxinfer.serving.openai.app import create_app
 from jaxinfer.serving.openai.settings import ServerSettings
@@ -13,7 +14,12 @@ from jaxinfer.serving.telemetry.telemetry import Telemetry
 from jaxinfer.serving.telemetry.utilization import StepFloors
 
 
-def make_app(llm: RemoteLLM, settings: Mapping[str, Any], monitoring: Mapping[str, Any]) -> App:
+def make_app(
+    llm: RemoteLLM,
+    settings: Mapping[str, Any],
+    monitoring: Mapping[str, Any],
+    middleware: Sequence[str] = (),
+) -> App:
     """The ASGI application that answers for an engine.
 
     Args:
@@ -21,9 +27,10 @@ def make_app(llm: RemoteLLM, settings: Mapping[str, Any], monitoring: Mapping[st
         settings: fields of `ServerSettings`; lists stand for tuples.
         monitoring: `directory` for the counts of all front ends, `prefix` of metrics, and whether
             there is an `access_log`.
+        middleware: import paths of the operator's own.
 
     Raises:
-        ValueError: a setting is out of its range.
+        ValueError: a setting is out of its range, or there is no such middleware.
     """
     plain: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()
@@ -36,6 +43,7 @@ def make_app(llm: RemoteLLM, settings: Mapping[str, Any], monitoring: Mapping[st
         floors=_floors(llm),
     )
     app = create_app(llm, of_app, telemetry=telemetry)
+    add_middleware(app, load_middleware(middleware))
     return AccessLog(app) if monitoring["access_log"] else app
 
 

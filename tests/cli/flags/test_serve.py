@@ -1,11 +1,13 @@
 """What the command line of `jaxinfer serve` comes to, and what it refuses."""
 
+import socket
+
 import pytest
 
 from jaxinfer import serve
 from jaxinfer.cli.flags import serve as serve_flags
 from jaxinfer.cli.flags.config_file import with_config_file
-from jaxinfer.cli.flags.serve import INSTEAD_OF_VLLM_FLAGS, http_settings
+from jaxinfer.cli.flags.serve import http_settings
 
 
 def parsed(*argv):
@@ -94,7 +96,7 @@ def test_with_nothing_said_it_is_the_bundled_model_on_this_machine_alone(plans):
     (plan,) = plans
     assert "model" not in plan.engine["engine"]
     assert plan.front_end["http"]["served_model_names"] == ["jaxinfer"]
-    assert plan.announcement.startswith("jaxinfer serve: http://127.0.0.1:")
+    assert plan.announcement.startswith("http://127.0.0.1:")
     assert plan.announcement.endswith("with model jaxinfer")
     assert plan.front_end["http"]["tool_call_parser"] == "auto"
     assert plan.front_end["http"]["reasoning_parser"] == "auto"
@@ -190,14 +192,64 @@ def test_a_config_file_is_flags_and_the_command_line_wins(tmp_path):
     assert arguments.api_key == ["x", "y"]
 
 
-@pytest.mark.parametrize("flag", INSTEAD_OF_VLLM_FLAGS)
-def test_a_flag_of_vllm_that_cannot_apply_says_what_to_do(flag, capsys):
-    with pytest.raises(SystemExit):
-        serve.main([flag.replace("-", "_").replace("__", "--", 1), "x"])
+def test_prefix_caching_can_be_asked_for_and_turned_off(plans):
+    for flag, value in (("--enable-prefix-caching", True), ("--no-enable-prefix-caching", False)):
+        assert serve.main(["--port", "0", flag]) == 0
+        assert plans[-1].engine["engine"]["enable_prefix_caching"] is value
+
+
+def test_vllms_short_flags_and_dtypes_are_taken():
+    line = "-tp 2 -dp 3 -asc 4 --dtype half --enable-tokenizer-info-endpoint"
+    arguments = parsed(*line.split())
+    assert (arguments.tensor_parallel_size, arguments.data_parallel_size) == (2, 3)
+    assert (arguments.api_server_count, arguments.dtype) == (4, "half")
+    assert arguments.enable_tokenizer_info
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--served-model-name", "x", "DIR"],
+        ["--served-model-name", "DIR"],
+        ["--served-model-name", "x", "y", "Qwen/Qwen3-8B"],
+    ],
+)
+def test_a_model_that_was_read_as_a_name_is_one_line(argv, tmp_path, capsys, plans):
+    argv = [str(tmp_path) if each == "DIR" else each for each in argv]
+    assert serve.main(["--port", "0", *argv]) == 1
     error = capsys.readouterr().err
-    assert f"{flag} does not apply: {INSTEAD_OF_VLLM_FLAGS[flag]}" in error
+    assert f"has taken {argv[-1]} as a name, and there is no MODEL" in error
     assert error.count("\n") == 1
-    assert flag not in {n for a in serve.build_parser()._actions for n in a.option_strings}
+    assert not plans
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--served-model-name", "x", "y"], ["x", "y"]),
+        (["--served-model-name", "org/x"], ["org/x"]),
+        (["m", "--served-model-name", "x", "org/y"], ["x", "org/y"]),
+        (["--served-model-name", "x", "org/y", "--model", "m"], ["x", "org/y"]),
+    ],
+)
+def test_names_that_are_names_are_kept(argv, names, plans):
+    assert serve.main(["--port", "0", *argv]) == 0
+    assert plans[0].front_end["http"]["served_model_names"] == names
+
+
+def test_a_unix_socket_takes_the_place_of_the_port(plans, tmp_path):
+    path = str(tmp_path / "http")
+    assert serve.main(["--uds", path]) == 0
+    (plan,) = plans
+    assert plan.listener.family == socket.AF_UNIX
+    assert plan.announcement == f"/v1 at {path} with model jaxinfer"
+
+
+def test_middleware_that_can_not_be_loaded_is_one_line(capsys, plans):
+    assert serve.main(["--port", "0", "--middleware", "no.such.Thing"]) == 1
+    assert "--middleware no.such.Thing: No module named 'no'" in capsys.readouterr().err
+    assert serve.main(["--port", "0", "--middleware", "asyncio.sleep"]) == 0
+    assert plans[0].front_end["middleware"] == ["asyncio.sleep"]
 
 
 def test_admin_routes_need_a_key(capsys):

@@ -1,0 +1,58 @@
+"""Every flag of `vllm serve` is taken, or one line says what to do instead."""
+
+import pytest
+
+from jaxinfer import serve
+from jaxinfer.checks import instead_of_vllm
+from jaxinfer.cli.flags.vllm_flags import instead_of_vllm_flags
+from tests.vllm_names import SERVE_FLAGS
+
+KNOWN = {name for action in serve.build_parser()._actions for name in action.option_strings}
+
+
+def refusal(capsys, *argv):
+    with pytest.raises(SystemExit) as leaving:
+        serve.main([*argv, "x"])
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("flag", SERVE_FLAGS)
+def test_a_flag_of_vllm_is_taken_or_says_what_to_do(flag, capsys):
+    if flag in KNOWN:
+        return
+    instead = instead_of_vllm_flags()[flag]
+    assert f"{flag} does not apply: {instead} (see" in refusal(capsys, flag)
+    as_python = "--" + flag[2:].replace("-", "_")
+    assert f"{flag} does not apply" in refusal(capsys, as_python + "=1")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--no-enforce-eager", "--no-enforce-eager does not apply: every step is compiled"),
+        ("--no-enable-chunked-prefill", "raise --max-num-batched-tokens to the longest prompt"),
+        ("--compilation-config.mode=3", "--compilation-config does not apply"),
+        ("-O3", "--compilation-config does not apply"),
+        ("-O.mode=3", "--compilation-config does not apply"),
+        ("-pp=2", "--pipeline-parallel-size does not apply: use --tensor-parallel-size"),
+        ("--rope_theta", "write --hf-overrides={...}"),
+        ("--no-such-flag", "unrecognized arguments"),
+    ],
+)
+def test_a_flag_is_known_however_it_is_written(word, said, capsys):
+    assert said in refusal(capsys, word, "MODEL")
+
+
+def test_what_is_said_names_no_python_argument():
+    own = {name.replace("-", "_") for name in KNOWN}
+    for flag in SERVE_FLAGS:
+        for word in instead_of_vllm_flags().get(flag, "").replace("=", " ").split():
+            assert "--" + word.strip(".,;()") not in own, flag
+
+
+def test_no_flag_of_this_server_is_refused():
+    own = {"--" + name.replace("_", "-") for name in instead_of_vllm("serve")}
+    assert not own & KNOWN

@@ -1,0 +1,103 @@
+"""vLLM's public names, so that tests can go through what its users write."""
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+SAMPLING_FIELDS = _names("""
+n presence_penalty frequency_penalty repetition_penalty temperature top_p top_k min_p seed stop
+stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs prompt_logprob_token_ids
+prompt_logprob_start logprob_token_ids flat_logprobs detokenize skip_special_tokens
+spaces_between_special_tokens include_stop_str_in_output output_kind stream_interval skip_clone
+output_text_buffer_length structured_outputs logit_bias allowed_token_ids extra_args bad_words
+skip_reading_prefix_cache thinking_token_budget repetition_detection routed_experts_prompt_start
+trace_decode_token_ids truncate_prompt_tokens best_of guided_decoding logits_processors
+use_beam_search length_penalty early_stopping
+""")
+
+ENGINE_ARGUMENTS = _names("""
+model enable_return_routed_experts model_weights served_model_name tokenizer hf_config_path runner
+convert task skip_tokenizer_init enable_prompt_embeds tokenizer_mode trust_remote_code
+allowed_local_media_path allowed_media_domains download_dir safetensors_load_strategy load_format
+config_format dtype kv_cache_dtype seed max_model_len cudagraph_capture_sizes
+max_cudagraph_capture_size cuda_graph_sizes ir_op_priority distributed_executor_backend
+pipeline_parallel_size master_addr master_port nnodes node_rank distributed_timeout_seconds
+numa_bind numa_bind_nodes numa_bind_cpus tensor_parallel_size prefill_context_parallel_size
+decode_context_parallel_size dcp_comm_backend dcp_kv_cache_interleave_size
+cp_kv_cache_interleave_size data_parallel_size data_parallel_rank data_parallel_start_rank
+data_parallel_size_local data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb
+data_parallel_external_lb data_parallel_backend enable_expert_parallel enable_ep_weight_filter
+moe_backend all2all_backend enable_elastic_ep enable_dbo ubatch_size dbo_decode_token_threshold
+dbo_prefill_token_threshold disable_nccl_for_dp_synchronization eplb_config enable_eplb
+expert_placement_strategy max_parallel_loading_workers block_size enable_prefix_caching
+prefix_caching_hash_algo disable_sliding_window disable_cascade_attn offload_backend cpu_offload_gb
+cpu_offload_params offload_group_size offload_num_in_group offload_prefetch_step offload_params
+gpu_memory_utilization kv_cache_memory_bytes max_num_batched_tokens max_num_partial_prefills
+max_long_partial_prefills long_prefill_token_threshold max_num_seqs max_logprobs logprobs_mode
+disable_log_stats aggregate_engine_logging revision code_revision hf_token hf_overrides
+tokenizer_revision quantization quantization_config allow_deprecated_quantization enforce_eager
+disable_custom_all_reduce language_model_only limit_mm_per_prompt enable_mm_embeds
+interleave_mm_strings media_io_kwargs mm_processor_kwargs mm_processor_cache_gb
+mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_only mm_encoder_tp_mode
+mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
+mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin io_processor_plugin
+renderer_num_workers skip_mm_profiling video_pruning_rate mm_tensor_ipc enable_lora max_loras
+max_lora_rank default_mm_loras fully_sharded_loras max_cpu_loras lora_dtype lora_target_modules
+enable_tower_connector_lora specialize_active_lora ray_workers_use_nsight num_gpu_blocks_override
+model_loader_extra_config ignore_patterns enable_chunked_prefill disable_chunked_mm_input
+scheduler_reserve_full_isl disable_hybrid_kv_cache_manager structured_outputs_config
+reasoning_parser reasoning_parser_plugin speculative_config show_hidden_metrics_for_version
+otlp_traces_endpoint collect_detailed_traces kv_cache_metrics kv_cache_metrics_sample
+cudagraph_metrics enable_layerwise_nvtx_tracing enable_mfu_metrics enable_logging_iteration_details
+enable_mm_processor_stats scheduling_policy scheduler_cls pooler_config override_pooler_config
+compilation_config attention_config mamba_config kernel_config enable_flashinfer_autotune worker_cls
+worker_extension_cls profiler_config kv_transfer_config kv_events_config ec_transfer_config
+reasoning_config generation_config enable_sleep_mode override_generation_config model_impl
+override_attention_dtype attention_backend calculate_kv_scales kv_cache_dtype_skip_layers
+mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode mamba_backend
+additional_config use_tqdm_on_load pt_load_map_location logits_processors async_scheduling
+stream_interval kv_sharing_fast_prefill optimization_level performance_mode kv_offloading_size
+kv_offloading_backend tokens_only shutdown_timeout weight_transfer_config
+fail_on_environ_validation gdn_prefill_backend swap_space max_seq_len_to_capture
+disable_async_output_proc num_scheduler_steps preemption_mode rope_scaling rope_theta device
+guided_decoding_backend num_lookahead_slots
+""")
+
+# Of the engine's arguments those that are Python objects have no flag; all others have one.
+_SERVE_OWN = _names("""
+lora-modules chat-template chat-template-content-format trust-request-chat-template
+default-chat-template-kwargs response-role return-tokens-as-token-ids enable-auto-tool-choice
+exclude-tools-when-tool-choice-none tool-call-parser tool-parser-plugin tool-server log-config-file
+max-log-len enable-prompt-tokens-details enable-per-request-metrics enable-server-load-tracking
+enable-force-include-usage enable-tokenizer-info-endpoint enable-log-outputs enable-log-deltas
+cohere-is-reasoning-model cohere-format log-error-stack tokens-only fingerprint-mode
+fingerprint-value host port data-parallel-supervisor-port dp-supervisor-probe-interval-s
+dp-supervisor-probe-timeout-s dp-supervisor-probe-failure-threshold uds uvicorn-log-level
+disable-uvicorn-access-log disable-access-log-for-endpoints allow-credentials allowed-origins
+allowed-methods allowed-headers api-key ssl-keyfile ssl-certfile ssl-ca-certs enable-ssl-refresh
+ssl-cert-reqs ssl-ciphers root-path middleware enable-request-id-headers disable-fastapi-docs
+h11-max-incomplete-event-size h11-max-header-count enable-offline-docs
+enable-flash-late-interaction enable-log-requests disable-log-requests headless api-server-count
+config grpc disable-frontend-multiprocessing
+""")
+SERVE_FLAGS = sorted(
+    {"--" + name.replace("_", "-") for name in ENGINE_ARGUMENTS}
+    | {"--" + name for name in _SERVE_OWN}
+)
+
+METHODS = _names("""
+generate chat score embed encode classify reward beam_search enqueue enqueue_chat
+wait_for_completion get_tokenizer set_tokenizer get_default_sampling_params start_profile
+stop_profile reset_prefix_cache reset_mm_cache reset_encoder_cache sleep wake_up get_metrics
+collective_rpc apply_model get_world_size preprocess_chat preprocess_cmpl llm_engine
+init_weight_transfer_engine start_weight_update update_weights finish_weight_update
+from_engine_args add_request abort_request step has_unfinished_requests
+""")
+
+PACKAGE = _names("""
+LLM ModelRegistry PromptType TextPrompt TokensPrompt SamplingParams RequestOutput CompletionOutput
+PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput
+ClassificationRequestOutput ScoringOutput ScoringRequestOutput LLMEngine EngineArgs AsyncLLMEngine
+AsyncEngineArgs initialize_ray_cluster PoolingParams
+""")
