@@ -2,16 +2,25 @@
 
 The closing tag ends a call wherever it stands, in a string too, as in vLLM. A call is taken once
 its name and the bracket of its arguments are there; from then on its arguments are passed on as
-they come, well-formed or not, because a stream can't take them back. What is malformed before that
-is content.
+they come, well-formed or not, because a stream can't take them back. A block may hold several
+calls, also as a list, and a call may be written otherwise: `parameters` for `arguments`, these as a
+JSON text, an object `function` around both; it is then read once it is whole. What is malformed
+before that is content.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
-from jaxinfer.serving.parsers.json_object import Member, ObjectEnd, object_members, unescaped_length
+from jaxinfer.serving.parsers.json_object import (
+    Member,
+    ObjectEnd,
+    certain_length,
+    object_members,
+    without_trailing_commas,
+)
 from jaxinfer.serving.parsers.pieces import (
     MAX_BLOCKS,
     CallArguments,
@@ -25,10 +34,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MOST_HEAD_CHARS = 1024
 _MOST_PART_CHARS = 1 << 14  # of which a call that ends early leaves the rest to be searched again
 _HEAD = re.compile(
-    r'\s*+\{\s*+"name"\s*+:\s*+"([^"\\\x00-\x1f]++)"\s*+,\s*+"arguments"\s*+:\s*+(?=\{)'
+    r'\s*+(?:\[\s*+)?\{\s*+"name"\s*+:\s*+"([^"\\\x00-\x1f]++)"\s*+,\s*+"arguments"\s*+:\s*+(?=\{)'
 )
-_NO_ARGUMENTS = Member({}, "{}")
 _TAG = re.compile("</?tool_call>")
+_BETWEEN = re.compile(r"[\s,;\[\]]*+")
 
 _State = Callable[[str, int], int | None]
 """(text, position) -> the position to go on at with the state that is set by then. None: the rest,
@@ -52,6 +61,7 @@ class HermesToolParser:
         self._held = ""
         self._held_from = 0
         self._block: list[str] = []
+        self._is_first = True
         self._num_blocks = 0
         self._num_calls = 0
         self._end = ObjectEnd()
@@ -75,7 +85,7 @@ class HermesToolParser:
             self._add_content(held)
             self._add_raw(self._spaces.take())
         elif self._state == self._arguments:
-            self._add_arguments(held, 0, len(held))
+            self._add_arguments(held)
         elif self._state in (self._head, self._whole):
             self._end_block("".join(self._block) + held, closed=False)
             self._add_raw(self._spaces.take())
@@ -97,53 +107,77 @@ class HermesToolParser:
             self._add_content(text[start:ready])
             return self._wait(ready)
         self._add_content(text[start:at])
-        self._num_blocks += 1
-        self._block = []
-        self._state = self._head
+        self._is_first = True
+        self._begin_call()
         return at + len(OPEN)
 
     def _head(self, text: str, start: int) -> int | None:
         """The beginning of a block, up to its arguments; held until they are found."""
         limit = min(len(text), start + _MOST_HEAD_CHARS)
-        close = text.find(CLOSE, start, limit)
-        head = _HEAD.match(text, start, close if close >= 0 else limit)
+        tag = _TAG.search(text, start, limit)
+        head = _HEAD.match(text, start, tag.start() if tag else limit)
         if head:
             self._start_call(head[1])
             self._end = ObjectEnd()
             self._state = self._arguments
             return head.end()
-        if close < 0 and limit - start < _MOST_HEAD_CHARS:
+        if tag is None and limit - start < _MOST_HEAD_CHARS:
             return self._wait(start)
         self._state = self._whole
         return start
 
     def _whole(self, text: str, start: int) -> int | None:
         """A block that can only be judged as a whole: its name comes last, or it is malformed."""
-        close = text.find(CLOSE, start)
-        if close < 0:
-            ready = partial_tag(text, start, (CLOSE,))
+        tag = _TAG.search(text, start)
+        if tag is None:
+            ready = partial_tag(text, start, (OPEN, CLOSE))
             self._block.append(text[start:ready])
             return self._wait(ready)
-        self._end_block("".join([*self._block, text[start:close]]), closed=True)
         self._state = self._content
-        return close + len(CLOSE)
+        block = "".join([*self._block, text[start : tag.start()]])
+        self._end_block(block, closed=tag[0] == CLOSE)
+        return tag.end() if tag[0] == CLOSE else tag.start()
 
     def _arguments(self, text: str, start: int) -> int | None:
         close = text.find(CLOSE, start)
-        end = close if close >= 0 else partial_tag(text, start, (CLOSE,))
+        end = close if close >= 0 else partial_tag(text, start, (OPEN, CLOSE))
         if close < 0:
-            end = unescaped_length(text, start, end)
-        stop = self._add_arguments(text, start, end)
-        if stop is not None:
-            self._state = self._rest
-            return start + stop
+            end = certain_length(text, start, end)
+        over = self._add_arguments(text[start:end])
+        if over is not None:
+            self._end = ObjectEnd(depth=1)
+            self._state = self._rest if over[1] else self._content
+            return start + over[0]
         if close < 0:
             return self._wait(end)
         self._state = self._content
         return close + len(CLOSE)
 
     def _rest(self, text: str, start: int) -> int | None:
-        """After the arguments: the rest of a block is ignored; a model may forget the tag."""
+        """After the arguments: other members are ignored, up to the end of the call's object."""
+        tag = _TAG.search(text, start)
+        end = tag.start() if tag else partial_tag(text, start, (OPEN, CLOSE))
+        end = end if tag else certain_length(text, start, end)
+        over = self._end.find(text[start:end], OPEN)
+        if over is not None:
+            self._state = self._next
+            return start + over[0]
+        return self._wait(end) if tag is None else self._skip(text, tag.start())
+
+    def _next(self, text: str, start: int) -> int | None:
+        """After a call: another one of the same block; a model may forget the tag."""
+        at = _BETWEEN.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess]
+        if at == len(text):
+            return self._wait(at)
+        if text[at] == "{" and self._num_blocks < MAX_BLOCKS:
+            self._is_first = False
+            self._begin_call()
+        else:
+            self._state = self._skip
+        return at
+
+    def _skip(self, text: str, start: int) -> int | None:
+        """The rest of a block, which is ignored."""
         tag = _TAG.search(text, start)
         if tag is None:
             return self._wait(partial_tag(text, start, (OPEN, CLOSE)))
@@ -153,26 +187,35 @@ class HermesToolParser:
     def _wait(self, position: int) -> None:
         self._held_from = position
 
+    def _begin_call(self) -> None:
+        self._num_blocks += 1
+        self._block = []
+        self._state = self._head
+
     def _end_block(self, block: str, *, closed: bool) -> None:
-        call = _read_call(block)
-        if call is None:
+        calls = _read_calls(block)[: MAX_BLOCKS + 1 - self._num_blocks]
+        if not calls and self._is_first:
             self._add_content(OPEN + block + CLOSE * closed)
-            return
-        self._start_call(call[0])
-        self._pieces.append(CallArguments(self._num_calls - 1, call[1]))
+        self._num_blocks += max(0, len(calls) - 1)
+        for name, arguments in calls:
+            self._start_call(name)
+            self._pieces.append(CallArguments(self._num_calls - 1, arguments))
 
     def _start_call(self, name: str) -> None:
         self._spaces = HeldBack(drops_start=True)
         self._pieces.append(CallStart(self._num_calls, name))
         self._num_calls += 1
 
-    def _add_arguments(self, text: str, start: int, end: int) -> int | None:
-        """Pass on what belongs to the arguments; its length if they end there."""
-        part = text[start:end]
-        stop = self._end.find(part)
-        if part:
-            self._pieces.append(CallArguments(self._num_calls - 1, part[:stop]))
-        return stop
+    def _add_arguments(self, part: str) -> tuple[int, bool] | None:
+        """Pass on what belongs to the arguments; where they are over, see `ObjectEnd.find`."""
+        in_string = self._end.in_string
+        over = self._end.find(part, OPEN)
+        given = without_trailing_commas(
+            part if over is None else part[: over[0]], in_string=in_string
+        )
+        if given:
+            self._pieces.append(CallArguments(self._num_calls - 1, given))
+        return over
 
     def _add_content(self, text: str) -> None:
         self._add_raw(self._spaces.add(text))
@@ -182,13 +225,40 @@ class HermesToolParser:
             self._pieces.append(Content(text))
 
 
-def _read_call(block: str) -> tuple[str, str] | None:
-    """Name and arguments of a whole block; None if it is malformed."""
+def _read_calls(block: str) -> list[tuple[str, str]]:
+    """Name and arguments of each call of a whole block; none if it is malformed."""
+    block = without_trailing_commas(block)
+    calls: list[tuple[str, str]] = []
+    position = 0
     try:
-        members = object_members(block)
-        name, arguments = members["name"].value, members.get("arguments", _NO_ARGUMENTS)
-        is_call = isinstance(name, str) and isinstance(arguments.value, dict)
-        # Half of a surrogate pair can't be sent; this raises.
-        return (name, arguments.text) if is_call and name.encode() else None
-    except (KeyError, ValueError, RecursionError):
+        while len(calls) < MAX_BLOCKS:
+            start = _BETWEEN.match(block, position).end()  # pyright: ignore[reportOptionalMemberAccess]
+            members, position = object_members(block, start)
+            if "name" not in members and "function" in members:
+                members, _ = object_members(members["function"].text)
+            calls.append(_read_call(members))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass  # what follows the last call is ignored
+    return calls
+
+
+def _read_call(members: Mapping[str, Member]) -> tuple[str, str]:
+    name = members["name"].value
+    value, text = members.get("arguments") or members.get("parameters") or (None, "")
+    if not (isinstance(name, str) and name) or isinstance(value, int | float | list):
+        raise TypeError("no call")
+    if not value:
+        text = "{}"
+    elif isinstance(value, str):
+        text = _object_in(value) or text
+    # Half of a surrogate pair can't be sent; this raises.
+    (name + text).encode()
+    return name, text
+
+
+def _object_in(text: str) -> str | None:
+    """The JSON object that a text is; None if it is none."""
+    try:
+        return text.strip() if isinstance(json.loads(text), dict) else None
+    except ValueError:
         return None

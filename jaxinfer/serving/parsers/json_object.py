@@ -1,4 +1,7 @@
-"""Finds a JSON object's end in a text that comes in parts, and the members of a whole object."""
+"""Finds a JSON object's end in a text that comes in parts, and the members of a whole object.
+
+Commas that close no value, as models write them before a bracket, are left out.
+"""
 
 import json
 import re
@@ -7,12 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _MARK = re.compile(r'["\\\[\]{}]')
-_QUOTE = ord('"')
+_QUOTE, _COMMA = ord('"'), ord(",")
+_SPACES = " \t\n\r"
+_MOST_SPACES = 64
+_TRAILING_COMMA = re.compile(r",[ \t\n\r]{0,64}[\]}]")
 
 _MOST_MEMBERS = 64
 _OPENING = re.compile(r"[ \t\n\r]*+\{[ \t\n\r]*+")
 _COLON = re.compile(r"[ \t\n\r]*+:[ \t\n\r]*+")
-_AFTER = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+|(\}[ \t\n\r]*+\Z))")
+_AFTER = re.compile(r"[ \t\n\r]*+(?:,[ \t\n\r]*+|(\}))")
 _read = json.JSONDecoder().raw_decode
 
 
@@ -28,25 +34,29 @@ class Member(NamedTuple):
     text: str
 
 
-def object_members(text: str) -> dict[str, Member]:
-    """The members of a JSON object, by name; the last one of each name.
+def object_members(text: str, start: int = 0) -> tuple[dict[str, Member], int]:
+    """The members of a JSON object, by name, the last one of each name; and where the object ends.
+
+    Args:
+        text: it may go on behind the object.
+        start: where the object begins.
 
     Raises:
-        ValueError: the text is something else, or the object is empty or has more than 64 members.
+        ValueError: there is something else, or the object is empty or has more than 64 members.
         RecursionError: brackets are nested too deeply.
     """
     members: dict[str, Member] = {}
-    position = _match(_OPENING, text, 0).end()
+    position = _match(_OPENING, text, start).end()
     for _ in range(_MOST_MEMBERS):
         name, position = _read(text, position)
         if not isinstance(name, str):
             raise ValueError(f"no name at {position}")
-        start = _match(_COLON, text, position).end()
-        value, end = _read(text, start)
-        members[name] = Member(value, text[start:end])
+        begin = _match(_COLON, text, position).end()
+        value, end = _read(text, begin)
+        members[name] = Member(value, text[begin:end])
         after = _match(_AFTER, text, end)
         if after[1]:
-            return members
+            return members, after.end()
         position = after.end()
     raise ValueError(f"more than {_MOST_MEMBERS} members")
 
@@ -62,39 +72,85 @@ class ObjectEnd:
     """Counts brackets outside strings until the one that closes the object, in passes of NumPy.
 
     Nothing else is checked: the text between the brackets need not be JSON.
+
+    Args:
+        depth: brackets that are open already.
     """
 
-    def __init__(self) -> None:
-        self._depth = 0
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
         self._in_string = False
 
-    def find(self, text: str) -> int | None:
-        """One past the closing bracket, if it is in `text`; the first text begins with "{".
+    def find(self, text: str, tag: str) -> tuple[int, bool] | None:
+        """Where the object is over, if it is in `text`; the first text begins with "{" or within.
 
         Args:
             text: the next part; it does not end within an escape, see `unescaped_length`.
+            tag: that ends the object, too, outside strings.
+
+        Returns:
+            The position, and whether it is behind the closing bracket, not at a tag.
         """
-        if not _MARK.search(text):
+        at = text.find(tag)
+        if at < 0 and not _MARK.search(text):
             return None
-        # The same length without escapes, so that every quote left begins or ends a string.
-        plain = text.replace("\\\\", "__").replace('\\"', "__")
-        chars = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), np.uint32)
-        outside = (np.cumsum(chars == _QUOTE, dtype=np.int32) + self._in_string) % 2 == 0
+        chars, outside = _outside(text, self._in_string)
+        while at >= 0 and not outside[at]:
+            at = text.find(tag, at + 1)
         folded = chars | 0x20  # "[" is "{" and "]" is "}" but for this bit
         closes = (folded == ord("}")) & outside
         steps = ((folded == ord("{")) & outside).astype(np.int8) - closes
         depths = self._depth + np.cumsum(steps, dtype=np.int32)
         ends = np.flatnonzero((depths <= 0) & closes)
-        if len(ends):
-            return int(ends[0]) + 1
+        if len(ends) and not 0 <= at < ends[0]:
+            return int(ends[0]) + 1, True
+        if at >= 0:
+            return at, False
         self._depth, self._in_string = int(depths[-1]), not outside[-1]
         return None
 
+    @property
+    def in_string(self) -> bool:
+        """Whether what was searched ends within a string."""
+        return self._in_string
 
-def unescaped_length(text: str, start: int, end: int) -> int:
-    """The largest end, at most `end`, at which a part from `start` ends within no escape.
+
+def without_trailing_commas(text: str, *, in_string: bool = False) -> str:
+    """A text without the commas outside strings that a closing bracket follows.
+
+    Args:
+        text: it does not end within an escape.
+        in_string: it begins within a string.
+    """
+    if not _TRAILING_COMMA.search(text):
+        return text
+    chars, outside = _outside(text, in_string)
+    commas = np.flatnonzero((chars == _COMMA) & outside)
+    others = np.flatnonzero(~np.isin(chars, [ord(each) for each in _SPACES]))
+    following = np.append(others, len(chars))[np.searchsorted(others, commas, side="right")]
+    folded = np.append(chars | 0x20, 0)[following]
+    is_near = following - commas <= _MOST_SPACES + 1
+    given = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    kept = np.delete(given, commas[(folded == ord("}")) & is_near])
+    return kept.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def certain_length(text: str, start: int, end: int) -> int:
+    """The largest end, at most `end`, behind which a part from `start` hides neither of these: half
+    of an escape, and a comma that may turn out to close no value.
 
     The part must itself begin outside an escape.
     """
     part = text[start:end]
+    core = part.rstrip(_SPACES)
+    if core.endswith(",") and len(part) - len(core) <= _MOST_SPACES:
+        return start + len(core) - 1
     return end - (len(part) - len(part.rstrip("\\"))) % 2
+
+
+def _outside(text: str, in_string: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The characters, uint32 ``[n]``, escapes replaced; and which of them are in no string."""
+    # The same length without escapes, so that every quote left begins or ends a string.
+    plain = text.replace("\\\\", "__").replace('\\"', "__")
+    chars = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return chars, (np.cumsum(chars == _QUOTE, dtype=np.int32) + in_string) % 2 == 0

@@ -60,8 +60,9 @@ def test_calls_are_read(text, content, calls):
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "f", "arguments": 1',
-        '<tool_call>{"name": "f",}</tool_call>\n',
-        '<tool_call>{"name": "f"} {}</tool_call>',
+        "<tool_call>[]</tool_call>",
+        "<tool_call>{}</tool_call>",
+        '<tool_call>{"function": "f"}</tool_call>',
         '<tool_call>{"name": "\\ud800"}</tool_call>',
         "<tool_call>[1]</tool_call>",
         "<tool_call>" + '{"a":' * 5000 + "</tool_call>",
@@ -70,6 +71,84 @@ def test_calls_are_read(text, content, calls):
 )
 def test_what_is_malformed_is_content(text):
     assert read(text) == (text, [])
+
+
+A, B = ("f", '{"a": 1}'), ("g", '{"b": {}}')
+NAMED_A = '{"name": "f", "arguments": {"a": 1}}'
+NAMED_B = '{"name": "g", "arguments": {"b": {}}}'
+
+
+@pytest.mark.parametrize(
+    ("block", "calls"),
+    [
+        ('{"name": "f", "parameters": {"a": 1}}', [A]),
+        ('{"parameters": {"a": 1}, "name": "f"}', [A]),
+        ('{"name": "f", "parameters": {}, "arguments": {"a": 1}}', [A]),
+        (r'{"name": "f", "arguments": "{\"a\": 1}"}', [A]),
+        ('{"name": "f", "arguments": "hello"}', [("f", '"hello"')]),
+        ('{"name": "f", "arguments": ""}', [("f", "{}")]),
+        ('{"name": "f", "arguments": null}', [("f", "{}")]),
+        ('{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', [A]),
+        (f"{NAMED_A}\n{NAMED_B}", [A, B]),
+        (f"{NAMED_A}, {NAMED_B}", [A, B]),
+        (f"{NAMED_A};{NAMED_B}{NAMED_A}", [A, B, A]),
+        (f"[{NAMED_A}, {NAMED_B}]", [A, B]),
+        (f"[\n{NAMED_A}\n]\n", [A]),
+        ('[{"name": "f", "parameters": {"a": 1}}, {"arguments": {"b": {}}, "name": "g"}]', [A, B]),
+        (f'{NAMED_A} {{"arguments": {{"b": {{}}}}, "name": "g"}}', [A, B]),
+        ('{"name": "f", "arguments": {"a": 1}, "id": {"c": "}"}} ' + NAMED_B, [A, B]),
+        (f"{NAMED_A} and {NAMED_B}", [A]),
+        (f'{NAMED_A} {{"no": "call"}}', [A]),
+        ('{"name": "f", "arguments": {"a": 1},}', [A]),
+        ('{"name": "f", "arguments": {"a": 1,\n}}\n', [("f", '{"a": 1\n}')]),
+        ('{"name": "f", "parameters": {"a": [1,], }, }', [("f", '{"a": [1] }')]),
+        ('{"name": "f",}', [("f", "{}")]),
+        ('{"name": "f"} {}', [("f", "{}")]),
+    ],
+)
+@pytest.mark.parametrize("close", ["</tool_call>", ""], ids=["closed", "open"])
+def test_calls_are_read_however_they_are_written(block, calls, close):
+    text = f"A. <tool_call>{block}{close}"
+    expected = ("A.", [ToolCall(*each) for each in calls])
+    assert read(text) == expected
+    answer = parse(HermesToolParser(), list(text))
+    assert [(p.index, p.name) for p in answer if isinstance(p, CallStart)] == [
+        (i, name) for i, (name, _) in enumerate(calls)
+    ]
+    made = ["".join(p.text for p in answer if _is_of(p, i)) for i in range(len(calls))]
+    assert made == [arguments for _, arguments in calls]
+
+
+def _is_of(piece, index):
+    return isinstance(piece, CallArguments) and piece.index == index
+
+
+@pytest.mark.parametrize(
+    ("malformed", "content", "calls"),
+    [
+        ('<tool_call>{"name": f}', '<tool_call>{"name": f}', [A]),
+        ('<tool_call>{"name": f}</tool_call>', '<tool_call>{"name": f}</tool_call>', [A]),
+        ("<tool_call>", "<tool_call>", [A]),
+        ('<tool_call>{"name": "g", "arguments": {"b": ', "", [("g", '{"b": '), A]),
+        ('<tool_call>{"name": "g", "arguments": {"b": {}}', "", [B, A]),
+        ('<tool_call>{"name": "g", "parameters": {"b": {}}}', "", [B, A]),
+    ],
+)
+def test_a_good_call_comes_out_behind_a_malformed_one(malformed, content, calls):
+    text = f"{malformed}<tool_call>{NAMED_A}</tool_call>"
+    assert read(text) == (content, [ToolCall(*each) for each in calls])
+
+
+def test_an_opening_tag_within_a_string_is_part_of_it():
+    arguments = '{"a": "<tool_call>{"}'
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert read(text) == ("", [ToolCall("f", arguments)])
+
+
+def test_calls_of_one_block_are_counted():
+    for block in (NAMED_A * 200, '{"name": "f"}' * 200):
+        content, calls = read(f"<tool_call>{block}</tool_call>{ONE}")
+        assert (len(calls), content) == (MAX_BLOCKS, ONE)
 
 
 def test_an_answer_that_is_cut_keeps_the_arguments_it_has():
