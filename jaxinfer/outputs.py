@@ -2,9 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxinfer.logprobs import LogprobsAtPosition
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.parsers.pieces import Piece
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -24,6 +27,9 @@ class CompletionOutput:
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
         weight_version: as of `RequestOutput`, at this completion's last token.
+        pieces: the text, read as reasoning, content and tool calls, where the request says how; the
+            text is then the content alone. None elsewhere.
+        num_reasoning_tokens: of all its tokens so far; 0 where no reasoning is read.
     """
 
     index: int
@@ -34,6 +40,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     weight_version: int = 0
+    pieces: "Sequence[Piece] | None" = None
+    num_reasoning_tokens: int = 0
 
     def finished(self) -> bool:
         """Whether it has ended."""

@@ -44,6 +44,7 @@ ROOMS = {
 they share may import all."""
 SERVING = (
     "guided",
+    "parsers",
     "requests",
     "scheduler",
     "sampling",
@@ -58,7 +59,6 @@ SERVING = (
     "recording",
     "startup",
     "service",
-    "parsers",
     "openai",
 )
 """The rooms of `serving`, each of which imports only itself and earlier rooms."""

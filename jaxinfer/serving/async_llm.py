@@ -16,6 +16,7 @@ from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
 from jaxinfer.serving.engine_facts import EngineFacts
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 
 
 class AsyncLLM(EngineFacts):
@@ -62,6 +63,7 @@ class AsyncLLM(EngineFacts):
         *,
         priority: int = 0,
         prefill_only: bool = False,
+        answer: AnswerFormat | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt, for `async for`.
 
@@ -75,6 +77,7 @@ class AsyncLLM(EngineFacts):
                 makes one.
             priority: as in `LLM.generate`.
             prefill_only: only run the prompt, for its log-probabilities: no token is sampled.
+            answer: how its text is read as reasoning, content and tool calls; None leaves it whole.
 
         Returns:
             An iterator of outputs. The last has `finished`; after `abort` or `shutdown` its
@@ -87,7 +90,12 @@ class AsyncLLM(EngineFacts):
         """
         driver, arguments = self._handle.driver, self._handle.arguments
         request = arguments.one(
-            prompt, sampling_params, priority, request_id or "", prefill_only=prefill_only
+            prompt,
+            sampling_params,
+            priority,
+            request_id or "",
+            prefill_only=prefill_only,
+            answer=answer,
         )
         return stream_request_async(driver, request, keeps=self)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
 from jaxinfer.serving.requests.prompts import PromptParts, match_params, split_prompts
 from jaxinfer.serving.startup.loading import LoadedEngine, say
@@ -33,6 +34,7 @@ class CallArguments:
         label: str = "",
         *,
         prefill_only: bool = False,
+        answer: AnswerFormat | None = None,
     ) -> NewRequest:
         """The request of a single prompt.
 
@@ -42,6 +44,7 @@ class CallArguments:
             priority: an integer.
             label: the caller's name for it, if any.
             prefill_only: nothing is sampled, so that the prompt may fill the model's length.
+            answer: how its text is read.
 
         Raises:
             TypeError: not a prompt, not a `SamplingParams`, or the priority is no integer.
@@ -59,6 +62,7 @@ class CallArguments:
             prefill_only=prefill_only,
             priority=self._priority(priority, "priority"),
             label=label,
+            answer=answer,
         )
 
     def several(self, prompts: Any, params: Any, priorities: Any = None) -> list[NewRequest]:

@@ -319,7 +319,14 @@ class Engine:
             raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
         prompt = np.frombuffer(request.prompt.packed, np.int32)
         runs_freely = may_run_freely(request.params)
-        return self._grammars.matcher(given, prompt, runs_freely=runs_freely)
+        answer = request.answer
+        return self._grammars.matcher(
+            given,
+            prompt,
+            runs_freely=runs_freely,
+            stage=answer.stage if answer else None,
+            calls=answer is not None and answer.has_calls,
+        )
 
     def _schedule(self) -> Schedule | None:
         try:

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,10 @@ from jaxinfer.serving.guided.grammar_cache import CACHE_BYTES, GrammarCache
 from jaxinfer.serving.guided.grammar_text import grammar_text
 from jaxinfer.serving.guided.matcher import Grammar, one_line
 from jaxinfer.serving.guided.schema_errors import grammar_error
-from jaxinfer.serving.guided.thinking import AnswerMatcher, ThinkingMatcher, thinking_stage
+from jaxinfer.serving.guided.thinking import AnswerMatcher, ThinkingMatcher
+from jaxinfer.serving.guided.thinking_tokens import ThinkingStage, ThinkingTokens, thinking_stage
 from jaxinfer.serving.guided.vocabulary import grammar_vocabulary
 from jaxinfer.structured_outputs import StructuredOutputsParams
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
 
 DEADLINE_S = 10.0
 """How long a request waits for its grammar before it is refused."""
@@ -54,7 +52,7 @@ class GrammarCompiler:
         *,
         deadline_s: float = DEADLINE_S,
         cache_bytes: int = CACHE_BYTES,
-        thinking: "ThinkingTokens | None" = None,
+        thinking: ThinkingTokens | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -84,7 +82,13 @@ class GrammarCompiler:
         return grammar
 
     def matcher(
-        self, given: StructuredOutputsParams, prompt: np.ndarray, *, runs_freely: bool = False
+        self,
+        given: StructuredOutputsParams,
+        prompt: np.ndarray,
+        *,
+        runs_freely: bool = False,
+        stage: ThinkingStage | None = None,
+        calls: bool = False,
     ) -> AnswerMatcher:
         """A matcher at the beginning of an answer.
 
@@ -92,6 +96,8 @@ class GrammarCompiler:
             given: its grammar, compiled by the caller's thread if it is not there.
             prompt: int ``[n]``, which may have opened the answer's thinking.
             runs_freely: whether tokens may be drawn freely, and checked when they are read.
+            stage: where the prompt ends; None for what its tokens say.
+            calls: see `ThinkingMatcher`.
 
         Raises:
             ValueError: as `get`, or the grammar is to begin after thinking, of which the model has
@@ -106,8 +112,10 @@ class GrammarCompiler:
                 "structured_outputs.after_thinking: this model has no tokens <think> and "
                 "</think>; leave it out"
             )
-        stage = thinking_stage(prompt, self._thinking, sorted(self._eos_token_ids))
-        return matcher if stage == "over" else ThinkingMatcher(matcher, self._thinking, stage)
+        stage = stage or thinking_stage(prompt, self._thinking, sorted(self._eos_token_ids))
+        if stage == "over":
+            return matcher
+        return ThinkingMatcher(matcher, self._thinking, stage, calls=calls)
 
     def start(self, given: StructuredOutputsParams) -> "concurrent.futures.Future[Grammar]":
         """Have a grammar compiled by another thread; at once if it is known.

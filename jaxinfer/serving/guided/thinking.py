@@ -1,17 +1,12 @@
 """A matcher for answers that think first: the grammar begins after `</think>`."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
 from jaxinfer.serving.guided.matcher import Matcher, NextDraw
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
-
-ThinkingStage = Literal["possible", "open", "over"]
-"""Where a prompt ends: thinking may be opened by the answer, is open, or was closed."""
+from jaxinfer.serving.guided.thinking_tokens import Thinking, ThinkingStage, ThinkingTokens
 
 
 class ThinkingMatcher:
@@ -19,22 +14,31 @@ class ThinkingMatcher:
 
     Thinking that the prompt has opened goes on until `</think>`. Where the prompt says nothing of
     it, the answer's first token is `<think>` or one of the grammar's. The line break that chat
-    templates write after `</think>` is forced; the grammar begins behind it.
+    templates write after `</think>` is forced; the grammar begins behind it. A call that ends the
+    thinking is the grammar's, with its tag.
 
     Args:
         grammar: a matcher that has taken in nothing.
         tokens: of the model.
         stage: of the prompt.
+        calls: see `Thinking`; the grammar then admits a call at its beginning.
     """
 
-    def __init__(self, grammar: Matcher, tokens: "ThinkingTokens", stage: ThinkingStage) -> None:
+    def __init__(
+        self,
+        grammar: Matcher,
+        tokens: ThinkingTokens,
+        stage: ThinkingStage,
+        *,
+        calls: bool = False,
+    ) -> None:
         self._grammar = grammar
         self._tokens = tokens
-        self._stage = stage
+        self._thinking = Thinking(tokens, stage, calls=calls)
         self._breaks = list(tokens.ending[tokens.ending.index(tokens.close) + 1 :])
         self._num_taken = 0
         self._num_before_grammar = 0
-        self._is_closed = False
+        self._breaks_left: list[int] = []
         self._lifts_mask = False
         self.num_words = grammar.num_words
 
@@ -72,39 +76,41 @@ class ThinkingMatcher:
             self._num_taken = len(token_ids) + num_taken
             return num_taken
         self.follow(token_ids)
-        end = self._end_of_thinking(new)
-        new = new[:end]
-        self._num_taken += len(new)
-        self._think(new)
+        for num_taken, token_id in enumerate(new, start=1):
+            self._take(token_id)
+            if self._stage != "open":
+                return num_taken
         return len(new)
 
     def wants_mask_at(self, number: int) -> bool:
         """See `Matcher.wants_mask_at`; the mask of an answer's first token may be lifted."""
         return self._lifts_mask or not self.is_free_at(number)
 
-    def _end_of_thinking(self, token_ids: list[int]) -> int | None:
-        """The number of tokens after which thinking that is open is over; None if it goes on."""
-        if self._tokens.close not in token_ids:
-            return None
-        return token_ids.index(self._tokens.close) + 1
-
     def follow(self, token_ids: Sequence[int]) -> None:
         """See `Matcher.follow`; thinking is anything."""
-        new = list(token_ids[self._num_taken :])
-        self._num_taken += len(new)
-        self._think(new)
+        for i in range(self._num_taken, len(token_ids)):
+            if self._stage == "over":
+                self._follow_grammar(list(token_ids[i:]))
+                return
+            self._take(token_ids[i])
 
-    def _think(self, new: list[int]) -> None:
-        """Take in the last of the `_num_taken` tokens."""
-        if self._stage == "possible" and new:
-            self._lifts_mask = new[0] == self._tokens.open
-            self._stage = "open" if self._lifts_mask else "over"
-        if self._stage == "open" and (end := self._end_of_thinking(new)) is not None:
-            num_breaks = len(self._breaks)
-            self._num_before_grammar = self._num_taken - len(new) + end + num_breaks
-            self._stage, self._is_closed, new = "over", True, new[end:]
-        if self._stage == "over":
-            self._follow_grammar(new)
+    def _take(self, token_id: int) -> None:
+        """Take in a token before the grammar, or the one that it begins with."""
+        was_possible = self._stage == "possible"
+        is_tag = self._thinking.take(token_id)
+        if was_possible:
+            self._lifts_mask = is_tag
+            # White space, too, is the grammar's: the mask had it.
+            self._thinking.stage = "open" if is_tag else "over"
+        if self._stage != "over":
+            self._num_taken += 1
+        elif is_tag:
+            self._num_taken += 1
+            self._breaks_left = self._breaks
+            self._num_before_grammar = self._num_taken + len(self._breaks)
+        else:
+            self._num_before_grammar = self._num_taken
+            self._follow_grammar([token_id])
 
     def next_draw(self, token_ids: Sequence[int]) -> NextDraw | None:
         """See `Matcher.next_draw`; None before the grammar begins."""
@@ -152,34 +158,15 @@ class ThinkingMatcher:
         return self._stage == "over" and not self._breaks_left and self._grammar.may_end
 
     @property
-    def _breaks_left(self) -> list[int]:
-        return self._breaks if self._is_closed else []
+    def _stage(self) -> ThinkingStage:
+        return self._thinking.stage
 
     def _follow_grammar(self, new: list[int]) -> None:
         """Take in tokens after the thinking: first line breaks, as the masks have it."""
+        self._num_taken += len(new)
         num_breaks = min(len(new), len(self._breaks_left))
-        if num_breaks:
-            self._breaks = self._breaks[num_breaks:]
+        self._breaks_left = self._breaks_left[num_breaks:]
         self._grammar.consume(new[num_breaks:])
-
-
-def thinking_stage(
-    prompt: np.ndarray, tokens: "ThinkingTokens", eos_token_ids: Sequence[int]
-) -> ThinkingStage:
-    """Where a prompt ends.
-
-    Args:
-        prompt: int ``[n]``.
-        tokens: of the model.
-        eos_token_ids: tokens that end each turn of the prompt; what is before the last of them
-            does not count.
-    """
-    turn_starts = np.flatnonzero(np.isin(prompt, eos_token_ids))
-    turn = prompt[turn_starts[-1] + 1 :] if len(turn_starts) else prompt
-    tags = turn[(turn == tokens.open) | (turn == tokens.close)]
-    if not len(tags):
-        return "possible"
-    return "open" if int(tags[-1]) == tokens.open else "over"
 
 
 def _allow(allowed: np.ndarray, token_id: int) -> None:

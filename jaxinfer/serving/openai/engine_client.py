@@ -8,6 +8,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 
 if TYPE_CHECKING:  # its module imports JAX, which a front end does not load
     from jaxinfer.model.config import ModelConfig
@@ -43,6 +44,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         prefill_only: bool = False,
+        answer: AnswerFormat | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt. Closing the iteration, or cancelling its task, aborts the request.
 
@@ -54,6 +56,7 @@ class EngineClient(Protocol):
             priority: lower ones run earlier.
             prefill_only: only run the prompt, for its log-probabilities; the single completion
                 ends by "length" without a token.
+            answer: how its text is read; None leaves it whole.
 
         Raises:
             TypeError, ValueError: it can't be run; at the call.

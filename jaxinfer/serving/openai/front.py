@@ -18,6 +18,7 @@ from jaxinfer.serving.openai.merging import Stream, merged
 from jaxinfer.serving.openai.prompts import Prompts
 from jaxinfer.serving.openai.protocol.structured import grammar_errors
 from jaxinfer.serving.openai.settings import ServerSettings
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_name
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.telemetry.latest import Latest
@@ -62,6 +63,7 @@ class Job:
         priority: as the request says.
         prefill_only: nothing is sampled.
         grammar_field: what the request calls its grammar, if it has one.
+        answer: how its text is read; None leaves it whole.
     """
 
     prompt: Prompt
@@ -70,6 +72,7 @@ class Job:
     priority: int = 0
     prefill_only: bool = False
     grammar_field: str | None = None
+    answer: AnswerFormat | None = None
 
 
 class Front:
@@ -150,6 +153,7 @@ class Front:
                     job.label,
                     priority=job.priority,
                     prefill_only=job.prefill_only,
+                    answer=job.answer,
                 )
         except JaxinferError:
             raise

@@ -10,9 +10,10 @@ from jaxinfer.serving.parsers.pieces import (
     Content,
     Piece,
     Reasoning,
-    StreamParser,
+    ToolParser,
     new_call_id,
 )
+from jaxinfer.serving.parsers.reasoning import ReasoningState
 from jaxinfer.serving.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -66,15 +67,37 @@ class AnswerParser:
         schemas: Sequence[Mapping[str, Any]] = (),
         parallel: bool = True,
     ) -> None:
-        self._reasoning = REASONING_PARSERS[reasoning](is_open=is_open) if reasoning else None
+        self._reasoning = (
+            REASONING_PARSERS[reasoning](is_open=is_open, calls=tools is not None)
+            if reasoning
+            else None
+        )
         self._tools = TOOL_PARSERS[tools](schemas) if tools else None
         self._parallel = parallel
 
-    def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain once `text` has come."""
+    @property
+    def reasoning_state(self) -> ReasoningState:
+        """What of the reasoning is still to come; "over" where none is read."""
+        return "over" if self._reasoning is None else self._reasoning.state
+
+    @property
+    def is_in_content(self) -> bool:
+        """Whether more text would be content, unless it begins a call."""
+        return self.reasoning_state == "over" and (self._tools is None or self._tools.is_in_content)
+
+    def feed(self, text: str, state: ReasoningState | None = None) -> list[Piece]:
+        """The pieces that are certain once `text` has come.
+
+        Args:
+            text: the next part.
+            state: of the reasoning, where tokens say it, so that no tag of it is in any part; see
+                `ReasoningParser.feed_at`. None: tags in the text say it.
+        """
         if self._reasoning is None:
             return self._wanted(_fed(self._tools, text))
-        return self._split(self._reasoning.feed(text))
+        if state is None:
+            return self._split(self._reasoning.feed(text))
+        return self._split(self._reasoning.feed_at(text, state))
 
     def finish(self) -> list[Piece]:
         """The rest, at the end of the answer. The parser is not used again."""
@@ -129,7 +152,12 @@ def assemble(pieces: Sequence[Piece]) -> ParsedAnswer:
     return ParsedAnswer("".join(reasoning), "".join(content), calls)
 
 
-def _fed(parser: StreamParser | None, text: str) -> Sequence[Piece]:
+def content_of(pieces: Sequence[Piece]) -> str:
+    """The text of the content among pieces."""
+    return "".join(piece.text for piece in pieces if isinstance(piece, Content))
+
+
+def _fed(parser: ToolParser | None, text: str) -> Sequence[Piece]:
     if parser is not None:
         return parser.feed(text)
     return [Content(text)] if text else ()

@@ -66,6 +66,11 @@ class HermesToolParser:
         self._num_calls = 0
         self._end = ObjectEnd()
 
+    @property
+    def is_in_content(self) -> bool:
+        """See `ToolParser`."""
+        return self._state == self._content
+
     def feed(self, text: str) -> Sequence[Piece]:
         """See `StreamParser`."""
         if not text:

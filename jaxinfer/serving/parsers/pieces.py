@@ -73,3 +73,12 @@ class StreamParser(Protocol):
     def finish(self) -> Sequence[Piece]:
         """The rest, at the end of the text. The parser is not used again."""
         ...
+
+
+class ToolParser(StreamParser, Protocol):
+    """Finds the calls in an answer's text."""
+
+    @property
+    def is_in_content(self) -> bool:
+        """Whether more text would be content, unless it begins a call."""
+        ...

@@ -98,6 +98,11 @@ class Qwen3CoderToolParser:
         self._depth = 0
         self._holds_nested = True
 
+    @property
+    def is_in_content(self) -> bool:
+        """See `ToolParser`."""
+        return self._state == self._content
+
     def feed(self, text: str) -> Sequence[Piece]:
         """See `StreamParser`."""
         if not text:

@@ -3,15 +3,17 @@
 The line breaks that the format puts around both are left out, as chat templates put them back.
 """
 
+import re
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
+from jaxinfer.serving.guided.thinking_tokens import ThinkingStage
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
 from jaxinfer.serving.parsers.pieces import Content, Piece, Reasoning, StreamParser
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"
 
-ReasoningState = Literal["open", "possible", "over"]
+ReasoningState = ThinkingStage
 """The prompt has opened the reasoning, or said nothing of it, or closed it."""
 
 
@@ -21,6 +23,15 @@ class ReasoningParser(StreamParser, Protocol):
     @property
     def state(self) -> ReasoningState:
         """What of the reasoning is still to come after the text so far."""
+        ...
+
+    def feed_at(self, text: str, state: ReasoningState) -> Sequence[Piece]:
+        """As `feed`, of a text without the tags around the reasoning, which were tokens.
+
+        Args:
+            text: all of it is within the reasoning, or before or behind it.
+            state: which of these.
+        """
         ...
 
 
@@ -33,71 +44,75 @@ class Qwen3ReasoningParser:
 
     Args:
         is_open: the prompt ends within `<think>`, so that the answer begins with reasoning.
+        calls: tool calls are read: the tag of one ends the reasoning.
     """
 
-    def __init__(self, *, is_open: bool) -> None:
-        self._is_open = is_open
-        self._step = self._begin
+    def __init__(self, *, is_open: bool, calls: bool = False) -> None:
+        self._state: ReasoningState = "open" if is_open else "possible"
+        self._ends = (CLOSE, CALL) if calls else (CLOSE,)
+        self._end = re.compile("|".join(self._ends))
+        self._is_at_start = True
         self._held = ""
-        self._at_start = True
         self._reasoning = HeldBack("\n", drops_start=True)
-
-    def feed(self, text: str) -> Sequence[Piece]:
-        """See `StreamParser`."""
-        return self._step(text) if text else ()
+        self._drops_breaks = is_open
 
     @property
     def state(self) -> ReasoningState:
         """See `ReasoningParser`."""
-        if self._step == self._content:
-            return "over"
-        return "open" if self._is_open or self._step == self._think else "possible"
+        return self._state
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """See `StreamParser`."""
+        if not text or self._state == "over":
+            return self._content(text)
+        text, self._held = self._held + text, ""
+        return self._begin(text) if self._is_at_start else self._think(text)
+
+    def feed_at(self, text: str, state: ReasoningState) -> Sequence[Piece]:
+        """See `ReasoningParser`; white space before the reasoning is held until it is known."""
+        self._state = state
+        if state == "open":
+            self._held, self._drops_breaks = "", True
+            return _reasoning(self._reasoning.add(text))
+        text, self._held = self._held + text, ""
+        if state == "over":
+            return self._content(text)
+        self._held = text
+        return ()
 
     def finish(self) -> Sequence[Piece]:
         """See `StreamParser`."""
-        if self._step == self._begin and not self._is_open:
-            return _content(self._held)
-        if self._step == self._content:
-            return ()
-        return _reasoning(self._reasoning.add(self._held))
+        if self._state == "open":
+            return _reasoning(self._reasoning.add(self._held))
+        return self._content(self._held)
 
     def _begin(self, text: str) -> Sequence[Piece]:
         """Before it is known whether the answer begins with the tag."""
-        self._held += text
-        rest = self._held.lstrip()
-        is_far = len(self._held) - len(rest) > _MOST_SPACES
-        if not is_far and OPEN.startswith(rest):
-            return () if rest != OPEN else self._open("")
+        rest = text.lstrip()
+        is_far = len(text) - len(rest) > _MOST_SPACES
+        if not is_far and rest != OPEN and OPEN.startswith(rest):
+            self._held = text
+            return ()
+        self._is_at_start = False
         if not is_far and rest.startswith(OPEN):
-            return self._open(rest[len(OPEN) :])
-        if self._is_open:
-            return self._open(self._held)
-        self._step = self._content
-        self._at_start = False
-        text, self._held = self._held, ""
-        return _content(text)
-
-    def _open(self, text: str) -> Sequence[Piece]:
-        self._step = self._think
-        self._held = ""
-        return self._think(text)
+            self._state, text = "open", rest[len(OPEN) :]
+        return self._think(text) if self._state == "open" else self.feed_at(text, "over")
 
     def _think(self, text: str) -> Sequence[Piece]:
-        text = self._held + text
-        end = text.find(CLOSE)
-        if end < 0:
-            ready = partial_tag(text, 0, (CLOSE,))
+        end = self._end.search(text)
+        if end is None:
+            ready = partial_tag(text, 0, self._ends)
+            pieces = self.feed_at(text[:ready], "open")
             self._held = text[ready:]
-            return _reasoning(self._reasoning.add(text[:ready]))
-        self._step = self._content
-        self._held = ""
-        before = _reasoning(self._reasoning.add(text[:end]))
-        return [*before, *self._content(text[end + len(CLOSE) :])]
+            return pieces
+        behind = end.end() if end[0] == CLOSE else end.start()
+        before = self.feed_at(text[: end.start()], "open")
+        return [*before, *self.feed_at(text[behind:], "over")]
 
     def _content(self, text: str) -> Sequence[Piece]:
-        if self._at_start:
+        if self._drops_breaks:
             text = text.lstrip("\n")
-            self._at_start = not text
+            self._drops_breaks = not text
         return _content(text)
 
 

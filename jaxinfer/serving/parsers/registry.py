@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.serving.parsers.hermes import HermesToolParser
-from jaxinfer.serving.parsers.pieces import StreamParser
+from jaxinfer.serving.parsers.pieces import ToolParser
 from jaxinfer.serving.parsers.qwen3_coder import Qwen3CoderToolParser
 from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, ReasoningParser
 
-ToolParserFactory = Callable[[Sequence[Mapping[str, Any]]], StreamParser]
+ToolParserFactory = Callable[[Sequence[Mapping[str, Any]]], ToolParser]
 
 TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "hermes": HermesToolParser,
@@ -17,4 +17,4 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
 """By the names in `TOOL_PARSER_NAMES`; each is called with a request's tools."""
 
 REASONING_PARSERS: Mapping[str, Callable[..., ReasoningParser]] = {"qwen3": Qwen3ReasoningParser}
-"""By the names in `REASONING_PARSER_NAMES`; each is called with `is_open`."""
+"""By the names in `REASONING_PARSER_NAMES`; each is called with `is_open` and `calls`."""

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
@@ -29,7 +30,13 @@ def request_from_json(message: Mapping[str, Any]) -> NewRequest:
         "prompt": Prompt(**message["prompt"]),
         "params": SamplingParams(**message["params"]),
     }
-    return NewRequest(**{**message, **records})
+    return NewRequest(**{**message, **records, **given_answer(message)})
+
+
+def given_answer(message: Mapping[str, Any]) -> dict[str, AnswerFormat]:
+    """The field `answer` of a request, if its message has it."""
+    answer = message.get("answer")
+    return {} if answer is None else {"answer": AnswerFormat(**answer)}
 
 
 def _given(record: Any, leave: Collection[str] = ()) -> dict[str, Any]:
@@ -43,4 +50,6 @@ def _given(record: Any, leave: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, AnswerFormat):
+        return _given(value)
     return value.to_json() if isinstance(value, StructuredOutputsParams) else value

@@ -7,7 +7,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Incremental text of one completion.
+    """Incremental text of one completion; for one that is read in parts, see `AnswerText`.
 
     The text does not depend on how the tokens are divided into calls, and after `finish` equals
     `tokenizer.decode` of all of them (cut at the stop string, if one was found): the bytes of the
@@ -36,7 +36,7 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._min_tokens = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._matchers = [_StopMatcher(text) for text in stop]
+        self._stops = StopStrings(stop)
         self._pieces: list[str] = []
         self._num_taken = 0
         self._held = ""  # complete characters that may begin a stop string
@@ -82,23 +82,57 @@ class Detokenizer:
         return "".join(self._pieces)
 
     def _extend(self, text: str) -> None:
-        for i, char in enumerate(text if self._matchers else ""):
-            # Every matcher sees every character; of stops that end together the longest counts.
-            complete = [matcher.stop for matcher in self._matchers if matcher.feed(char)]
-            if complete and self._num_tokens >= self._min_tokens:
-                self.stop_string = max(complete, key=len)
-                cut = 0 if self._include_stop else len(self.stop_string)
-                self._release(self._held + text[: i + 1], cut)
-                self._held = ""
-                return
-        num_held = max((matcher.matched for matcher in self._matchers), default=0)
-        self._release(self._held + text, num_held)
+        found = self._stops.find(text, counts=self._num_tokens >= self._min_tokens)
+        if found is None:
+            self._release(self._held + text, self._stops.num_matched)
+            return
+        end, self.stop_string = found
+        self._release(self._held + text[:end], 0 if self._include_stop else len(self.stop_string))
+        self._held = ""
 
     def _release(self, text: str, num_held: int) -> None:
         cut = len(text) - num_held
         if cut:
             self._pieces.append(text[:cut])
         self._held = text[cut:]
+
+
+class StopStrings:
+    """Finds the first of several strings in a stream of characters.
+
+    Args:
+        stop: the strings.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._matchers = [_StopMatcher(text) for text in stop]
+
+    def find(self, text: str, *, counts: bool) -> tuple[int, str] | None:
+        """Take in the next characters.
+
+        Args:
+            text: the characters; those behind a string that is found are not taken in.
+            counts: whether a string may be found; one that may not is passed over.
+
+        Returns:
+            One past the end of the string that ends first, the longest of these, and the string.
+        """
+        for i, char in enumerate(text if self._matchers else ""):
+            # Every matcher sees every character.
+            complete = [matcher.stop for matcher in self._matchers if matcher.feed(char)]
+            if complete and counts:
+                return i + 1, max(complete, key=len)
+        return None
+
+    @property
+    def num_matched(self) -> int:
+        """How many of the last characters may be the beginning of a string."""
+        return max((matcher.matched for matcher in self._matchers), default=0)
+
+    def restart(self) -> None:
+        """Forget all characters: none of them begins a string."""
+        for matcher in self._matchers:
+            matcher.matched = 0
 
 
 class _StopMatcher:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.packed_ids import pack_ids
 
 OutputKind = Literal["final", "cumulative", "delta", "tokens"]
@@ -75,6 +76,7 @@ class NewRequest:
             completions is a request of its own.
         prefill_only: run the prompt only, for its log-probabilities; nothing is sampled.
         priority: of all its completions; lower values run earlier, see `Scheduler`.
+        answer: how its text is read; None leaves it whole.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
             `EngineDriver.step` after `add_by_hand`.
     """
@@ -87,6 +89,7 @@ class NewRequest:
     seed_offset: int = 0
     prefill_only: bool = False
     priority: int = 0
+    answer: AnswerFormat | None = None
     sink: Sink | None = None
 
     def __post_init__(self) -> None:

@@ -13,10 +13,10 @@ from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.guided.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.serving.requests.bad_words import BadWordIds, bad_word_ids
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
-from jaxinfer.serving.requests.thinking_tokens import NO_THINKING, thinking_tokens
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024

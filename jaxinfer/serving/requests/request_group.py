@@ -1,11 +1,15 @@
 """A caller's request: text and log-probabilities of its n completions, and outputs made of them."""
 
 import contextlib
+import functools
 from collections.abc import Sequence
 
 from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from jaxinfer.serving.parsers.answer import content_of
+from jaxinfer.serving.parsers.pieces import Piece
+from jaxinfer.serving.requests.answer_text import AnswerText
 from jaxinfer.serving.requests.completion_logprobs import logprobs_at, start_recording
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest
@@ -41,14 +45,7 @@ class Completion:
         self._is_broken = False
         self._text = None
         if tokenizer is not None and request.params.detokenize:
-            params = request.params
-            self._text = Detokenizer(
-                tokenizer,
-                stop=tuple(params.stop or ()),
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-                min_tokens=params.min_tokens,
-            )
+            self._text = _text_of(request, tokenizer)
 
     def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
         """Add the new tokens of the step's `row`, and take over the end of `request`.
@@ -82,11 +79,10 @@ class Completion:
         self._update_text()
         start = self._num_taken if delta else 0
         self._num_taken = len(self.token_ids)
-        text = ""
+        text, pieces = "", None
         # Text that raised before must not raise again.
         with contextlib.suppress(Exception) if self._is_broken else contextlib.nullcontext():
-            if self._text is not None:
-                text = self._text.take() if delta else self._text.text
+            text, pieces = self._new_text(delta=delta)
         logprobs, total = None, None
         if self._logprobs is not None:
             logprobs = self._logprobs.since(start, self.token_ids)
@@ -100,7 +96,22 @@ class Completion:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             weight_version=self.weight_version,
+            pieces=pieces,
+            num_reasoning_tokens=self._num_reasoning_tokens,
         )
+
+    def _new_text(self, *, delta: bool) -> tuple[str, Sequence[Piece] | None]:
+        """The text, and its pieces if it is read in parts."""
+        if self._text is None:
+            return "", None
+        if isinstance(self._text, Detokenizer):
+            return self._text.take() if delta else self._text.text, None
+        pieces = self._text.take() if delta else self._text.pieces
+        return content_of(pieces), pieces
+
+    @property
+    def _num_reasoning_tokens(self) -> int:
+        return self._text.num_reasoning_tokens if isinstance(self._text, AnswerText) else 0
 
     def _update_text(self) -> None:
         """Bring the text up to date with the tokens; a stop string in it ends both."""
@@ -120,6 +131,18 @@ class Completion:
         self._num_in_text = len(self.token_ids)
         if self.finish_reason is not None:
             self._text.finish()
+
+
+def _text_of(request: Request, tokenizer: Tokenizer) -> Detokenizer | AnswerText:
+    params, answer = request.params, request.new.answer
+    make = Detokenizer if answer is None else functools.partial(AnswerText, format=answer)
+    return make(
+        tokenizer,
+        stop=tuple(params.stop or ()),
+        include_stop=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+    )
 
 
 class RequestGroup:

@@ -5,6 +5,7 @@ from typing import Any
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
 from jaxinfer.serving.requests.prompts import match_params, split_prompts
 from jaxinfer.serving.service.description import EngineDescription
@@ -32,6 +33,7 @@ class RemoteCallArguments:
         label: str,
         *,
         prefill_only: bool = False,
+        answer: AnswerFormat | None = None,
     ) -> NewRequest:
         """The request of a single prompt.
 
@@ -61,6 +63,7 @@ class RemoteCallArguments:
             prefill_only=prefill_only,
             priority=priority,
             label=label,
+            answer=answer,
         )
 
     def _checked(self, given: SamplingParams) -> SamplingParams:

@@ -123,6 +123,8 @@ def engine_message(request: NewRequest, before: SamplingParams | None = None) ->
         before: parameters of the request before, on the same connection; the prompts of one call
             share theirs, however large, and the same object is left out.
     """
+    if request.answer is not None:  # the engine reads where thinking begins and ends
+        request = dataclasses.replace(request, answer=request.answer.without_schemas())
     prompt: dict[str, Any] = {"packed": request.prompt.packed}
     if request.prompt.cache_salt is not None:
         prompt["cache_salt"] = request.prompt.cache_salt

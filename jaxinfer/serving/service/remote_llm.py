@@ -18,6 +18,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.service.call_arguments import RemoteCallArguments
 from jaxinfer.serving.service.description import EngineDescription, engine_message
@@ -158,6 +159,7 @@ class RemoteLLM:
         *,
         priority: int = 0,
         prefill_only: bool = False,
+        answer: AnswerFormat | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt, for `async for`; as `AsyncLLM.generate`.
@@ -168,6 +170,7 @@ class RemoteLLM:
             request_id: as there.
             priority: as there.
             prefill_only: as there.
+            answer: as there.
             timeout: seconds until it is aborted; None is the service's own limit, and more than
                 that is cut to it.
 
@@ -185,7 +188,12 @@ class RemoteLLM:
         """
         self._check_open()
         request = self._arguments.one(
-            prompt, sampling_params, priority, request_id or "", prefill_only=prefill_only
+            prompt,
+            sampling_params,
+            priority,
+            request_id or "",
+            prefill_only=prefill_only,
+            answer=answer,
         )
         return self._stream(request, self._time_limit(timeout))
 

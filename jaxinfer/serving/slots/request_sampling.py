@@ -6,11 +6,11 @@ import numpy as np
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import FreeLogprobs
+from jaxinfer.serving.guided.thinking_tokens import NO_THINKING, thinking_stage, thinking_tokens
 from jaxinfer.serving.requests.bad_words import bad_word_ids
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.requests.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.serving.slots.row_sampling import RowSampling, prepare_row
-from jaxinfer.serving.slots.thinking_budget import ThinkingBudget, is_thinking_open
+from jaxinfer.serving.slots.thinking_budget import ThinkingBudget
 
 
 def request_sampling(
@@ -58,6 +58,8 @@ def _thinking_budget(
     tokens = thinking_tokens(tokenizer, vocab_size) if tokenizer else None
     if tokens is None:
         raise ValueError(f"thinking_token_budget: {NO_THINKING}")
+    answer = request.new.answer
+    if answer is not None:
+        return ThinkingBudget(budget, tokens, answer.stage, calls=answer.has_calls)
     prompt = np.frombuffer(request.new.prompt.packed, np.int32)
-    is_open = is_thinking_open(prompt, tokens, eos_token_ids)
-    return ThinkingBudget(budget, tokens, is_open=is_open)
+    return ThinkingBudget(budget, tokens, thinking_stage(prompt, tokens, eos_token_ids))

@@ -31,6 +31,7 @@ from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import ONE_AT_A_TIME, persistent_cache
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
 from jaxinfer.serving.processes.description import (
     describe_engine,
     describe_environment,
@@ -42,7 +43,6 @@ from jaxinfer.serving.processes.meeting import meet
 from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.prompts import PromptReader
-from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
 from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,

@@ -8,7 +8,7 @@ import pytest
 from jaxinfer import StructuredOutputsParams
 from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.masks import MaskBuffer
-from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
+from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
 from tests.serving.engine.fake_runner import next_token
 from tests.serving.engine.test_engine import Setup
 from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of

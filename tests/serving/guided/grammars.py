@@ -11,7 +11,7 @@ from jaxinfer import StructuredOutputsParams
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.guided.masks import MaskBuffer
-from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
+from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
 
 SCHEMAS = [
     {"type": "integer", "minimum": 3, "maximum": 4000},

@@ -6,8 +6,8 @@ import pytest
 from jaxinfer import SamplingParams, StructuredOutputsParams
 from jaxinfer.serving.guided.free_runs import FreeRuns, may_run_freely
 from jaxinfer.serving.guided.thinking import ThinkingMatcher
-from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
-from tests.serving.guided.grammars import bundled_tokenizer, matcher
+from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
+from tests.serving.guided.grammars import bundled_tokenizer, matcher, shared_compiler
 
 ALL, FEW = np.full(64, -1, np.int32), np.arange(64, dtype=np.int32)
 
@@ -155,3 +155,19 @@ def test_behind_thoughts_tokens_are_numbered_with_them():
     guided.follow([*thoughts, a])
     assert guided.take_free([*thoughts, a], [a, 5, a]) == 1
     assert [guided.is_redrawn_at(begin + i) for i in range(4)] == [False, False, True, False]
+
+
+def test_a_call_ends_thoughts_and_is_the_grammar_s():
+    tokens = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
+    grammar = StructuredOutputsParams(grammar='start: "a"+ | <tool_call> "b"')
+    for take in ("free", "followed"):
+        own = shared_compiler().get(grammar).matcher(runs_freely=True)
+        guided, [b] = ThinkingMatcher(own, tokens, "open", calls=True), ids("b")
+        if take == "free":
+            assert guided.take_free([5], [6, tokens.call, b]) == 2
+        else:
+            guided.follow([5, 6, tokens.call])
+        assert not guided.is_thinking
+        assert guided.forced_tokens() == [b]
+        guided.follow([5, 6, tokens.call, b])
+        assert guided.may_end

@@ -20,7 +20,9 @@ class FakeEngine:
             raise AttributeError(name)
         return getattr(self._engine, name)
 
-    async def generate(self, prompt, params, request_id, *, priority=0, prefill_only=False):
+    async def generate(
+        self, prompt, params, request_id, *, priority=0, prefill_only=False, answer=None
+    ):
         for item in self._items:
             if isinstance(item, Exception):
                 raise item

@@ -227,7 +227,8 @@ def test_thoughts_may_have_a_budget(client):
 
 def test_reasoning_may_be_left_out(engine, make_client):
     client = make_client(ScriptedEngine(engine, "<think>\nhm\n</think>\n\nYes."))
-    (item,) = respond(client, include_reasoning=False).json()["output"]
+    fields = {"chat_template_kwargs": {}, "include_reasoning": False}
+    (item,) = respond(client, **fields).json()["output"]
     assert item["content"][0]["text"] == "Yes."
 
 

@@ -16,7 +16,9 @@ class ToyEngine(FakeEngine):
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    async def generate(self, prompt, params, request_id, *, priority=0, prefill_only=False):
+    async def generate(
+        self, prompt, params, request_id, *, priority=0, prefill_only=False, answer=None
+    ):
         prompt_ids = list(prompt["prompt_token_ids"])
         count = 0 if prefill_only else min(params.max_tokens or len(TOKEN_IDS), len(TOKEN_IDS))
         token_ids = TOKEN_IDS[:count]

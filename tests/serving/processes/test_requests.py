@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.processes.requests import request_from_json, request_to_json
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
@@ -64,10 +65,19 @@ def names(record):
 PROMPTS = st.builds(
     Prompt, **dict.fromkeys(names(Prompt), ...) | {"token_ids": IDS, "packed": st.just(b"packed")}
 )
+ANSWERS = st.builds(
+    AnswerFormat,
+    reasoning=st.none() | st.just("qwen3"),
+    tools=st.none() | st.just("hermes"),
+    schemas=st.just([{"type": "function", "function": {"name": "f"}}]),
+    parallel=st.booleans(),
+    stage=st.sampled_from(["possible", "open", "over"]),
+    tags_are_tokens=st.booleans(),
+)
+RECORDS = {"prompt": PROMPTS, "params": sampling_params(), "answer": st.none() | ANSWERS}
 REQUESTS = st.builds(
     NewRequest,
-    **dict.fromkeys(names(NewRequest), ...)
-    | {"prompt": PROMPTS, "params": sampling_params(), "sink": st.just(print)},
+    **dict.fromkeys(names(NewRequest), ...) | RECORDS | {"sink": st.just(print)},
 )
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.guided.thinking import ThinkingMatcher
+from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, RequestStatus
-from jaxinfer.serving.requests.thinking_tokens import thinking_tokens
 from tests.serving.guided.grammars import bundled_tokenizer, matcher
 from tests.serving.requests.host_request import host_request
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from jaxinfer import SamplingParams
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.service.description import engine_message, request_of_message
 
@@ -61,6 +62,7 @@ def test_equal_parameters_are_checked_once():
         ({"prompt": {"packed": b"\0\0\0\0", "cache_salt": 4}}, "prompt.cache_salt"),
         ({"prompt": {"packed": b"\0\0\0\0", "text": "x"}}, "text"),
         ({"params": [1]}, "params"),
+        *[({"answer": value}, "answer") for value in (1, {"stage": "no"}, {"schemas": {}})],
     ],
 )
 def test_a_field_of_another_type_is_named(wrong, where):
@@ -86,3 +88,10 @@ def test_the_parameters_of_the_request_before_are_not_sent_again():
     assert request_of_message(message, sent(first).params).params == params
     with pytest.raises(ValueError, match="no sampling parameters"):
         request_of_message(message)
+
+
+def test_the_engine_learns_where_thinking_begins_and_ends_but_no_schema():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answer = AnswerFormat(reasoning="qwen3", tools="hermes", schemas=tools, stage="open")
+    arrived = sent(NewRequest(prompt=Prompt([1]), params=SamplingParams(), answer=answer))
+    assert arrived.answer == dataclasses.replace(answer, schemas=())

@@ -1,20 +1,19 @@
 """A thinking budget: the tokens decide which one comes next; other requests are not affected."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.serving.requests.thinking_tokens import ThinkingTokens
-from jaxinfer.serving.slots.thinking_budget import ThinkingBudget, is_thinking_open
+from jaxinfer.serving.guided.thinking_tokens import ThinkingTokens
+from jaxinfer.serving.slots.thinking_budget import ThinkingBudget
 
-OPEN, CLOSE, BREAK, END = 50, 51, 10, 99
-TOKENS = ThinkingTokens(OPEN, CLOSE, (BREAK, CLOSE, BREAK))
+OPEN, CLOSE, BREAK, CALL = 50, 51, 10, 60
+TOKENS = ThinkingTokens(OPEN, CLOSE, (BREAK, CLOSE, BREAK), CALL, is_blank=BREAK.__eq__)
 
 
-def forced(budget, output, *, is_open=False):
-    return ThinkingBudget(budget, TOKENS, is_open=is_open).forced_after(output)
+def forced(budget, output, stage="possible", **options):
+    return ThinkingBudget(budget, TOKENS, stage, **options).forced_after(output)
 
 
 @pytest.mark.parametrize(
@@ -39,29 +38,23 @@ def test_thinking_ends_when_its_budget_is_spent(budget, output, token):
 
 
 def test_a_prompt_may_have_begun_it():
-    assert forced(2, [1, 2], is_open=True) == BREAK
-    assert forced(0, [], is_open=True) == BREAK
-    assert forced(2, [CLOSE, 1, 2], is_open=True) is None
+    assert forced(2, [1, 2], "open") == BREAK
+    assert forced(0, [], "open") == BREAK
+    assert forced(2, [CLOSE, 1, 2], "open") is None
 
 
-@pytest.mark.parametrize(
-    ("prompt", "is_open"),
-    [
-        ([1, OPEN, BREAK], True),
-        ([1, OPEN, BREAK, CLOSE, BREAK], False),
-        ([OPEN, 1, END, BREAK, 2], False),
-        ([OPEN, CLOSE, END, OPEN, 3, 4], True),
-        ([1, 2], False),
-        ([], False),
-    ],
-)
-def test_only_the_last_turn_of_a_prompt_counts(prompt, is_open):
-    assert is_thinking_open(np.array(prompt, np.int32), TOKENS, [END]) == is_open
+def test_a_prompt_may_have_closed_it():
+    assert forced(0, [OPEN, 1, 2], "over") is None
+
+
+def test_a_call_ends_it_where_calls_are_read():
+    assert forced(2, [OPEN, 1, CALL, 2], calls=True) is None
+    assert forced(2, [OPEN, 1, CALL]) == BREAK
 
 
 @given(st.lists(st.sampled_from([1, 2, OPEN, CLOSE, BREAK]), max_size=12), st.integers(0, 6))
 def test_what_was_asked_before_changes_nothing(output, budget):
-    asked = ThinkingBudget(budget, TOKENS, is_open=False)
+    asked = ThinkingBudget(budget, TOKENS, "possible")
     answers = [asked.forced_after(output[:n]) for n in range(len(output) + 1)]
     assert answers == [forced(budget, output[:n]) for n in range(len(output) + 1)]
 

@@ -1,12 +1,13 @@
 """Log-probabilities of the tokens that follow an answer's reasoning, for `/v1/responses`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput
+from jaxinfer.serving.guided.thinking_tokens import Thinking, thinking_tokens
 from jaxinfer.serving.openai.logprobs import chat_logprobs
 from jaxinfer.serving.openai.protocol.chat import TokenLogprob
-from jaxinfer.serving.parsers.reasoning import ReasoningState
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.registry import REASONING_PARSERS
 
 
@@ -16,22 +17,19 @@ class ContentLogprobs:
     Args:
         count: likeliest tokens at each place; None for no log-probabilities at all.
         tokenizer: of the model.
-        reasoning: name of the parser of the reasoning; None where none is read.
-        state: in which the prompt ends.
+        answer: how the answer is read; None if all of it is content.
     """
 
     def __init__(
-        self,
-        count: int | None,
-        tokenizer: Tokenizer | None,
-        reasoning: str | None,
-        state: ReasoningState,
+        self, count: int | None, tokenizer: Tokenizer | None, answer: AnswerFormat | None
     ) -> None:
         self._count = count
         self._tokenizer = tokenizer
-        self._parser = None
-        if reasoning is not None and state != "over":
-            self._parser = REASONING_PARSERS[reasoning](is_open=state == "open")
+        self._is_content = (
+            _content_test(tokenizer, answer)
+            if tokenizer is not None and answer is not None
+            else lambda token_id: True
+        )
 
     def of(self, completion: CompletionOutput) -> Sequence[TokenLogprob]:
         """Those of an output's new tokens."""
@@ -47,10 +45,23 @@ class ContentLogprobs:
             as_ids=False,
         )["content"]
 
-    def _is_content(self, token_id: int) -> bool:
-        parser = self._parser
-        if parser is None or self._tokenizer is None or (before := parser.state) == "over":
+
+def _content_test(tokenizer: Tokenizer, answer: AnswerFormat) -> Callable[[int], bool]:
+    """Takes in an answer's tokens one by one; tells whether each is behind the reasoning."""
+    if answer.reasoning is None or answer.stage == "over":
+        return lambda token_id: True
+    tokens = thinking_tokens(tokenizer, tokenizer.vocab_size) if answer.tags_are_tokens else None
+    if tokens is not None:
+        thinking = Thinking(tokens, answer.stage, calls=answer.has_calls)
+        return lambda token_id: not thinking.take(token_id) and thinking.stage == "over"
+    is_open = answer.stage == "open"
+    parser = REASONING_PARSERS[answer.reasoning](is_open=is_open, calls=answer.has_calls)
+
+    def is_content(token_id: int) -> bool:
+        if (before := parser.state) == "over":
             return True
         # A byte a character: tags are ASCII, and half a character is no obstacle.
-        parser.feed(self._tokenizer.token_bytes(token_id).decode("latin-1"))
+        parser.feed(tokenizer.token_bytes(token_id).decode("latin-1"))
         return before == "possible" and parser.state == "over"
+
+    return is_content

@@ -1,20 +1,17 @@
 """The plan for reading a request's answer: its parsers, its tool calls, and its grammar, if any."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.openai.errors import client_errors, invalid
 from jaxinfer.serving.openai.front import Front
 from jaxinfer.serving.openai.protocol.tools import NamedToolChoice, Tool, ToolChoice
-from jaxinfer.serving.parsers.answer import AnswerParser
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
 from jaxinfer.serving.parsers.reasoning import ReasoningState
-from jaxinfer.serving.parsers.reasoning_tokens import ReasoningTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,28 +40,17 @@ class AnswerPlan:
     tag_tokens: Sequence[str] = ()
     thinks: bool = False
 
-    def reasoning_counter(
-        self, state: ReasoningState, tokenizer: Tokenizer | None
-    ) -> Callable[[], ReasoningTokens] | None:
-        """Makes what counts the reasoning of an answer; None where none is read.
-
-        Args:
-            state: in which the prompt ends.
-            tokenizer: of the model.
-        """
-        name = self.reasoning_parser
-        if name is None or tokenizer is None:
+    def format(self, state: ReasoningState) -> AnswerFormat | None:
+        """How an answer to a prompt that ends in this state is read; None if it is content."""
+        if self.reasoning_parser is None and self.tool_parser is None:
             return None
-        return functools.partial(ReasoningTokens, name, tokenizer, is_open=state == "open")
-
-    def parser(self, state: ReasoningState) -> AnswerParser:
-        """A parser for one answer to a prompt that ends in this state."""
-        return AnswerParser(
+        return AnswerFormat(
             reasoning=self.reasoning_parser,
             tools=self.tool_parser,
-            is_open=state == "open",
-            schemas=self.tools,
+            schemas=self.tools if self.tool_parser else (),
             parallel=self.parallel,
+            stage=state,
+            tags_are_tokens=self.thinks,
         )
 
 

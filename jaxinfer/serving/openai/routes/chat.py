@@ -22,7 +22,7 @@ from jaxinfer.serving.openai.protocol.chat import ChatAnswer, ChatBody
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes.chat_choices import ChatChoices
 from jaxinfer.serving.openai.sse import DONE, EventStream
-from jaxinfer.serving.parsers.reasoning import ReasoningState, reasoning_state
+from jaxinfer.serving.parsers.reasoning import reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -40,9 +40,9 @@ async def chat(body: ChatBody, request: Request) -> Response:
     plan = plan_answer(front, body.tools or (), body.tool_choice, parallel=body.parallel_tool_calls)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     begin = head(kind, "chatcmpl", front)
-    job, state = await _job(body, plan, begin["id"], front)
-    count = UsageCount(plan.reasoning_counter(state, front.engine.tokenizer))
-    choices = ChatChoices(body, front.engine.tokenizer, lambda: plan.parser(state))
+    job = await _job(body, plan, begin["id"], front)
+    count = UsageCount(has_reasoning=plan.reasoning_parser is not None)
+    choices = ChatChoices(body, front.engine.tokenizer)
     outputs = await front.start([job])
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
@@ -67,10 +67,8 @@ def _params(body: ChatBody, front: Front) -> SamplingParams:
         )
 
 
-async def _job(
-    body: ChatBody, plan: AnswerPlan, label: str, front: Front
-) -> tuple[Job, ReasoningState]:
-    """The engine's job for a request, and the reasoning state at the prompt's end."""
+async def _job(body: ChatBody, plan: AnswerPlan, label: str, front: Front) -> Job:
+    """The engine's job for a request."""
     params = _params(body, front)
     text = await front.prompts.render(
         [message.for_template() for message in body.messages],
@@ -91,14 +89,14 @@ async def _job(
         add_special_tokens=False,  # the template has written them already
         cache_salt=body.cache_salt,
     )
-    job = Job(
+    return Job(
         prompt=prompt,
         params=params,
         label=label,
         priority=body.priority or 0,
         grammar_field="tools" if plan.forced else body.grammar_field,
+        answer=plan.format(state),
     )
-    return job, state
 
 
 def _answer(

@@ -1,10 +1,11 @@
 """Writes the choices of `/v1/chat/completions`, whole or as parts of a stream."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput
+from jaxinfer.serving.openai.answering.output_pieces import pieces_of
 from jaxinfer.serving.openai.logprobs import chat_logprobs
 from jaxinfer.serving.openai.protocol.chat import (
     ChatBody,
@@ -12,7 +13,7 @@ from jaxinfer.serving.openai.protocol.chat import (
     ChatLogprobs,
     ChatMessage,
 )
-from jaxinfer.serving.parsers.answer import AnswerParser, ParsedAnswer, assemble
+from jaxinfer.serving.parsers.answer import ParsedAnswer, assemble
 from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 
@@ -22,24 +23,16 @@ class ChatChoices:
     Args:
         body: the request.
         tokenizer: gives the tokens' text.
-        make_parser: makes a parser for each choice.
     """
 
-    def __init__(
-        self,
-        body: ChatBody,
-        tokenizer: Tokenizer | None,
-        make_parser: Callable[[], AnswerParser],
-    ) -> None:
+    def __init__(self, body: ChatBody, tokenizer: Tokenizer | None) -> None:
         self._body = body
         self._tokenizer = tokenizer
-        self._make_parser = make_parser
         self._streams: dict[int, _ChoiceStream] = {}
 
     def whole(self, completion: CompletionOutput) -> ChatChoice:
         """A finished choice."""
-        parser = self._make_parser()
-        answer = assemble([*parser.feed(completion.text), *parser.finish()])
+        answer = assemble(pieces_of(completion))
         return ChatChoice(
             index=completion.index,
             message=self._message(answer),
@@ -54,7 +47,7 @@ class ChatChoices:
         index = completion.index
         stream = self._streams.get(index)
         if stream is None:
-            stream = self._streams[index] = _ChoiceStream(self._make_parser())
+            stream = self._streams[index] = _ChoiceStream()
             yield _part(index, {"role": "assistant", "content": ""})
         if stream.has_ended:
             return
@@ -119,17 +112,14 @@ class ChatChoices:
 class _ChoiceStream:
     """How far the stream of one choice is."""
 
-    def __init__(self, parser: AnswerParser) -> None:
-        self._parser = parser
+    def __init__(self) -> None:
         self.has_calls = False
         self.has_ended = False
 
     def take(self, completion: CompletionOutput) -> Sequence[Piece]:
         """The pieces that the next output brings."""
-        pieces = self._parser.feed(completion.text)
-        if completion.finish_reason is not None:
-            pieces += self._parser.finish()
-            self.has_ended = True
+        pieces = pieces_of(completion)
+        self.has_ended = completion.finish_reason is not None
         self.has_calls = self.has_calls or any(isinstance(each, CallStart) for each in pieces)
         return pieces
 

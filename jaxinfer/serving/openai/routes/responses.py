@@ -13,6 +13,7 @@ from jaxinfer.serving.openai.answering.content_logprobs import ContentLogprobs
 from jaxinfer.serving.openai.answering.effort import with_budget, with_thinking
 from jaxinfer.serving.openai.answering.head import new_id
 from jaxinfer.serving.openai.answering.json_answer import id_header, json_answer
+from jaxinfer.serving.openai.answering.output_pieces import pieces_of
 from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answer
 from jaxinfer.serving.openai.answering.usage import UsageCount
 from jaxinfer.serving.openai.errors import ApiError, client_errors
@@ -23,9 +24,8 @@ from jaxinfer.serving.openai.protocol.responses.body import ResponsesBody
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes.response_events import ResponseEvents, whole_answer
 from jaxinfer.serving.openai.sse import EventStream, encode
-from jaxinfer.serving.parsers.answer import AnswerParser
 from jaxinfer.serving.parsers.pieces import Piece, Reasoning
-from jaxinfer.serving.parsers.reasoning import ReasoningState, reasoning_state
+from jaxinfer.serving.parsers.reasoning import reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -48,15 +48,12 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
     with client_errors(ResponsesBody.model_fields, lambda word: _NAMES.get(word, word)):
         params = _params(body, front)
     answer = _in_progress(body, params, front)
-    job, state = await _job(body, params, plan, answer["id"], front)
+    job = await _job(body, params, plan, answer["id"], front)
     pieces = _Pieces(
-        plan.parser(state),
         shows_reasoning=body.include_reasoning is not False,
-        logprobs=ContentLogprobs(
-            body.num_logprobs, front.engine.tokenizer, plan.reasoning_parser, state
-        ),
+        logprobs=ContentLogprobs(body.num_logprobs, front.engine.tokenizer, job.answer),
     )
-    count = UsageCount(plan.reasoning_counter(state, front.engine.tokenizer))
+    count = UsageCount(has_reasoning=plan.reasoning_parser is not None)
     outputs = await front.start([job])
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
@@ -83,8 +80,8 @@ def _params(body: ResponsesBody, front: Front) -> SamplingParams:
 
 async def _job(
     body: ResponsesBody, params: SamplingParams, plan: AnswerPlan, label: str, front: Front
-) -> tuple[Job, ReasoningState]:
-    """The engine's job for a request, and the reasoning state at the prompt's end."""
+) -> Job:
+    """The engine's job for a request."""
     text = await front.prompts.render(
         body.messages(),
         chat_template_kwargs=with_thinking(body.chat_template_kwargs, body.effort, front),
@@ -100,14 +97,14 @@ async def _job(
     )
     begin_is_given = "after_thinking" in (body.structured_outputs or {})
     params = with_budget(params, body.effort, state, front)
-    job = Job(
+    return Job(
         prompt=prompt,
         params=guided(params, plan, state, begin_is_given=begin_is_given),
         label=label,
         priority=body.priority or 0,
         grammar_field="tools" if plan.forced else body.grammar_field,
+        answer=plan.format(state),
     )
-    return job, state
 
 
 def _prompt_limit(body: ResponsesBody, front: Front) -> int | None:
@@ -159,24 +156,18 @@ class _Pieces:
     """The pieces of an answer that the client wants to see.
 
     Args:
-        parser: of the answer.
         shows_reasoning: whether reasoning is among them.
         logprobs: those of its text's tokens.
     """
 
-    def __init__(
-        self, parser: AnswerParser, *, shows_reasoning: bool, logprobs: ContentLogprobs
-    ) -> None:
+    def __init__(self, *, shows_reasoning: bool, logprobs: ContentLogprobs) -> None:
         self.logprobs = logprobs
-        self._parser = parser
         self._shows_reasoning = shows_reasoning
 
     def of(self, completion: CompletionOutput) -> list[Piece]:
         """What the next output brings."""
-        pieces = self._parser.feed(completion.text)
-        if completion.finish_reason is not None:
-            pieces += self._parser.finish()
-        return [p for p in pieces if self._shows_reasoning or not isinstance(p, Reasoning)]
+        shows = self._shows_reasoning
+        return [p for p in pieces_of(completion) if shows or not isinstance(p, Reasoning)]
 
 
 def _finished(
