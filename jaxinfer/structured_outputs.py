@@ -9,6 +9,9 @@ from jaxinfer.checks import check_flag, check_strings, show
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
+ThinkingStage = Literal["possible", "open", "over"]
+"""Where a prompt or an answer is: thinking may be opened by the answer, is open, or was closed."""
+
 MAX_GRAMMAR_BYTES = 1 << 18
 """Longest grammar of a request, as text."""
 
@@ -40,6 +43,7 @@ class StructuredOutputsParams:
             its thinking is free. Where the prompt has closed the thinking, it begins at once; where
             the prompt says nothing of it, the answer's first token is `<think>` or one of the
             grammar's. An end-of-sequence token within the thinking ends the answer.
+        alternative: a second grammar, in Lark's syntax: the answer follows this one or the other.
 
     Raises:
         TypeError: a field has the wrong type.
@@ -53,6 +57,7 @@ class StructuredOutputsParams:
     grammar: str | None = None
     structural_tag: Any = None
     after_thinking: bool = False
+    alternative: str | None = None
 
     def __post_init__(self) -> None:
         check_flag("structured_outputs.after_thinking", self.after_thinking)
@@ -67,6 +72,8 @@ class StructuredOutputsParams:
             raise ValueError(f"structured_outputs takes one of {', '.join(_KINDS)}; {what}")
         value = getattr(self, given[0])
         object.__setattr__(self, given[0], _checked(given[0], value))
+        if self.alternative is not None:
+            _checked("alternative", self.alternative)
 
     @property
     def kind(self) -> GrammarKind:
@@ -81,7 +88,8 @@ class StructuredOutputsParams:
     def to_json(self) -> dict[str, Any]:
         """Plain values from which the same can be made."""
         value = self.value
-        more = {"after_thinking": True} if self.after_thinking else {}
+        more: dict[str, Any] = {"after_thinking": True} if self.after_thinking else {}
+        more |= {} if self.alternative is None else {"alternative": self.alternative}
         return {self.kind: list(value) if isinstance(value, tuple) else value, **more}
 
 
@@ -103,12 +111,12 @@ def check_structured_outputs(value: Any) -> StructuredOutputsParams:
         if name not in StructuredOutputsParams.__dataclass_fields__:
             raise TypeError(
                 f"structured_outputs has no field {show(name)}; it takes one of "
-                f"{', '.join(_KINDS)}, and after_thinking"
+                f"{', '.join(_KINDS)}, and after_thinking, alternative"
             )
     return StructuredOutputsParams(**value)
 
 
-def _checked(kind: GrammarKind, value: Any) -> Any:
+def _checked(kind: str, value: Any) -> Any:
     name = f"structured_outputs.{kind}"
     if kind == "json_object":
         return value

@@ -16,9 +16,9 @@ from jaxinfer.serving.guided.grammar_text import grammar_text
 from jaxinfer.serving.guided.matcher import Grammar, one_line
 from jaxinfer.serving.guided.schema_errors import grammar_error
 from jaxinfer.serving.guided.thinking import AnswerMatcher, ThinkingMatcher
-from jaxinfer.serving.guided.thinking_tokens import ThinkingStage, ThinkingTokens, thinking_stage
+from jaxinfer.serving.guided.thinking_tokens import ThinkingTokens, thinking_stage
 from jaxinfer.serving.guided.vocabulary import grammar_vocabulary
-from jaxinfer.structured_outputs import StructuredOutputsParams
+from jaxinfer.structured_outputs import StructuredOutputsParams, ThinkingStage
 
 DEADLINE_S = 10.0
 """How long a request waits for its grammar before it is refused."""

@@ -22,7 +22,7 @@ class GrammarCache:
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[str, Any], Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
         """What the grammars in it take."""
@@ -32,7 +32,7 @@ class GrammarCache:
 
     def get(self, given: StructuredOutputsParams) -> Grammar | None:
         """The compiled grammar, if it is there; it is now the most recently used."""
-        key = (given.kind, given.value)
+        key = _key(given)
         with self._lock:
             grammar = self._kept.get(key)
             if grammar is not None:
@@ -41,7 +41,7 @@ class GrammarCache:
 
     def put(self, given: StructuredOutputsParams, grammar: Grammar) -> None:
         """Keep a grammar; drop the least recently used ones if the bound is exceeded."""
-        key = (given.kind, given.value)
+        key = _key(given)
         with self._lock:
             if key in self._kept:
                 return
@@ -50,3 +50,8 @@ class GrammarCache:
             while self.num_bytes > self._max_bytes:
                 _, dropped = self._kept.popitem(last=False)
                 self.num_bytes -= dropped.num_bytes
+
+
+def _key(given: StructuredOutputsParams) -> tuple[Any, ...]:
+    """What a compiled grammar depends on; not where it begins."""
+    return given.kind, given.value, given.alternative

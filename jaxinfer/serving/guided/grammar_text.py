@@ -29,6 +29,12 @@ def grammar_text(given: StructuredOutputsParams) -> str:
     Raises:
         ValueError: a part of it is not what it must be; one line that names the field.
     """
+    if given.alternative is None:
+        return _text(given)
+    return _either(_text(given), given.alternative)
+
+
+def _text(given: StructuredOutputsParams) -> str:
     value = given.value
     match given.kind:
         case "json":
@@ -43,6 +49,15 @@ def grammar_text(given: StructuredOutputsParams) -> str:
             return _lark(value)
         case "structural_tag":
             return _structural_tag(json.loads(value))
+
+
+def _either(text: str, alternative: str) -> str:
+    """A grammar of which each answer follows one of two."""
+    is_lark = not text.lstrip().startswith("{")
+    first, *more = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
+    start = {"lark_grammar": "start: @answer | @alternative"}
+    second = {"name": "alternative", "lark_grammar": alternative}
+    return json.dumps({"grammars": [start, {**first, "name": "answer"}, *more, second]})
 
 
 def _json_grammar(schema: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ _WORDS = {
 }
 _REFERENCES = ("$id", "$defs", "definitions")
 _MOST_PARTS = 200
+_MOST_PATH_CHARS = 120
 
 
 def grammar_error(text: str, message: str) -> str:
@@ -40,6 +41,8 @@ def grammar_error(text: str, message: str) -> str:
     path, message = "", _SOURCE.sub("", _IN_A_RULE.sub("", message, count=1))
     if schema is not None:
         path, message = _where(schema, message)
+    if len(path) > _MOST_PATH_CHARS:
+        path = f"{path[: _MOST_PATH_CHARS // 2]} ... {path[-_MOST_PATH_CHARS // 2 :]}"
     words = next((words for begin, words in _WORDS.items() if message.startswith(begin)), message)
     return ": ".join(filter(None, [name, path, words]))
 

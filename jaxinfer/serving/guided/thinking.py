@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.serving.guided.matcher import Matcher, NextDraw
-from jaxinfer.serving.guided.thinking_tokens import Thinking, ThinkingStage, ThinkingTokens
+from jaxinfer.serving.guided.thinking_tokens import Thinking, ThinkingTokens
+from jaxinfer.structured_outputs import ThinkingStage
 
 
 class ThinkingMatcher:

@@ -6,20 +6,17 @@ parsers split an answer there. Only tokens count: tags that are spelled in lette
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.structured_outputs import ThinkingStage
 
 NO_THINKING = "this model has no tokens <think> and </think>; leave it out"
 
 _OPEN, _CLOSE, _CALL = "<think>", "</think>", "<tool_call>"
 _ENDING = "\n</think>\n\n"  # as chat templates write it
 _MOST_BLANKS = 3
-
-ThinkingStage = Literal["possible", "open", "over"]
-"""Thinking may be opened by the answer, is open, or was closed."""
 
 
 def _is_never_blank(token_id: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxinfer.serving.guided.thinking_tokens import ThinkingStage
+from jaxinfer.structured_outputs import ThinkingStage
 
 
 @dataclass(frozen=True, kw_only=True)

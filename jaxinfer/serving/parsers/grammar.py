@@ -34,6 +34,7 @@ def tool_grammar(
     parallel: bool = True,
     strict: Sequence[str] = (),
     tokens: Collection[str] = (),
+    alone: bool = False,
 ) -> dict[str, str]:
     """A grammar, as the field `grammar` of structured outputs.
 
@@ -48,6 +49,7 @@ def tool_grammar(
             otherwise all do.
         tokens: the `TAGS` that are tokens of their own; llguidance takes them for special
             ones, which no text matches.
+        alone: the answer is calls and nothing else; with "auto", for a grammar beside another.
 
     Raises:
         ValueError: `choice` names none of the tools, or a schema that arguments must follow has a
@@ -81,7 +83,7 @@ def tool_grammar(
         rules.append(_up_to("reasoning", _END_OF_THINKING, tokens))
         rules.append(r"BREAKS: /\n{0,2}/")
         start = "reasoning " if reasoning == "open" else f"({tag(_THINK)} reasoning)? "
-    if choice == "auto":
+    if choice == "auto" and not alone:
         rules += [_up_to("call", _CALL, tokens), "tail: TEXT"]
         start += "(call body)* tail" if parallel else "(call body | tail)"
     else:

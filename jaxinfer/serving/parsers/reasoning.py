@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxinfer.serving.guided.thinking_tokens import ThinkingStage
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
 from jaxinfer.serving.parsers.pieces import Content, Piece, Reasoning, StreamParser
+from jaxinfer.structured_outputs import ThinkingStage
 
 OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from jaxinfer.serving.guided.thinking_tokens import Thinking, ThinkingStage, ThinkingTokens
+from jaxinfer.serving.guided.thinking_tokens import Thinking, ThinkingTokens
+from jaxinfer.structured_outputs import ThinkingStage
 
 
 class ThinkingBudget:

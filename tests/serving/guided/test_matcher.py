@@ -91,6 +91,39 @@ def test_each_kind_takes_its_language_and_no_other(given, good, bad):
         matcher(**given).follow(encode(bad))
 
 
+@pytest.mark.parametrize(
+    ("given", "good"),
+    [
+        ({"json": {"type": "integer"}}, "7"),
+        ({"json_object": True}, "{}"),
+        ({"regex": "(a+)+b"}, "aab"),
+        ({"choice": ["yes", "no"]}, "no"),
+        ({"grammar": 'start: "a" start | "b"'}, "ab"),
+        ({"grammar": 'root ::= "a" item\nitem ::= [0-9]+'}, "a7"),
+        ({"grammar": '{"grammars": [{"lark_grammar": "start: /x/"}]}'}, "x"),
+        (
+            {
+                "structural_tag": {
+                    "structures": [{"begin": "<f>", "schema": {"type": "null"}, "end": ""}],
+                    "triggers": ["<f"],
+                }
+            },
+            "free <f>null.",
+        ),
+    ],
+)
+def test_an_answer_may_follow_the_alternative(given, good):
+    encode = bundled_tokenizer().encode
+    alternative = '%llguidance {}\nstart: item+\nitem: "[c]"\n'
+    for text in (good, "[c]", "[c][c]"):
+        follower = matcher(**given, alternative=alternative)
+        follower.follow(encode(text))
+        assert follower.may_end
+    if "structural_tag" not in given:
+        with pytest.raises(GrammarError):
+            matcher(**given, alternative=alternative).follow(encode(good + "[c]"))
+
+
 def test_an_end_token_is_allowed_only_where_the_grammar_may_end():
     follower = matcher(regex="ab")
     ends = set(bundled_tokenizer().eos_token_ids)

@@ -225,6 +225,19 @@ def test_thoughts_may_have_a_budget(client):
     assert message["content"][0]["text"]
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+def test_calls_are_the_alternative_of_a_format(engine, make_client, choice):
+    scripted = ScriptedEngine(engine, "{}")
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    text = {"format": {"type": "json_object"}}
+    respond(make_client(scripted), tools=tools, text=text, tool_choice=choice)
+    (params,) = scripted.params
+    grammar = params.structured_outputs
+    kinds = {"auto": ("json_object", True), "none": ("json_object", False)}
+    expected = kinds.get(choice, ("grammar", False))
+    assert (grammar.kind, grammar.alternative is not None) == expected
+
+
 def test_reasoning_may_be_left_out(engine, make_client):
     client = make_client(ScriptedEngine(engine, "<think>\nhm\n</think>\n\nYes."))
     fields = {"chat_template_kwargs": {}, "include_reasoning": False}

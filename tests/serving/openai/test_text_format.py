@@ -79,13 +79,6 @@ def test_an_object_is_a_grammar_and_text_is_none(engine, make_client):
     assert [each and each.kind for each in asked] == ["json_object", None]
 
 
-def test_a_format_and_calls_that_must_come_exclude_each_other(client):
-    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-    fields = {"tools": [tool], "tool_choice": "required", "text": {"format": FORMAT}}
-    answer = client.post("/v1/responses", {**BODY, **fields})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
-
-
 @pytest.mark.parametrize("schema", [{"not": {}}, {"type": "something"}, {"pattern": "("}])
 def test_what_is_wrong_with_a_schema_names_the_format(client, schema):
     fields = {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}

@@ -5,8 +5,11 @@ import json
 import openai
 import pytest
 
+from jaxinfer.serving.guided.matcher import GrammarError
+from tests.serving.guided.grammars import shared_compiler
 from tests.serving.openai.http_server import serving
 from tests.serving.openai.scripted import ScriptedEngine
+from tests.serving.requests.test_answer_text import ids as letters
 
 USER = {"role": "user", "content": "Tell me the weather in Naples, please."}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -248,7 +251,7 @@ def test_parsers_are_the_operators_to_choose(script):
     [
         ({"tool_call_parser": "none"}, {}, "--tool-call-parser"),
         ({"enable_auto_tool_choice": False}, {}, "--enable-auto-tool-choice"),
-        ({}, {"tool_choice": NAMED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({}, {"structured_outputs": {"regex": "a", "alternative": "start: A"}}, "alternative"),
         ({}, {"tools": [UNKNOWN_KEYWORD], "tool_choice": "required"}, "tools"),
         ({}, {"tools": [MISSPELT], "tool_choice": NAMED}, "tools: parameters of 'get_weather'"),
     ],
@@ -270,6 +273,60 @@ def test_a_call_that_must_come_comes_and_fits_its_schema(live, choice):
     assert call["name"] == "get_weather"
     assert json.loads(call["arguments"])["city"] in CITIES
     assert streamed(live.create, **fields) == (whole, reason)
+
+
+ANY_OBJECT = {"type": "json_object"}
+YES = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}
+STRICT = {"type": "function", "function": ENUM["function"] | {"strict": True}}
+
+
+@pytest.mark.parametrize("tool", [TOOLS[0], STRICT], ids=["auto", "strict"])
+@pytest.mark.parametrize("answer_format", [ANY_OBJECT, YES], ids=["object", "schema"])
+def test_an_answer_is_a_call_or_follows_its_format(live, engine, tool, answer_format):
+    fields = {**GREEDY, "tools": [tool], "response_format": answer_format, "max_tokens": 60}
+    message, reason = plain(live.create, **fields)
+    (call,) = message["tool_calls"]
+    assert (call["name"], message["content"], reason) == ("get_weather", "", "tool_calls")
+    assert message["reasoning"]
+    if tool is STRICT:
+        assert json.loads(call["arguments"])["city"] in CITIES
+    assert streamed(live.create, **fields) == (message, reason)
+    fields["logit_bias"] = {engine.tokenizer.token_to_id("<tool_call>"): -100}
+    message, reason = plain(live.create, **fields)
+    assert not message["tool_calls"]
+    if answer_format is YES:
+        assert json.loads(message["content"]) in ("yes", "no")
+    assert message["content"][0] in '{"'
+    assert streamed(live.create, **fields) == (message, reason)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_that_must_come_leaves_nothing_to_a_format(live, choice):
+    fields = {**GREEDY, "tools": [ENUM], "tool_choice": choice}
+    assert plain(live.create, **fields, response_format=YES) == plain(live.create, **fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"regex": "[0-9]{2}"}, "42"),
+        ({"choice": ["<tool_call>?", "no"]}, "<tool_call>?"),
+        ({"grammar": 'start: "a" "b"'}, "ab"),
+    ],
+)
+def test_calls_are_the_alternative_of_any_grammar(engine, make_client, given, text):
+    scripted = ScriptedEngine(engine, "abc")
+    body = {**GREEDY, "tools": TOOLS, "structured_outputs": given}
+    assert make_client(scripted).post("/v1/chat/completions", body).status_code == 200
+    (params,) = scripted.params
+    assert params.structured_outputs.after_thinking
+    both = shared_compiler().get(params.structured_outputs)
+    for answer in (letters(text), engine.tokenizer.encode(CALL)):
+        matcher = both.matcher()
+        matcher.follow(answer)
+        assert matcher.may_end
+    with pytest.raises(GrammarError):
+        both.matcher().follow(engine.tokenizer.encode("I look.\n" + CALL))
 
 
 def test_auto_may_be_off_and_none_still_goes(make_client):

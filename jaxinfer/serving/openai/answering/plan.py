@@ -40,6 +40,14 @@ class AnswerPlan:
     tag_tokens: Sequence[str] = ()
     thinks: bool = False
 
+    def has_grammar_of_calls(self, *, beside: bool) -> bool:
+        """Whether the answer's grammar is of calls alone.
+
+        Args:
+            beside: the request has a grammar of its own, which an answer without calls follows.
+        """
+        return self.forced is not None and not (beside and self.forced == "auto")
+
     def format(self, state: ReasoningState) -> AnswerFormat | None:
         """How an answer to a prompt that ends in this state is read; None if it is content."""
         if self.reasoning_parser is None and self.tool_parser is None:
@@ -118,8 +126,8 @@ def guided(
 ) -> SamplingParams:
     """The parameters of a request with the grammar that its plan asks for.
 
-    Calls that must come have a grammar of their own. Any other grammar is for the content: it
-    begins after the thinking.
+    Calls that must come have a grammar of their own, and no content. Any other grammar is for the
+    content: it begins after the thinking, and where calls may come, they are its alternative.
 
     Args:
         params: of the request.
@@ -128,29 +136,36 @@ def guided(
         begin_is_given: the request says itself where its grammar begins.
 
     Raises:
-        ApiError: 400: it has a grammar of its own, one of its parameters goes with none, or the
-            schema of a tool can't be enforced.
+        ApiError: 400: one of its parameters goes with no grammar, or the schema of a tool can't be
+            enforced.
     """
-    if plan.forced is None or plan.tool_parser is None:
+    own = params.structured_outputs
+    if plan.tool_parser is None or (plan.forced is None and own is None):
         return params if begin_is_given else _after_thinking(params, plan, state)
-    if params.structured_outputs is not None:
-        raise invalid(
-            "tool_choice 'required', a named function and strict tools are a grammar of their own; "
-            "leave out response_format and structured outputs",
-            "tool_choice",
-        )
+    is_alone = plan.has_grammar_of_calls(beside=own is not None)
     with client_errors(("tools",)):
-        grammar = tool_grammar(
+        calls = tool_grammar(
             plan.tools,
-            plan.forced,
+            plan.forced or "auto",
             parser=plan.tool_parser,
-            reasoning=state if plan.reasoning_parser else "over",
+            reasoning=state if plan.reasoning_parser and is_alone else "over",
             parallel=plan.parallel,
             strict=plan.strict,
             tokens=plan.tag_tokens,
+            alone=not is_alone,
         )
+    if own is not None and not is_alone:
+        if own.alternative is not None:
+            raise invalid(
+                "structured_outputs.alternative: with tools, calls are the alternative; send "
+                "tool_choice 'none', or leave it out",
+                "structured_outputs",
+            )
+        both = dataclasses.replace(own, alternative=calls["grammar"])
+        params = params.clone(structured_outputs=both)
+        return params if begin_is_given else _after_thinking(params, plan, state)
     with client_errors(("min_tokens",)):
-        return params.clone(structured_outputs=grammar)
+        return params.clone(structured_outputs=calls)
 
 
 def _after_thinking(

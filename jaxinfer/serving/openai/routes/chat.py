@@ -81,6 +81,7 @@ async def _job(body: ChatBody, plan: AnswerPlan, label: str, front: Front) -> Jo
     state = reasoning_state(text, final_message)
     begin_is_given = "after_thinking" in (body.structured_outputs or {})
     params = with_budget(params, body.reasoning_effort, state, front)
+    has_calls = plan.has_grammar_of_calls(beside=params.structured_outputs is not None)
     params = guided(params, plan, state, begin_is_given=begin_is_given)
     (prompt,) = await front.prompts.read(
         [text],
@@ -94,7 +95,7 @@ async def _job(body: ChatBody, plan: AnswerPlan, label: str, front: Front) -> Jo
         params=params,
         label=label,
         priority=body.priority or 0,
-        grammar_field="tools" if plan.forced else body.grammar_field,
+        grammar_field="tools" if has_calls else body.grammar_field,
         answer=plan.format(state),
     )
 

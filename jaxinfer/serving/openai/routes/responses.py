@@ -96,13 +96,14 @@ async def _job(
         cache_salt=body.cache_salt,
     )
     begin_is_given = "after_thinking" in (body.structured_outputs or {})
+    has_calls = plan.has_grammar_of_calls(beside=params.structured_outputs is not None)
     params = with_budget(params, body.effort, state, front)
     return Job(
         prompt=prompt,
         params=guided(params, plan, state, begin_is_given=begin_is_given),
         label=label,
         priority=body.priority or 0,
-        grammar_field="tools" if plan.forced else body.grammar_field,
+        grammar_field="tools" if has_calls else body.grammar_field,
         answer=plan.format(state),
     )
 
