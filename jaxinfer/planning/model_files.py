@@ -35,6 +35,8 @@ def read_shape(model: str | Path) -> tuple[str, ModelShape]:
         if known is not None:
             return known
         path = _cached_file(str(model))
+    else:  # a link that a caller names may lead anywhere
+        path = path.resolve()
     return str(model), shape_from_hf(read_config_file(path), str(path))
 
 

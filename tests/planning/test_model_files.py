@@ -49,6 +49,9 @@ def test_config_files_give_the_published_shapes():
 def test_a_directory_and_its_file_are_the_same_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(_LLAMA))
     assert read_shape(tmp_path)[1] == read_shape(str(tmp_path / "config.json"))[1]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "llama.json").symlink_to(tmp_path / "config.json")
+    assert read_shape(tmp_path / "elsewhere" / "llama.json")[1] == read_shape(tmp_path)[1]
 
 
 def test_the_bundled_models_weights_are_its_files():
