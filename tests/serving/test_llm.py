@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import dataclasses
+import functools
 import io
 import json
 
@@ -197,6 +198,13 @@ def test_chat_takes_a_template_and_names_for_it(llm):
         chat_template_kwargs={"mood": "glad"},
     )
     assert output.prompt == "hi glad"
+
+
+def test_chat_takes_a_template_of_the_models_by_name(llm):
+    call = functools.partial(llm.chat, [{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False)
+    assert call(chat_template="default")[0].prompt == call()[0].prompt
+    with pytest.raises(ValueError, match="has no chat template 'rag'; it has default"):
+        call(chat_template="rag")
 
 
 def test_names_for_the_template_win_over_arguments_of_chat(llm):

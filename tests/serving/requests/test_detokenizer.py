@@ -49,6 +49,17 @@ def test_a_tail_cut_inside_a_character_decodes_as_the_whole(text):
         assert "".join(deltas) == TOKENIZER.decode(ids[:cut])
 
 
+def test_a_stop_string_is_found_in_added_tokens_with_accents():
+    backend = build_backend()
+    backend.add_tokens(["<été>", "\u0120fin"])  # a Ġ, which stands for a space elsewhere
+    tokenizer = Tokenizer(backend)
+    for text, stop in (("a <été> b", "été>"), ("a\u0120fin b", "\u0120fin")):
+        detokenizer = Detokenizer(tokenizer, stop=[stop])
+        assert detokenizer.append(tokenizer.encode(text)) is not None
+        assert detokenizer.stop_string == stop
+        assert detokenizer.text == text[: text.index(stop)]
+
+
 def test_no_delta_shows_half_a_character():
     deltas, _ = stream(TOKENIZER.encode("🙂你"))
     assert [delta for delta in deltas if delta] == ["🙂", "你"]
