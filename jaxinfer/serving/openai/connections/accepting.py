@@ -73,14 +73,18 @@ class Acceptor:
                 await self._wait_for_room()
             try:
                 connection, _ = await loop.sock_accept(self._listener)
-                if connection.family != socket.AF_UNIX:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await loop.connect_accepted_socket(self._make_protocol, connection)
             except ConnectionError:  # the client has gone already
                 continue
             except OSError as error:
                 self._warn(f"no connection can be accepted: {error.strerror or error}")
                 await asyncio.sleep(_AFTER_AN_ERROR_S)
+                continue
+            try:
+                if connection.family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await loop.connect_accepted_socket(self._make_protocol, connection)
+            except OSError:  # it has gone by now
+                connection.close()
 
     async def _wait_for_room(self) -> None:
         self._warn(
