@@ -10,9 +10,11 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     "<a href=\"javascript:document.title='owned'\">é 🏠</a> &lt;b&gt; [x](javascript:1)"
 )
+MARKED = "Some **bold words** and\n\n- an `item`\n"
 SLOW = " ".join(f"word{number}" for number in range(400))
 SCRIPTS = {
     "hostile": (HOSTILE, 0.0),
+    "marked": (MARKED, 0.0),
     "slow": (SLOW, 0.02),
     "late": ("Thoughts without a beginning.\n</think>\n\nAn answer.", 0.0),
 }

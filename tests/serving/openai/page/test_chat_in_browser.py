@@ -273,6 +273,78 @@ def test_tool_calls_are_shown_and_their_results_sent(page, bodies):
     assert bodies()[0]["tools"] == tools
 
 
+def test_a_sent_message_is_edited_and_answered_from_there(page, bodies):
+    for text in ("One?", "Two?", "Three?"):
+        answered(page, text)
+    page.get_by_role("button", name="Edit the message").nth(1).click()
+    editor = page.get_by_role("textbox", name="Edit the message")
+    assert editor.input_value() == "Two?"
+    editor.fill("2?")
+    editor.press("Shift+Enter")
+    editor.press_sequentially("Or 3?")
+    editor.press("Enter")
+    answered(page)
+    assert page.locator(".said .text").all_text_contents() == ["One?", "2?\nOr 3?"]
+    assert page.locator(".answer").count() == 2
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    *_, before, after = bodies()
+    assert after["messages"][:2] == before["messages"][:2]
+    assert after["messages"][2:] == [{"role": "user", "content": "2?\nOr 3?"}]
+
+
+def test_an_edit_that_is_cancelled_leaves_all_as_it_was(page, bodies):
+    answered(page, "One?")
+    before = page.locator("#turns").inner_html()
+    edit = page.get_by_role("button", name="Edit the message")
+    for end in ("Escape", "Cancel"):
+        edit.focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.localName") == "textarea"
+        page.keyboard.type("Another")
+        if end == "Escape":
+            page.keyboard.press(end)
+        else:
+            page.get_by_role("button", name=end).click()
+        assert page.evaluate("document.activeElement.dataset.part") == "edit"
+        assert page.locator("#turns").inner_html() == before
+    edit.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("  ")
+    page.locator(".editor").get_by_role("button", name="Send").click()
+    assert page.locator(".editor").is_visible()
+    assert len(bodies()) == 1
+
+
+def test_an_edit_stops_the_answer_that_grows_once_it_is_sent(page, site):
+    say(page, "slow")
+    page.locator(".answer.growing").get_by_text("word3").wait_for()
+    edit = page.get_by_role("button", name="Edit the message")
+    edit.click()
+    page.keyboard.press("Escape")
+    assert page.locator(".answer.growing").count() == 1
+    edit.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.type(SUM)
+    page.keyboard.press("Enter")
+    page.locator(".said .text", has_text=SUM).wait_for()
+    answer = answered(page)
+    assert "word" not in part(answer, "content").text_content()
+    assert "stopped" not in part(answer, "statistics").text_content()
+    assert page.locator(".turn").count() == 2
+    assert becomes_idle(site)
+
+
+def test_results_of_tools_are_not_edited(page):
+    call = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+    server_says(page, [(200, events(call)), (200, events({"content": "Done."}))])
+    answer = answered(page, "hello")
+    answer.get_by_label("Result").fill("1")
+    answer.get_by_role("button", name="Send results").click()
+    page.get_by_text("Done.").wait_for()
+    assert page.locator(".said").count() == 2
+    assert page.get_by_role("button", name="Edit the message").count() == 1
+
+
 def test_settings_are_sent_and_wrong_ones_are_named(page, bodies):
     set_field(page, "top_p", "0.5")
     set_field(page, "max_tokens", "3")

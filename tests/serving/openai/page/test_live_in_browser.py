@@ -48,8 +48,16 @@ _UNNAMED = """() => [...document.querySelectorAll("button, input, select, textar
   .filter((e) => !(e.labels?.length || e.ariaLabel || e.textContent.trim() ||
                    e.getAttribute("aria-labelledby")))
   .map((e) => e.outerHTML)"""
+# What can be pressed and is below 44 pixels; a link within a sentence is as high as its line.
+_SMALL = """() => [...document.querySelectorAll(
+    "button, select, summary, a, input, textarea, [role=button], [role=tab]")]
+  .filter((e) => e.checkVisibility() && !e.closest(".unseen") && !e.matches(".answer .text a"))
+  .map((e) => e.matches("[type=checkbox]") ? e.labels[0] : e)
+  .map((e) => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
+  .filter(([, box]) => Math.min(box.width, box.height) < 43.99)
+  .map(([what, box]) => `${what} is ${box.width} x ${box.height}`)"""
 _OVERFLOW = """() => [...document.querySelectorAll("body *")]
-  .filter((e) => e.checkVisibility() && !e.closest(".unseen, .brand"))
+  .filter((e) => e.checkVisibility() && !e.matches(".unseen, .unseen *, .brand *, pre *, .table *"))
   .filter((e) => e.getBoundingClientRect().right > innerWidth + 0.5 ||
                  e.getBoundingClientRect().left < -0.5)
   .map((e) => e.outerHTML.slice(0, 80))"""
@@ -58,8 +66,10 @@ _OVERFLOW = """() => [...document.querySelectorAll("body *")]
 def everything(page):
     """Have the page show all that it has, one view after the other."""
     call = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+    marked = "# A\n\n- https://b.c/ *d*\n\n> `e`\n\n```py\n" + "f " * 99 + "\n```\n"
+    marked += "|g|h|\n|-|-|\n|" + "i" * 99 + "|j|\n"
     texts = [
-        events({"reasoning_content": "Why?"}, {"content": "An answer. " * 40}, call),
+        events({"reasoning_content": "Why?"}, {"content": "An answer. " * 40 + marked}, call),
         json.dumps({"error": {"message": "no"}}),
     ]
 
@@ -77,8 +87,14 @@ def everything(page):
     answered(page, "and an error")
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     yield "answers"
+    page.locator("[data-part=edit]").last.click()
+    yield "editor"
+    page.keyboard.press("Escape")
     page.click("#open-settings")
     yield "settings"
+    page.keyboard.press("Escape")
+    page.evaluate("document.getElementById('key-dialog').showModal()")
+    yield "key"
     page.keyboard.press("Escape")
     page.click("#tab-live")
     page.locator("[data-figure=finished] .value", has_text=re.compile(r"\d")).wait_for()
@@ -107,6 +123,66 @@ def test_a_phone_needs_no_scrolling_to_the_side(open_page):
         if view == "answers":
             composer = page.locator("#composer").bounding_box()
             assert composer["y"] + composer["height"] <= 640
+
+
+@pytest.mark.parametrize(
+    "screen",
+    [
+        {"viewport": {"width": 360, "height": 640}, "is_mobile": True, "has_touch": True},
+        {"viewport": {"width": 1024, "height": 768}, "is_mobile": True, "has_touch": True},
+        {"viewport": {"width": 390, "height": 844}},
+    ],
+    ids=["phone", "tablet", "narrow window"],
+)
+def test_a_finger_has_44_pixels_to_press(open_page, screen):
+    page = open_page(**screen, reduced_motion="reduce", permissions=["clipboard-write"])
+    page.evaluate("document.getElementById('forget-key').hidden = false")
+    for view in everything(page):
+        assert page.evaluate(_SMALL) == [], view
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 640), (390, 844), (844, 390), (360, 240)])
+def test_the_buttons_of_the_settings_are_always_in_view(open_page, width, height):
+    page = open_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
+    page.click("#open-settings")
+    settings = page.locator("#settings")
+    settings.locator("[name=top_p]").fill("7")
+    buttons = [settings.get_by_role("button", name=name) for name in ("Close", "Reset", "Done")]
+    for place in ("start", "end"):
+        settings.locator(".sheet-body > *").nth(
+            0 if place == "start" else -1
+        ).scroll_into_view_if_needed()
+        for button in buttons:
+            box = button.bounding_box()
+            assert box["y"] >= 0, place
+            assert box["y"] + box["height"] <= height, place
+            assert box["x"] + box["width"] <= width
+        assert settings.get_by_text("Top p:").is_visible()
+    # Nothing lies above them, either.
+    settings.get_by_role("button", name="Reset").click()
+    settings.get_by_role("button", name="Done").click()
+    assert not settings.is_visible()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (1280, 640), (390, 844), (844, 390)])
+def test_the_live_view_fills_its_window_without_scrolling(open_page, width, height):
+    page = open_page(viewport={"width": width, "height": height})
+    page.click("#tab-live")
+    page.locator("[data-figure=finished] .value", has_text=re.compile(r"\d")).wait_for()
+    live = "document.getElementById('live')"
+    assert page.evaluate(f"{live}.scrollHeight <= {live}.clientHeight")
+    assert page.evaluate(f"{live}.scrollWidth <= {live}.clientWidth")
+    boxes = [each.bounding_box() for each in page.locator("#figures > div").all()]
+    charts = [each.bounding_box() for each in page.locator("#figures svg").all()]
+    assert min(box["x"] for box in boxes) <= 20
+    assert max(box["x"] + box["width"] for box in boxes) >= width - 20
+    assert max(box["y"] + box["height"] for box in boxes) >= height - 20
+    assert len({(round(box["width"]), round(box["height"])) for box in boxes}) == 1
+    for box, chart in zip(boxes, charts, strict=True):
+        assert chart["width"] >= 0.8 * box["width"]
+        assert chart["height"] >= 20
+        assert chart["y"] + chart["height"] >= box["y"] + box["height"] - 20
 
 
 def test_the_chosen_theme_stays(open_page):

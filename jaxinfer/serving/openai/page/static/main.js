@@ -52,12 +52,16 @@ function useTurns() {
       chat.regenerate();
       prompt.focus();
     }
-    if (button?.dataset.part === "copy") copyText(button);
+    if (button?.dataset.part === "copy") copy(button, chat.textOf(button.closest(".turn")));
+    if (button?.dataset.part === "copy-code") copy(button, codeOf(button));
   });
 }
 
-async function copyText(button) {
-  const text = button.closest(".turn").querySelector("[data-part=content]").textContent;
+function codeOf(button) {
+  return button.closest(".code-block").querySelector("code").textContent;
+}
+
+async function copy(button, text) {
   await navigator.clipboard.writeText(text);
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = "Copy"), 1500);

@@ -47,6 +47,7 @@ document.addEventListener("pointerdown", (event) => {
 });
 
 function move(event, text) {
+  if (event.target !== text) return; // code and tables within scroll by the same keys
   const tokens = [...text.getElementsByClassName("token")];
   const now = text.contains(current) ? tokens.indexOf(current) : -1;
   const next = { ArrowRight: now + 1, ArrowLeft: now < 0 ? -1 : now - 1, Home: 0, End: -1 }[event.key];
@@ -68,7 +69,7 @@ function show(token) {
   token.classList.add("current");
   box.replaceChildren(...entriesOf.get(token).map(listOf));
   box.hidden = false;
-  token.parentElement.setAttribute("aria-describedby", box.id);
+  token.closest(".text").setAttribute("aria-describedby", box.id);
   place(token.getClientRects()[0]);
 }
 

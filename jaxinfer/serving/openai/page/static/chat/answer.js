@@ -1,6 +1,7 @@
 // One answer on the page: thinking folded, text in tokens, calls of tools, a line of statistics.
 
-import { tokenElement, useAlternatives } from "./alternatives.js";
+import { useAlternatives } from "./alternatives.js";
+import { Formatted } from "./formatted.js";
 import { Statistics } from "./statistics.js";
 import { ThinkingSplitter } from "./thinking.js";
 import { TokenMatcher } from "./tokens.js";
@@ -21,12 +22,13 @@ export class Answer {
     this.onText = onText;
     this.element = document.getElementById("answer-template").content.firstElementChild.cloneNode(true);
     this.thinking = this.#part("thinking");
-    this.content = this.#part("content");
+    this.content = new Formatted(this.#part("content"));
+    this.thoughts = new Formatted(this.#part("thoughts"));
     this.calls = new ToolCalls(onResults);
     this.#part("calls").replaceWith(this.calls.element);
-    this.thoughts = this.#part("thoughts");
-    useAlternatives(this.thoughts);
-    useAlternatives(this.content);
+    useAlternatives(this.#part("thoughts"));
+    useAlternatives(this.#part("content"));
+    this.#part("source").addEventListener("click", () => this.#toggleSource());
   }
 
   /** A chunk of the stream. */
@@ -54,18 +56,20 @@ export class Answer {
   end(fault, isStopped) {
     this.#show(this.#splitter.end());
     this.#endThinking();
+    this.content.end();
     if (!fault && !isStopped) this.calls.end();
     if (isStopped) this.#statistics.reason = "stopped";
     if (fault) this.#part("fault").textContent = fault;
     this.element.classList.remove("growing");
     this.#part("buttons").hidden = false;
     this.#part("copy").hidden = !this.text || !navigator.clipboard;
+    this.#part("source").hidden = !this.text && !this.thoughts.text;
     this.#showStatistics();
   }
 
-  /** The answer without its thinking. */
+  /** The answer as it was written, without its thinking. */
   get text() {
-    return this.content.textContent;
+    return this.content.text;
   }
 
   /** The answer as a message of the conversation; null where there is nothing to send. */
@@ -91,21 +95,28 @@ export class Answer {
     if (kind === "thinking") this.thinking.hidden = false;
     else this.#endThinking();
     const target = kind === "thinking" ? this.thoughts : this.content;
-    for (const piece of this.#matcher.match(text)) {
-      target.append(piece.entries ? tokenElement(piece.text, piece.entries) : piece.text);
-    }
+    target.add(this.#matcher.match(text));
     this.onText(kind, text);
   }
 
   #fold() {
-    this.thoughts.append(...this.content.childNodes);
+    this.content.moveTo(this.thoughts);
     this.thinking.hidden = false;
     this.#endThinking();
+  }
+
+  #toggleSource() {
+    const button = this.#part("source");
+    const isSource = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(isSource));
+    this.content.show(isSource);
+    this.thoughts.show(isSource);
   }
 
   #endThinking() {
     if (this.thinking.hidden || this.thinking.dataset.ended) return;
     this.thinking.dataset.ended = "yes";
+    this.thoughts.end();
     const seconds = (performance.now() - this.#began) / 1000;
     this.#part("thinking-title").textContent = `Thought for ${seconds.toFixed(1)} s`;
   }

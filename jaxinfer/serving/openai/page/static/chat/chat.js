@@ -1,9 +1,10 @@
-// A conversation: sends it, streams the answer, stops and regenerates.
+// A conversation: sends it, streams the answer, stops, regenerates, and goes on from an edit.
 
 import { chatChunks, ServerError } from "../server/api.js";
 import { announce, announcePart } from "./announcer.js";
 import { Answer } from "./answer.js";
 import { hide } from "./alternatives.js";
+import { Bubble } from "./bubble.js";
 import { checkSettings, requestFields, systemMessage } from "./settings.js";
 
 const NEAR_END = 80; // pixels: a reader who is this near to the end follows the answer
@@ -18,6 +19,7 @@ const stop = document.getElementById("stop");
 export class Chat {
   #turns = []; // {message, element} of the reader, {answer, element} of the model
   #running = null; // the AbortController of the answer that grows
+  #ended = Promise.resolve(); // once that answer has
 
   /** @param {() => string} modelName of requests */
   constructor(modelName) {
@@ -36,7 +38,7 @@ export class Chat {
    */
   say(text) {
     if (this.isRunning || !text.trim() || !checkSettings()) return false;
-    this.#push({ message: { role: "user", content: text }, element: bubble(text) });
+    this.#pushSaid(text);
     this.#answer();
     return true;
   }
@@ -53,6 +55,11 @@ export class Chat {
     this.#answer();
   }
 
+  /** What the model wrote in a turn, given its element. */
+  textOf(element) {
+    return this.#turns.find((turn) => turn.element === element)?.answer?.text ?? "";
+  }
+
   /** Forget everything. */
   clear() {
     this.stop();
@@ -62,6 +69,28 @@ export class Chat {
     hide();
   }
 
+  /**
+   * Say something else at a turn of the reader; what came after it is forgotten.
+   * @returns {Promise<boolean>} whether it was sent
+   */
+  async #sayInstead(turn, text) {
+    if (!text.trim() || !checkSettings()) return false;
+    this.stop();
+    await this.#ended;
+    const place = this.#turns.indexOf(turn);
+    if (place < 0 || this.isRunning) return false;
+    for (const { element } of this.#turns.splice(place)) element.remove();
+    this.#pushSaid(text);
+    this.#answer();
+    return true;
+  }
+
+  #pushSaid(text) {
+    const turn = { message: { role: "user", content: text } };
+    turn.element = new Bubble(text, { onEdit: (edited) => this.#sayInstead(turn, edited) }).element;
+    this.#push(turn);
+  }
+
   #push(turn) {
     welcome.hidden = true;
     this.#turns.push(turn);
@@ -69,7 +98,11 @@ export class Chat {
     log.scrollTop = log.scrollHeight;
   }
 
-  async #answer() {
+  #answer() {
+    this.#ended = this.#stream();
+  }
+
+  async #stream() {
     const body = this.#body();
     const running = (this.#running = new AbortController());
     const answer = new Answer(heard, (results) => this.#giveResults(results));
@@ -91,7 +124,8 @@ export class Chat {
   #giveResults(results) {
     if (this.isRunning) return;
     for (const message of results) {
-      this.#push({ message, element: bubble(message.content, "Result of a tool") });
+      const { element } = new Bubble(message.content, { from: "Result of a tool" });
+      this.#push({ message, element });
     }
     this.#answer();
   }
@@ -121,19 +155,6 @@ function following(grow) {
 
 function heard(kind, text) {
   if (kind === "content") announcePart(text);
-}
-
-function bubble(text, from = "You") {
-  const element = document.createElement("li");
-  const name = document.createElement("span");
-  const body = document.createElement("div");
-  element.className = "turn said";
-  name.className = "unseen";
-  name.textContent = `${from}: `;
-  body.className = "text";
-  body.textContent = text;
-  element.append(name, body);
-  return element;
 }
 
 function faultOf(error) {
