@@ -137,7 +137,9 @@ def test_a_phone_needs_no_scrolling_to_the_side(open_page):
 def test_a_finger_has_44_pixels_to_press(open_page, screen):
     page = open_page(**screen, reduced_motion="reduce", permissions=["clipboard-write"])
     page.evaluate("document.getElementById('forget-key').hidden = false")
+    page.evaluate("document.getElementById('model').hidden = false")
     for view in everything(page):
+        assert page.locator("[role=tablist]").bounding_box()["height"] < 60  # in a line
         assert page.evaluate(_SMALL) == [], view
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
 

@@ -224,6 +224,7 @@ _GROWING = {
     "deep": "> - ",
     "nothing": "   ",
     "dashes": "- ",
+    "long runs": "a *****",
 }
 
 

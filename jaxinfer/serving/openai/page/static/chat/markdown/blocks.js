@@ -45,7 +45,7 @@ export function lineOf(line, isWhole, containers, leaf) {
     const text = line.slice(end);
     const found = (kind, more) => ({ kind, kept, opened, at: end, ...more });
     if (!text) return mayGrow ? null : found(isWhole ? "blank" : "text");
-    const isInItem = opened.length ? opened.at(-1).kind === "item" : containers[kept - 1]?.kind === "item";
+    const isInItem = (opened.at(-1) ?? containers[kept - 1])?.kind === "item";
     if (columns >= 4 && inside?.kind !== "paragraph" && !(isInItem && ITEM.test(text))) {
       return found("code", { at: skip(line, at, 4) });
     }

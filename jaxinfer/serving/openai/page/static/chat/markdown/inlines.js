@@ -124,7 +124,7 @@ class Scan {
   #run(at, sign) {
     let end = at;
     while (end < this.end && this.text[end] === sign) end++;
-    if (end === this.text.length) this.#wait(at);
+    if (end === this.text.length) this.#waitIfCut(at);
     const { opens, closes } = this.#sides(at, end, sign);
     const run = { sign, count: end - at, length: end - at, both: opens && closes };
     if (closes) at = this.#close(at, end, run);
@@ -187,7 +187,7 @@ class Scan {
     let begin = at;
     while (begin < this.end && this.text[begin] === "`") begin++;
     const mark = this.text.slice(at, begin);
-    if (begin === this.text.length) this.#wait(at);
+    if (begin === this.text.length) this.#waitIfCut(at);
     let end = this.#other(at, begin, mark);
     while (end >= 0 && this.text[end + mark.length] === "`") {
       let next = end;
@@ -238,7 +238,7 @@ class Scan {
     return scan.items().flatMap((item) => scan.nodesOf(item));
   }
 
-  /** Where the bracket closes, past brackets and code within; null if it does not. */
+  /** Where the bracket closes, past brackets within; null if it does not. */
   #label(begin, at) {
     const limit = Math.min(this.end, at + REACH);
     for (let index = begin, depth = 0; index < limit; index++) {

@@ -106,7 +106,7 @@ export class TableLeaf {
   kind = "table";
   #sides;
   #table = document.createElement("table");
-  #row = null; // {element, cell: {inlines, text} | null, count}
+  #row = null; // the last one: its element, its open cell, and how far it is
 
   /** @param {string[]} sides of the columns: "right", "center" or "" */
   constructor(sides) {
@@ -121,8 +121,9 @@ export class TableLeaf {
 
   startLine() {
     this.lay(true);
-    const isHead = !this.#table.tHead;
-    const part = isHead ? this.#table.createTHead() : (this.#table.tBodies[0] ?? this.#table.createTBody());
+    const table = this.#table;
+    const isHead = !table.tHead;
+    const part = isHead ? table.createTHead() : (table.tBodies[0] ?? table.createTBody());
     const element = document.createElement("tr");
     part.append(element);
     this.#row = { element, isHead, count: 0, cell: null, isEscaped: false, isBegun: false };

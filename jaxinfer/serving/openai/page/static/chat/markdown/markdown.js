@@ -85,8 +85,10 @@ export class Markdown {
   }
 
   #beginLine(line, open) {
-    if (line.kind === "heading") this.#hold(new TextLeaf("heading", `h${Math.min(line.level + 2, 6)}`));
-    else if (line.kind === "code") {
+    if (line.kind === "heading") {
+      const name = `h${Math.min(line.level + 2, 6)}`; // below the headings of the page
+      this.#hold(new TextLeaf("heading", name));
+    } else if (line.kind === "code") {
       if (open !== "fence" && open !== "indented") this.#hold(new CodeLeaf("indented", {}));
     } else if (open !== "paragraph" && open !== "table") this.#hold(new TextLeaf("paragraph", "p"));
     this.#leaf.startLine();
