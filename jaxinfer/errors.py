@@ -49,6 +49,10 @@ class QueueFullError(JaxinferError, RuntimeError):
         self.retry_after = retry_after
 
 
+class EngineUnavailableError(JaxinferError, RuntimeError):
+    """The engine sleeps, or is paused and refuses requests; a server answers 503."""
+
+
 class ShuttingDownError(QueueFullError):
     """The service ends and takes no more requests; another one of the same model may."""
 

@@ -141,11 +141,11 @@ class AsyncLLM(EngineFacts):
         await self._handle.driver.call_async(self._handle.loaded.engine.reset_prefix_cache)
         return True
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
+    async def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`: see `LLM.pause`."""
         check_mode(mode)
         driver = self._handle.driver
-        await driver.call_async(lambda: driver.pause(mode))
+        await driver.call_async(lambda: driver.pause(mode, refuse))
 
     async def resume(self) -> None:
         """Run steps again after `pause`."""

@@ -9,7 +9,7 @@ from jaxinfer.serving.engine_facts import EngineFacts
 class MemoryHandover(EngineFacts):
     """The calls of `LLM` that stop its engine for a while."""
 
-    def pause(self, mode: PauseMode = "abort") -> None:
+    def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`; requests that come meanwhile wait.
 
         `generate` and similar calls wait with them: call `resume` from another thread.
@@ -17,6 +17,7 @@ class MemoryHandover(EngineFacts):
         Args:
             mode: unfinished requests end now with the reason "abort", end first ("wait"), or go on
                 after `resume` ("keep").
+            refuse: requests that come meanwhile raise `EngineUnavailableError`, and don't wait.
 
         Raises:
             ValueError: the mode is unknown.
@@ -24,7 +25,7 @@ class MemoryHandover(EngineFacts):
         """
         check_mode(mode)
         driver = self._handle.driver
-        driver.call(lambda: driver.pause(mode))
+        driver.call(lambda: driver.pause(mode, refuse))
 
     def resume(self) -> None:
         """Run steps again after `pause`; an engine that is not paused goes on as it does."""

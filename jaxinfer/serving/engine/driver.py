@@ -189,11 +189,12 @@ class EngineDriver:
         """Whether `pause` or `sleep` prevents steps; thread-safe."""
         return not self._sleep.may_step
 
-    def pause(self, mode: PauseMode) -> None:
+    def pause(self, mode: PauseMode, refuse: bool = False) -> None:
         """Run no step until `resume`; only in the engine's thread, like the next three methods.
 
         Args:
             mode: already checked; with "wait", messages posted in the meantime wait too.
+            refuse: have requests that come meanwhile refused, instead of waiting.
 
         Raises:
             RuntimeError: a step runs, or requests can't end because of an earlier pause.
@@ -202,10 +203,11 @@ class EngineDriver:
         self._check_between_steps()
         self._settle_requests(mode)
         self._sleep.is_paused = True
+        self._sleep.refuses = refuse
 
     def resume(self) -> None:
         """Run steps again, unless a part sleeps."""
-        self._sleep.is_paused = False
+        self._sleep.is_paused = self._sleep.refuses = False
 
     def sleep(self, level: int, mode: PauseMode) -> None:
         """Stop scheduling and, from level 1 on, release the device memory.
@@ -223,7 +225,7 @@ class EngineDriver:
                 "close the LLM of every process and make new ones"
             )
         if level == 1:
-            self._sleep.check_takes_requests()
+            self._sleep.check_can_run()
         self._settle_requests(mode)
         if level > 0:
             self._engine.sleep(keep_params=level == 1)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
+from jaxinfer.errors import EngineUnavailableError
+
 PauseMode = Literal["abort", "wait", "keep"]
 """The fate of unfinished requests: they end at once, finish first, or continue afterwards."""
 
@@ -23,12 +25,14 @@ class SleepState:
     Attributes:
         asleep: the sleeping parts.
         is_paused: whether `pause` was called, and `resume` was not.
+        refuses: whether requests that come meanwhile are refused, and don't wait.
         lacks_weights: whether the weights were dropped and not replaced yet.
     """
 
     def __init__(self) -> None:
         self.asleep: frozenset[SleepTag] = frozenset()
         self.is_paused = False
+        self.refuses = False
         self.lacks_weights = False
 
     @property
@@ -42,12 +46,24 @@ class SleepState:
             parts = self._parts()
             raise RuntimeError(f"the engine is already asleep ({parts}); call wake_up() first")
 
-    def check_takes_requests(self) -> None:
-        """Raise RuntimeError unless `resume` alone would let new requests run."""
+    def check_can_run(self) -> None:
+        """Raise EngineUnavailableError unless `resume` alone would let new requests run."""
         if self.asleep - {"scheduling"}:
-            raise RuntimeError(f"the engine is asleep ({self._parts()}); call wake_up() first")
+            raise EngineUnavailableError(
+                f"the engine is asleep ({self._parts()}); call wake_up() first"
+            )
         if self.lacks_weights:
-            raise RuntimeError("sleep(level=2) dropped the weights; call update_params() first")
+            raise EngineUnavailableError(
+                "sleep(level=2) dropped the weights; call update_params() first"
+            )
+
+    def check_takes_requests(self) -> None:
+        """Raise EngineUnavailableError unless new requests may at least wait."""
+        self.check_can_run()
+        if self.refuses:
+            raise EngineUnavailableError(
+                "the engine is paused and takes no requests until resume()"
+            )
 
     def check_takes_params(self) -> None:
         """Raise RuntimeError while the weights sleep."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from jaxinfer.errors import (
     EngineRestartingError,
+    EngineUnavailableError,
     JaxinferError,
     MissingPackageError,
     PromptTooLongError,
@@ -165,6 +166,10 @@ def as_api_error(error: BaseException) -> ApiError:
             headers = {"Retry-After": str(max(1, error.retry_after))}
             code = _UNAVAILABLE.get(type(error), "queue_full")
             return ApiError(503, str(error), code=code, headers=headers)
+        case EngineUnavailableError():
+            return ApiError(
+                503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}
+            )
         case MissingPackageError():
             return ApiError(501, f"this server lacks a package: {error}", code="missing_package")
         case JaxinferError():

@@ -184,6 +184,7 @@ class RemoteLLM:
             ShuttingDownError: the service ends.
             EngineRestartingError: the engine's process has ended, and another one starts.
             QueueFullError: too many requests wait; in the iteration.
+            EngineUnavailableError: the engine sleeps, or is paused and refuses requests; likewise.
             EngineDeadError: the engine's process has ended; in the iteration.
         """
         self._check_open()
@@ -230,10 +231,10 @@ class RemoteLLM:
         await self._call("reset_prefix_cache")
         return True
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
+    async def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`, for all front ends: see `LLM.pause`."""
         check_mode(mode)
-        await self._call("pause", mode)
+        await self._call("pause", mode, refuse)
 
     async def resume(self) -> None:
         """Run steps again after `pause`."""

@@ -92,7 +92,7 @@ def test_front_ends_answer_at_a_unix_socket_through_the_operators_middleware(pat
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert said.count('"path":"/v1/completions"') == 3, said
+    assert said.count('"path": "/v1/completions"') == 3, said
     assert not os.path.exists(path)
 
 

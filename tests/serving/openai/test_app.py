@@ -166,6 +166,66 @@ def test_what_an_engine_can_do_is_done_and_the_rest_is_a_501(make_client, engine
     assert client.get("/is_sleeping", headers=HEADERS).json() == {"is_sleeping": True}
 
 
+def test_a_paused_engine_keeps_requests_waiting_or_refuses_them(locked):
+    body = {"prompt": [1, 2, 3], "max_tokens": 1}
+
+    def admin(method, path, status=200):
+        answer = locked.send(method, path, headers=HEADERS)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def while_paused():
+        async with locked.connect() as client:
+            waiting = asyncio.ensure_future(
+                client.post("/v1/completions", json=body, headers=HEADERS)
+            )
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            await client.post("/resume", headers=HEADERS)
+            return (await waiting).status_code
+
+    assert admin("GET", "/is_paused") == {"is_paused": False}
+    for mode in ("abort", "wait", "keep", "abort"):  # and again
+        assert admin("POST", f"/pause?mode={mode}") == {"status": "paused"}
+        assert admin("GET", "/is_paused") == {"is_paused": True}
+    assert admin("GET", "/is_sleeping") == {"is_sleeping": False}
+    assert asyncio.run(while_paused()) == 200
+    assert admin("GET", "/is_paused") == {"is_paused": False}
+    admin("POST", "/pause?refuse=true")
+    for stream in (False, True):
+        fields = {**body, "stream": stream}
+        answer = locked.post("/v1/completions", fields, headers=HEADERS)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["code"] == "engine_unavailable"
+    admin("POST", "/pause")  # which lets them wait
+    assert asyncio.run(while_paused()) == 200
+    assert admin("POST", "/resume") == {"status": "resumed"}
+    assert admin("POST", "/resume") == {"status": "resumed"}
+    assert admin("POST", "/pause?refuse=yes!", 400)["error"]["param"] == "refuse"
+
+
+def test_a_pause_keeps_the_prefix_cache_where_it_is_asked_to(locked):
+    def cached():
+        body = {"prompt": list(range(400, 440)), "max_tokens": 1}
+        usage = locked.post("/v1/completions", body, headers=HEADERS).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    cached()
+    for query, is_kept in (("?clear_cache=false", True), ("", False), ("?clear_cache=true", False)):
+        locked.post("/pause" + query, headers=HEADERS)
+        locked.post("/resume", headers=HEADERS)
+        assert (cached() > 0) == is_kept
+
+
+def test_an_engine_that_sleeps_is_a_503(locked):
+    locked.post("/sleep?level=1", headers=HEADERS)
+    answer = locked.post("/v1/completions", {"prompt": [1], "max_tokens": 1}, headers=HEADERS)
+    locked.post("/wake_up", headers=HEADERS)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "asleep" in answer.json()["error"]["message"]
+
+
 def test_a_profile_is_written_where_the_operator_says(locked):
     assert locked.post("/stop_profile", headers=HEADERS).status_code == 409
     assert locked.post("/start_profile", headers=HEADERS).status_code == 200

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxinfer.errors import (
     EngineDeadError,
     EngineRestartingError,
+    EngineUnavailableError,
     QueueFullError,
     ShuttingDownError,
     StepError,
@@ -535,6 +536,11 @@ def test_a_paused_engine_goes_on_with_what_it_has():
             assert not waiting.done()
             await llm.resume()
             assert (await waiting)[-1].finished
+            await llm.pause(refuse=True)
+            with pytest.raises(EngineUnavailableError, match="paused"):
+                await collect(llm, [4, 5])
+            await llm.resume()
+            assert (await collect(llm, [4, 5]))[-1].finished
 
     run(main())
 

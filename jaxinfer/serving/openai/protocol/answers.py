@@ -73,6 +73,7 @@ class Status(TypedDict):
 
     status: NotRequired[str]
     is_sleeping: NotRequired[bool]
+    is_paused: NotRequired[bool]
 
 
 class TokenizeAnswer(TypedDict):

@@ -46,21 +46,35 @@ async def wake_up(request: Request, tags: Annotated[list[Tag] | None, Query()] =
 @router.get("/is_sleeping", response_model=None, responses=_DONE)
 async def is_sleeping(request: Request) -> Response:
     """Whether `/sleep` was called and `/wake_up` not yet."""
-    value = getattr(front_of(request).engine, "is_sleeping", False)
-    value = value() if callable(value) else value
-    return json_answer({"is_sleeping": bool(await value if inspect.isawaitable(value) else value)})
+    return json_answer({"is_sleeping": await _fact(front_of(request), "is_sleeping")})
 
 
 @router.post("/pause", response_model=None, responses=_OR_CONFLICT)
-async def pause(request: Request, mode: Mode = "abort") -> Response:
-    """Run no step until `/resume`."""
-    return await _call(front_of(request), "pause", mode=mode)
+async def pause(
+    request: Request,
+    mode: Mode = "abort",
+    clear_cache: bool = True,
+    refuse: bool = False,
+) -> Response:
+    """Run no step until `/resume`; requests that come meanwhile wait, or are refused."""
+    front = front_of(request)
+    await _call(front, "pause", mode=mode, refuse=refuse)
+    if clear_cache:
+        await front.engine.reset_prefix_cache()
+    return json_answer({"status": "paused"})
 
 
 @router.post("/resume", response_model=None, responses=_OR_CONFLICT)
 async def resume(request: Request) -> Response:
     """Go on after `/pause`."""
-    return await _call(front_of(request), "resume")
+    await _call(front_of(request), "resume")
+    return json_answer({"status": "resumed"})
+
+
+@router.get("/is_paused", response_model=None, responses=_DONE)
+async def is_paused(request: Request) -> Response:
+    """Whether no step runs, be it by `/pause` or by `/sleep`."""
+    return json_answer({"is_paused": await _fact(front_of(request), "is_paused")})
 
 
 @router.post("/start_profile", response_model=None, responses=_OR_CONFLICT)
@@ -80,6 +94,13 @@ async def start_profile(request: Request) -> Response:
 async def stop_profile(request: Request) -> Response:
     """End the recording and write it."""
     return await _conflicts(front_of(request).engine.stop_profile)
+
+
+async def _fact(front: Front, name: str) -> bool:
+    """What an engine says of itself, by a property or a method."""
+    value = getattr(front.engine, name, False)
+    value = value() if callable(value) else value
+    return bool(await value if inspect.isawaitable(value) else value)
 
 
 async def _conflicts(work: Callable[[], Awaitable[None]]) -> Response:
