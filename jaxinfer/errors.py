@@ -30,7 +30,7 @@ class PromptTooLongError(JaxinferError, ValueError):
         is_exact: whether the text was tokenized, so that it is exactly that many.
     """
 
-    def __init__(self, message: str, *, num_tokens: int, is_exact: bool = True) -> None:
+    def __init__(self, message: str, *, num_tokens: int = 0, is_exact: bool = True) -> None:
         super().__init__(message)
         self.num_tokens = num_tokens
         self.is_exact = is_exact

@@ -7,7 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "behaviours.md").read_text()
-ROWS = {"A": range(1, 18), "B": range(1, 14), "E": (15,), "F": range(1, 8), "N": range(1, 7)}
+ROWS = {
+    "A": (*range(1, 18), 19, 20),
+    "B": range(1, 14),
+    "E": (15,),
+    "F": range(1, 8),
+    "N": range(1, 7),
+}
 _ROW = re.compile(r"^\| (\w+) \| .+ \| (.+) \|$", re.MULTILINE)
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 

@@ -1,6 +1,8 @@
 """Every parameter of OpenAI's own client is taken, or refused by its name."""
 
 import inspect
+import re
+from pathlib import Path
 
 import openai
 import pytest
@@ -188,3 +190,11 @@ def test_the_bundled_model_does_not_think_without_effort(api):
     )
     assert answer.choices[0].message.content
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_the_budgets_are_documented():
+    page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| `minimal`, `low`")]
+    assert [int(number) for number in re.findall(r"\d+", row)] == [
+        EFFORT_TOKENS[effort] for effort in ("minimal", "low", "medium", "high")
+    ]
