@@ -18,6 +18,8 @@ from jaxinfer.config import EngineConfig, LogprobsMode
 
 ENGINE_FIELDS = frozenset(field.name for field in dataclasses.fields(EngineConfig))
 
+_SUFFIXES = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
 # The defaults that --help shows for fields whose default None leaves the choice to the engine.
 _DECIDED_LATER = {
     "model": "the bundled model",
@@ -122,11 +124,27 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def _size(text: str) -> int:
+    """A number of tokens, as vLLM writes it: 32k is 32,000 and 32K is 32,768.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no number.
+    """
+    if text in ("auto", "-1"):
+        raise argparse.ArgumentTypeError("leave the flag out to have what fits")
+    try:
+        return int(float(text[:-1]) * _SUFFIXES[text[-1]]) if text[-1:] in _SUFFIXES else int(text)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"expected a number such as 32768 or 32K: {text}"
+        ) from None
+
+
 def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     unset: Any = argparse.SUPPRESS
     group.add_argument(
         "--max-model-len",
-        type=int,
+        type=_size,
         default=unset,
         help="maximum number of tokens of prompt and output together",
     )
@@ -152,7 +170,7 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-num-batched-tokens",
-        type=int,
+        type=_size,
         default=unset,
         help="maximum number of tokens in one step",
     )

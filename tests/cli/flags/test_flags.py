@@ -37,6 +37,24 @@ def test_flags_left_out_leave_the_librarys_defaults():
     assert sampling_arguments(nothing) == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "number"), [("512", 512), ("32k", 32_000), ("32K", 32_768), ("1.5k", 1500)]
+)
+def test_lengths_may_have_vllms_suffixes(text, number):
+    line = ["--max-model-len", text, "--max-num-batched-tokens", text]
+    arguments = engine_arguments(_parser().parse_args(line))
+    assert arguments == {"max_model_len": number, "max_num_batched_tokens": number}
+
+
+@pytest.mark.parametrize("text", ["auto", "-1", "k", "", "nank", "1e999k", "4x"])
+def test_what_is_no_length_is_one_line(text, capsys):
+    with pytest.raises(SystemExit):
+        _parser().parse_args([f"--max-model-len={text}"])
+    error = capsys.readouterr().err
+    assert "argument --max-model-len: " in error
+    assert error.count("\n") == 1
+
+
 def test_vllms_names_reach_the_configuration():
     line = (
         "--model m --tokenizer t --revision r --dtype bfloat16 --seed 3 --max-model-len 512 "

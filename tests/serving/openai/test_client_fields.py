@@ -192,6 +192,22 @@ def test_the_bundled_model_does_not_think_without_effort(api):
     assert answer.usage.completion_tokens_details.reasoning_tokens == 0
 
 
+def test_what_clients_add_to_tools_is_ignored(engine, make_client):
+    cached = {"cache_control": {"type": "ephemeral"}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    tool = {"type": "function", "function": function | cached, **cached}
+    own = {"async": False, "allowed_callers": None, "defer_loading": True, "output_schema": {}}
+    responses_tool = {"type": "function", **function, **own, **cached}
+    path = "/v1/chat/completions"
+    _, plain = asked(
+        engine, make_client, path, messages=USER, tools=[tool | {"function": function}]
+    )
+    _, prompt = asked(engine, make_client, path, messages=USER, tools=[tool])
+    _, other = asked(engine, make_client, "/v1/responses", input="hello", tools=[responses_tool])
+    assert plain == prompt == other
+    assert "cache_control" not in prompt
+
+
 def test_the_budgets_are_documented():
     page = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| `minimal`, `low`")]

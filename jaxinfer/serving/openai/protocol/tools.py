@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic_core import from_json
 
 from jaxinfer.serving.openai.errors import invalid
-from jaxinfer.serving.openai.protocol.base import Body
+from jaxinfer.serving.openai.protocol.base import Body, Ignored
 
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 1 << 18
@@ -26,6 +26,8 @@ class FunctionTool(Body):
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema.")
     strict: bool | None = None
 
+    cache_control: Ignored = None
+
 
 class Tool(Body):
     """A tool of a chat request; there are no others than functions."""
@@ -33,9 +35,12 @@ class Tool(Body):
     type: Literal["function"]
     function: FunctionTool
 
+    cache_control: Ignored = None
+
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates know it."""
-        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        told = {"name", "description", "parameters"}
+        return self.model_dump(exclude_none=True, include={"type": True, "function": told})
 
 
 class ChosenFunction(Body):

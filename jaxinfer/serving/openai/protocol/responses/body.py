@@ -37,9 +37,14 @@ class ResponsesTool(FunctionTool):
 
     type: Literal["function"]
 
+    async_: Ignored = Field(None, alias="async")
+    allowed_callers: Ignored = None
+    defer_loading: Ignored = None
+    output_schema: Ignored = None
+
     def as_chat_tool(self) -> Tool:
         """The tool as a chat request has it."""
-        fields = self.model_dump(exclude={"type"}, exclude_none=True)
+        fields = self.model_dump(include=set(FunctionTool.model_fields), exclude_none=True)
         return Tool(type="function", function=FunctionTool(**fields))
 
 
