@@ -15,6 +15,7 @@ Message = Mapping[str, Any]
 
 _CPU_SECONDS = 5.0
 _MAX_CHARS = 8 << 20
+_LONG_CHARS = 1 << 19
 _PIPE_BYTES = 1 << 16
 _WORKER_PROGRAM = pathlib.Path(__file__).with_name("template_worker.py")
 _CUT = "<<<jaxinfer: continue here>>>"
@@ -26,7 +27,8 @@ class ChatTemplate:
 
     The template runs in a sandboxed Jinja environment inside a child process (started at the first
     use, ended by `close`), so that a hostile template costs at most five seconds of CPU time, 1 GiB
-    and one error message.
+    and one error message. Long conversations have a child process of their own, so that others do
+    not wait for them.
 
     Args:
         source: the template's text.
@@ -38,7 +40,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._origin = origin
-        self._worker = _Worker()
+        self._worker, self._worker_for_long = _Worker(), _Worker()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, in another process perhaps, has a child process of its own."""
@@ -90,6 +92,7 @@ class ChatTemplate:
     def close(self) -> None:
         """End the child process, if there is one; safe to call again."""
         self._worker.stop()
+        self._worker_for_long.stop()
 
     def _run(self, names: Mapping[str, Any]) -> str:
         request = {
@@ -102,7 +105,8 @@ class ChatTemplate:
             line = json.dumps(request)
         except (TypeError, ValueError) as error:
             raise TypeError(f"messages and tools must be plain JSON data: {error}") from None
-        answer = self._worker.ask(line)
+        worker = self._worker if len(line) <= _LONG_CHARS else self._worker_for_long
+        answer = worker.ask(line)
         if answer is None:
             raise ValueError(
                 f"chat template of {self._origin}: it took more than {_CPU_SECONDS:g} s of CPU time"

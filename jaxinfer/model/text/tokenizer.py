@@ -12,11 +12,14 @@ from jaxinfer.model.generation_config import GenerationConfig
 from jaxinfer.model.text.added_tokens import add_tokens, read_settings, special_tokens
 from jaxinfer.model.text.chat_template import ChatTemplate
 from jaxinfer.model.text.template_files import DEFAULT, TOOL_USE, read_templates
+from jaxinfer.model.text.text_ends import TextEnds
 from jaxinfer.model.text.token_bounds import TokenBound
 from jaxinfer.model.text.tokenizer_file import byte_alphabet, read_tokenizer_file, whole_texts
 
 _NAME = re.compile(r"[\w.-]+")
 """What is the name of a template rather than the text of one."""
+
+_LONG_CHARS = 1 << 14  # tokenized in milliseconds
 
 
 class Tokenizer:
@@ -47,6 +50,7 @@ class Tokenizer:
     ):
         self._backend = backend = whole_texts(backend, origin)
         self._alphabet = byte_alphabet()
+        self._ends: TextEnds | None = None
         self._bound = TokenBound(backend, self._alphabet)
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
@@ -102,14 +106,53 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens written out in it become their ids."""
+        """Token ids of a text; special tokens written out in it become their ids.
+
+        Other threads run meanwhile, if the text is long.
+        """
+        if len(text) > _LONG_CHARS:
+            return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_end(
+        self,
+        text: str,
+        count: int,
+        *,
+        most_chars: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """The last token ids of a text, `count` or more, unless it has fewer.
+
+        The same as those of the whole text, of which only an end is tokenized if it is long.
+
+        Args:
+            text: the text.
+            count: tokens that are needed.
+            most_chars: longer ends are not tokenized; None for any.
+            add_special_tokens: as in `encode`.
+
+        Raises:
+            ValueError: no end within `most_chars` has so many tokens.
+        """
+        if self._ends is None:
+            self._ends = TextEnds(self._backend)
+        added = self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        for start in self._ends.starts(text, count):
+            if most_chars is not None and len(text) - start > most_chars:
+                break
+            ids = self.encode(text[start:], add_special_tokens=add_special_tokens)
+            if len(ids) >= count + added or start == 0:
+                return ids
+        raise ValueError(f"it has {len(text)} characters; at most {most_chars} are tokenized")
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Token ids of many texts, on several threads."""
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        encodings = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
         return [encoding.ids for encoding in encodings]
 
     def least_tokens(self, text: str) -> int:

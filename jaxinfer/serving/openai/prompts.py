@@ -1,10 +1,10 @@
 """Tokenizes the prompts of requests in threads, so that other requests' streams are not delayed."""
 
-import asyncio
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import msgspec
 
 from jaxinfer.errors import PromptTooLongError
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -17,10 +17,14 @@ from jaxinfer.serving.openai.errors import (
     invalid,
 )
 from jaxinfer.serving.openai.protocol.tools import with_object_arguments
+from jaxinfer.serving.openai.work.lanes import Lanes
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.prompts import PromptReader
 
 _FIELDS = ("prompt", "messages", "input", "tools", "chat_template_kwargs", "continue_final_message")
+
+MOST_CHARS = 8 << 20
+"""Of a text that is tokenized: some seconds of work."""
 
 _FEW_IDS = 4096  # checked sooner than handed to a thread
 
@@ -38,9 +42,9 @@ class Prompts:
             engine.tokenizer, engine.model_config.vocab_size, engine.max_model_len
         )
         self._template_kwargs = template_kwargs
-        self._tokenizing = ThreadPoolExecutor(4, "jaxinfer-tokenize")
-        # Templates have one process: more threads would only wait for each other.
-        self._rendering = ThreadPoolExecutor(1, "jaxinfer-render")
+        self._tokenizing = Lanes("tokenize", 4)
+        # Templates have a process for each lane: more threads would only wait for each other.
+        self._rendering = Lanes("render", 1)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -75,6 +79,7 @@ class Prompts:
 
         Raises:
             ApiError: 400: empty, too long, not Unicode, or not in the vocabulary.
+            QueueFullError: too many wait to be tokenized.
         """
 
         def read_all() -> list[Prompt]:
@@ -86,6 +91,17 @@ class Prompts:
                         name, error, self.reader.max_model_len, room=num_outputs
                     ) from None
 
+        def encode(tokenizer: Tokenizer, label: str, text: str) -> list[int]:
+            if limit is None:
+                self._check_size(label, len(text))
+                return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            try:
+                return tokenizer.encode_end(
+                    text, limit, most_chars=MOST_CHARS, add_special_tokens=add_special_tokens
+                )
+            except ValueError as error:
+                raise ValueError(f"{label}: {error}, from the beginning of a line") from None
+
         def read_one(index: int, each: str | list[int]) -> Prompt:
             label = name if len(given) == 1 else f"{name}[{index}]"
             text = each if isinstance(each, str) else None
@@ -93,7 +109,7 @@ class Prompts:
                 tokenizer = self.reader.check_text(
                     label, each, num_outputs=num_outputs, may_be_longer=limit is not None
                 )
-                each = tokenizer.encode(each, add_special_tokens=add_special_tokens)
+                each = encode(tokenizer, label, each)
             if limit is not None and len(each) > limit:
                 text = None
             return self.reader.check_token_ids(
@@ -102,7 +118,7 @@ class Prompts:
 
         if all(isinstance(each, list) for each in given) and sum(map(len, given)) <= _FEW_IDS:
             return read_all()
-        return await self._in(self._tokenizing, read_all)
+        return await self._tokenizing.run(read_all, sum(map(len, given)))
 
     async def render(
         self,
@@ -119,7 +135,9 @@ class Prompts:
         written as far as they are one.
 
         Raises:
-            ApiError: 400: a name is not for requests to set, or the template refuses or fails.
+            ApiError: 400: a name is not for requests to set, the conversation is too long, or the
+                template refuses or fails.
+            QueueFullError: too many wait for the template.
         """
         names = dict(chat_template_kwargs or {})
         if unknown := names.keys() - self._template_kwargs:
@@ -147,9 +165,11 @@ class Prompts:
 
     async def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         render = functools.partial(self.tokenizer.apply_chat_template, messages, **options)
+        size = len(msgspec.json.encode((messages, options)))
         try:
             with client_errors(_FIELDS):
-                return await self._in(self._rendering, render)
+                self._check_size("messages", size, "bytes")
+                return await self._rendering.run(render, size)
         except ApiError as error:
             raise invalid(error.message, error.param or "messages") from None
 
@@ -164,16 +184,29 @@ class Prompts:
             for each in params:
                 self.reader.check_params(each)
 
-        await self._in(self._tokenizing, check)
+        await self._tokenizing.run(check, 0)
 
-    async def on_thread[T](self, work: Callable[[], T]) -> T:
-        """The result of work on texts that may take long."""
-        return await self._in(self._tokenizing, work)
+    async def on_thread[T](self, work: Callable[[], T], size: int, name: str) -> T:
+        """The result of tokenizing, or the like.
+
+        Args:
+            work: does it.
+            size: of the text, in characters.
+            name: of the field, for errors.
+
+        Raises:
+            ApiError: 400: the text is too long.
+            QueueFullError: too many wait to be tokenized.
+        """
+        with client_errors((name,)):
+            self._check_size(name, size)
+        return await self._tokenizing.run(work, size)
 
     def close(self) -> None:
         """End the threads; what they do is finished first."""
-        for pool in (self._tokenizing, self._rendering):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._tokenizing.close()
+        self._rendering.close()
 
-    async def _in[T](self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    def _check_size(self, name: str, size: int, unit: str = "characters") -> None:
+        if size > MOST_CHARS:
+            raise ValueError(f"{name} has {size} {unit}; at most {MOST_CHARS} are read at once")

@@ -6,6 +6,8 @@ import threading
 import pytest
 
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.openai import prompts
+from jaxinfer.serving.openai.work import lanes
 from tests.serving.openai.fake_engine import SlowEngine, SlowTokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -83,3 +85,111 @@ def test_bad_words_are_tokenized_once_a_request_and_not_by_the_event_loop(client
     ((count, thread),) = calls
     assert count == 16  # with and without a space before it
     assert thread is not threading.main_thread()
+
+
+LARGE_TEXT = "slow " * lanes.LARGE
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": LARGE_TEXT}),
+        ("/tokenize", {"messages": [{"role": "user", "content": LARGE_TEXT}]}),
+    ],
+    ids=["text", "conversation"],
+)
+def test_small_texts_and_conversations_do_not_wait_for_large_ones(
+    make_client, engine, monkeypatch, path, body
+):
+    """Of which several would take all threads."""
+    may_go_on, begun = threading.Event(), threading.Semaphore(0)
+    fake = SlowEngine(engine)
+    tokenizer = fake.tokenizer = PlainTokenizer(engine.tokenizer)
+
+    def wait(text, do):
+        if len(text) > lanes.LARGE:
+            begun.release()
+            assert may_go_on.wait(60)
+        return do()
+
+    tokenizer.before = wait
+    client = make_client(fake)
+    small = {"max_tokens": 1, "messages": CHAT["messages"]}
+
+    async def main():
+        async with client.connect() as http:
+            large = [asyncio.create_task(http.post(path, json=body)) for _ in range(6)]
+            await asyncio.to_thread(begun.acquire)
+            for given in ({"prompt": "a text"}, {"messages": CHAT["messages"]}):
+                assert (await http.post("/tokenize", json=given)).status_code == 200
+            assert (await http.post("/v1/chat/completions", json=small)).status_code == 200
+            assert not any(each.done() for each in large)
+            may_go_on.set()
+            return [(await each).status_code for each in large]
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == [200] * 6
+
+
+class PlainTokenizer:
+    """A tokenizer that has something called before it tokenizes or renders."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text, **options):
+        return self.before(text, lambda: [1, 2])
+
+    def apply_chat_template(self, messages, **options):
+        return self.before(messages[0]["content"], lambda: "a conversation")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/tokenize", {"prompt": "word " * 300}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "word " * 300}]}, "messages"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "messages": [{"role": "user", "content": "word " * 300}]},
+            "messages",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "word " * 300, "max_tokens": 1, "truncate_prompt_tokens": 3},
+            "prompt",
+        ),
+    ],
+)
+def test_what_would_be_tokenized_for_very_long_is_a_400(client, monkeypatch, path, body, field):
+    monkeypatch.setattr(prompts, "MOST_CHARS", 1000)
+    answer = client.post(path, body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+    assert "at most 1000 are" in answer.json()["error"]["message"]
+
+
+def test_of_a_long_text_that_is_cut_only_the_end_is_tokenized(client, engine, monkeypatch):
+    monkeypatch.setattr(prompts, "MOST_CHARS", 1000)
+    text = "a line of words\n" * 1000
+    body = {"prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 20, "return_token_ids": True}
+    (choice,) = client.post("/v1/completions", body).json()["choices"]
+    assert choice["prompt_token_ids"] == engine.tokenizer.encode(text)[-20:]
+
+
+def test_when_too_many_wait_to_be_tokenized_the_next_is_a_503(make_client, engine, monkeypatch):
+    monkeypatch.setitem(lanes._MOST_WAITING, "small", 2)
+    client = make_client(SlowEngine(engine))
+
+    async def main():
+        async with client.connect() as http:
+            body = {"prompt": "slow text"}
+            answers = await asyncio.gather(*(http.post("/tokenize", json=body) for _ in range(4)))
+            return sorted(answer.status_code for answer in answers), answers[-1]
+
+    statuses, last = asyncio.run(main())
+    assert statuses == [200, 200, 503, 503]
+    assert last.json()["error"]["code"] == "queue_full"
+    assert int(last.headers["Retry-After"]) >= 1

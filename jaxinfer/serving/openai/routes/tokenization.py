@@ -21,7 +21,7 @@ info_router = APIRouter(route_class=ApiRoute)
 
 @router.post("/tokenize", response_model=None, responses={200: {"model": TokenizeAnswer}})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    """Token ids of a text or a conversation, of any length."""
+    """Token ids of a text or a conversation, also of one that is longer than the model takes."""
     front = front_of(request)
     front.check_model(body.model)
     body.check_together()
@@ -29,10 +29,14 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     text, special = await _text(body, front)
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
-    token_ids = await front.prompts.on_thread(
-        lambda: tokenizer.encode(text, add_special_tokens=special)
-    )
-    names = tokenizer.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
+
+    def encode() -> tuple[list[int], list[str] | None]:
+        token_ids = tokenizer.encode(text, add_special_tokens=special)
+        has_names = body.return_token_strs
+        return token_ids, tokenizer.convert_ids_to_tokens(token_ids) if has_names else None
+
+    field = "prompt" if body.messages is None else "messages"
+    token_ids, names = await front.prompts.on_thread(encode, len(text), field)
     answer: TokenizeAnswer = {
         "tokens": token_ids,
         "count": len(token_ids),
@@ -54,7 +58,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
             f"tokens has id {largest}, but the model's vocabulary ends at {limit - 1}", "tokens"
         )
     text = await front.prompts.on_thread(
-        lambda: tokenizer.decode(body.tokens, skip_special_tokens=False)
+        lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), len(body.tokens), "tokens"
     )
     return json_answer({"prompt": text})
 

@@ -1,0 +1,1 @@
+"""Work that would hold up the event loop of a front end."""

@@ -1,0 +1,49 @@
+"""Threads for work on texts: small texts never wait for large ones, and few requests wait."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from jaxinfer.errors import QueueFullError
+
+LARGE = 1 << 16
+"""Characters of a text, or bytes of an answer, that count as large: some 50 ms of work."""
+
+_MOST_WAITING = {"small": 1024, "large": 16}
+
+
+class Lanes:
+    """Two queues with threads of their own, one for what is large.
+
+    Args:
+        name: of the threads.
+        num_threads: for small work; large work has one.
+    """
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._threads = {
+            "small": ThreadPoolExecutor(num_threads, f"jaxinfer-{name}"),
+            "large": ThreadPoolExecutor(1, f"jaxinfer-{name}-large"),
+        }
+        self._waiting = dict.fromkeys(self._threads, 0)
+
+    async def run[T](self, work: Callable[[], T], size: int) -> T:
+        """The result of work whose time grows with `size`.
+
+        Raises:
+            QueueFullError: as much work waits as may.
+            Exception: what the work raises.
+        """
+        lane = "small" if size <= LARGE else "large"
+        if self._waiting[lane] >= _MOST_WAITING[lane]:
+            raise QueueFullError(f"as many {lane} texts wait as may; try again later")
+        self._waiting[lane] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads[lane], work)
+        finally:
+            self._waiting[lane] -= 1
+
+    def close(self) -> None:
+        """End the threads; what they do is finished first."""
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
