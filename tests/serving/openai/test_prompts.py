@@ -180,7 +180,7 @@ def test_of_a_long_text_that_is_cut_only_the_end_is_tokenized(client, engine, mo
 
 
 def test_when_too_many_wait_to_be_tokenized_the_next_is_a_503(make_client, engine, monkeypatch):
-    monkeypatch.setitem(lanes._MOST_WAITING, "small", 2)
+    monkeypatch.setattr(lanes, "_MOST_WAITING", 2)
     client = make_client(SlowEngine(engine))
 
     async def main():

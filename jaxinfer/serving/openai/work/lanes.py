@@ -1,4 +1,4 @@
-"""Threads for work on texts: small texts never wait for large ones, and few requests wait."""
+"""Threads for work on texts: small texts never wait for large ones, and what waits is bounded."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,10 @@ from jaxinfer.errors import QueueFullError
 LARGE = 1 << 16
 """Characters of a text, or bytes of an answer, that count as large: some 50 ms of work."""
 
-_MOST_WAITING = {"small": 1024, "large": 16}
+_MOST_WAITING = 1024
+"""Works of a lane."""
+_MOST_SIZE = 64 << 20
+"""Of what waits in a lane together: a minute of tokenizing."""
 
 
 class Lanes:
@@ -25,7 +28,7 @@ class Lanes:
             "small": ThreadPoolExecutor(num_threads, f"jaxinfer-{name}"),
             "large": ThreadPoolExecutor(1, f"jaxinfer-{name}-large"),
         }
-        self._waiting = dict.fromkeys(self._threads, 0)
+        self._waiting: dict[str, list[int]] = {lane: [] for lane in self._threads}
 
     async def run[T](self, work: Callable[[], T], size: int) -> T:
         """The result of work whose time grows with `size`.
@@ -35,13 +38,14 @@ class Lanes:
             Exception: what the work raises.
         """
         lane = "small" if size <= LARGE else "large"
-        if self._waiting[lane] >= _MOST_WAITING[lane]:
+        waiting = self._waiting[lane]
+        if len(waiting) >= _MOST_WAITING or (waiting and sum(waiting) + size > _MOST_SIZE):
             raise QueueFullError(f"as many {lane} texts wait as may; try again later")
-        self._waiting[lane] += 1
+        waiting.append(size)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads[lane], work)
         finally:
-            self._waiting[lane] -= 1
+            waiting.remove(size)
 
     def close(self) -> None:
         """End the threads; what they do is finished first."""

@@ -30,8 +30,11 @@ def test_small_work_is_done_while_large_work_runs_and_waits():
 
 
 @pytest.mark.parametrize(("lane", "size"), [("small", 1), ("large", LARGE + 1)])
-def test_more_than_may_wait_is_refused_until_some_is_done_or_given_up(monkeypatch, lane, size):
-    monkeypatch.setitem(lanes._MOST_WAITING, lane, 3)
+@pytest.mark.parametrize("limit", ["_MOST_WAITING", "_MOST_SIZE"])
+def test_more_than_may_wait_is_refused_until_some_is_done_or_given_up(
+    monkeypatch, limit, lane, size
+):
+    monkeypatch.setattr(lanes, limit, 3 if limit == "_MOST_WAITING" else 3 * size)
     may_go_on = threading.Event()
 
     async def main():
@@ -47,6 +50,17 @@ def test_more_than_may_wait_is_refused_until_some_is_done_or_given_up(monkeypatc
         may_go_on.set()
         assert await asyncio.gather(*waiting) == [True] * 3
         assert await own.run(lambda: 7, size) == 7
+        own.close()
+
+    run(main())
+
+
+def test_a_work_that_is_larger_than_what_may_wait_is_done_alone(monkeypatch):
+    monkeypatch.setattr(lanes, "_MOST_SIZE", 10)
+
+    async def main():
+        own = Lanes("test", 1)
+        assert await own.run(lambda: 7, 11) == 7
         own.close()
 
     run(main())
