@@ -206,6 +206,7 @@ def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*
     return contract(hidden, head, jnp.float32)
 
 
+@jax.numpy_rank_promotion("allow")  # whatever a trainer has set for its own code
 def forward(
     params: Params,
     config: ModelConfig,

@@ -16,6 +16,7 @@ from jaxinfer.rollouts.conversion import MappedParams
 from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.call_arguments import CallArguments
+from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.engine.driver import (
     EngineDriver,
     InFlightPolicy,
@@ -105,7 +106,9 @@ class EngineHandle:
             logits_processor=logits_processor,
             sampler=sampler,
         )
-        self.loaded = load_engine(self.config, source)
+        self.settings = JaxSettings.here()
+        with self.settings.held():
+            self.loaded = load_engine(self.config, source)
         self.arguments = CallArguments(self.config, self.loaded)
         self.recording = OneRecording()
         self.profiler = Profiler(self.recording)
@@ -209,7 +212,7 @@ class EngineHandle:
         release = functools.partial(
             _do_all, self.profiler.close, end_grammars, end, return_freed_memory
         )
-        self._driver = EngineDriver(self.loaded.engine, release, grammars)
+        self._driver = EngineDriver(self.loaded.engine, release, grammars, self.settings.held)
         # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
         # Python the driver closes itself.
         finalizer = weakref.finalize(self, self._driver.close_soon)

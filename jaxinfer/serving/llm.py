@@ -413,7 +413,8 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
             raise RuntimeError("follow() is for processes other than 0: this one takes requests")
         handle = self._handle
         given = new_params
-        engine.follow(None if given is None else lambda: handle.new_params(given(), mapping))
+        with handle.settings.held():
+            engine.follow(None if given is None else lambda: handle.new_params(given(), mapping))
 
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""

@@ -18,6 +18,7 @@ from jaxinfer.serving.compile.cache.executable_store import (
     UnreadableExecutableError,
 )
 from jaxinfer.serving.compile.compile_notice import compile_notice
+from jaxinfer.serving.compile.jax_settings import JaxSettings
 
 _EVENTS = ("/jax/core/compile/backend_compile_duration", LOAD_EVENT)
 _PROBE_EVENT = "/jaxinfer/is_listening"
@@ -219,9 +220,8 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
             lowered = self._lower(key, options)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_num_threads())
-            # compile() reads JAX's global settings only, so any thread may run it.
             self._compiling[key] = self._pool.submit(
-                lowered.compile, compiler_options=options or None
+                _compile, lowered, options or None, JaxSettings.here()
             )
         return self._compiling[key]
 
@@ -239,6 +239,13 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
         if self._pool is not None:
             self._pool.shutdown(wait=wait, cancel_futures=True)
             self._pool = None
+
+
+def _compile(
+    lowered: Lowered, options: dict[str, Any] | None, settings: JaxSettings
+) -> jax.stages.Compiled:
+    with settings.held():
+        return lowered.compile(compiler_options=options)
 
 
 def _num_threads() -> int:

@@ -31,6 +31,12 @@ _DISTRIBUTIONS = (
 # Their serialized form is of one version of JAX and Triton; so is an entry of the store.
 _KERNEL_CALLS = ("jaxinfer_paged_decode_attention", "mosaic_gpu_v2", "triton_kernel_call")
 
+# What JAX tells its user; no program depends on it.
+_TOLD = (
+    *("jax_log_compiles", "jax_logging_level", "jax_debug_log_modules"),
+    *("jax_pprint_use_color", "jax_traceback_filtering"),
+)
+
 # The only arguments that are more than tuples and dictionaries of arrays.
 for _kind in (SamplingArrays, SlotState, LogitEdits):
     jax.export.register_namedtuple_serialization(
@@ -123,5 +129,5 @@ def _sources() -> list[Path]:
 
 def _settings() -> list[tuple[str, str]]:
     """JAX's settings, such as the precision of products, which tracing may read; not its caches."""
-    names = sorted(name for name in jax.config.values if "cache" not in name)
+    names = sorted(n for n in jax.config.values if "cache" not in n and n not in _TOLD)
     return [(name, repr(getattr(jax.config, name, None))) for name in names]

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
 from jaxinfer.errors import JaxinferError
@@ -39,6 +40,7 @@ class EngineDriver:
         engine: one engine, or a group of replicas.
         release: called in the engine's thread after the engine has closed.
         grammars: compiles requests' grammars before the engine gets them; None leaves it to that.
+        within: makes a block that the engine's thread is in from its begin to its end.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class EngineDriver:
         engine: RequestEngine,
         release: Callable[[], None] | None = None,
         grammars: GrammarCompiler | None = None,
+        within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self._engine = engine
         self._release = release
@@ -61,7 +64,7 @@ class EngineDriver:
         self._after_round: Callable[[], None] = lambda: None
         self.is_closing = False
         """Whether `close` or `close_soon` was called."""
-        self._owner = OwnerThread("jaxinfer-engine", self._advance)
+        self._owner = OwnerThread("jaxinfer-engine", self._advance, within)
         _live.add(self)
 
     def after_each_round(self, action: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 Action = Callable[[], Any]
@@ -25,14 +26,21 @@ class OwnerThread:
         name: of the thread.
         advance: does a piece of the thread's own work and returns whether more remains; called
             after every round of actions.
+        within: makes a block that the thread is in from its begin to its end.
     """
 
-    def __init__(self, name: str, advance: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        name: str,
+        advance: Callable[[], bool] = lambda: False,
+        within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
         self._advance = advance
+        self._within = within
         self._has_ended = False
         # SimpleQueue.put is reentrant: a finalizer may run in the middle of another put.
         self._inbox: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -102,6 +110,10 @@ class OwnerThread:
         """Wait for the thread to end; in the thread itself, return at once."""
         if not self.is_current:
             self._thread.join()
+
+    def _work(self) -> None:
+        with self._within():
+            self._run()
 
     def _run(self) -> None:
         has_work = False

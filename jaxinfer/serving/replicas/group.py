@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxinfer.errors import StepError
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
@@ -227,6 +228,7 @@ class EngineGroup:
             f"jaxinfer-replica-{index}",
             wake=lambda: ended.put(None),
             wants_to_go_on=lambda: not arrived,
+            within=JaxSettings.here().held,
         )
 
     def _deliver(self) -> None:

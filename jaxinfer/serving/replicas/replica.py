@@ -4,7 +4,9 @@ Only the thread that runs an engine uses it: other threads post actions, which r
 two steps.
 """
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from jaxinfer.serving.engine.engine import Engine
@@ -83,6 +85,7 @@ class ReplicaThread:
         wake: called in the thread when steps that were asked for have ended.
         wants_to_go_on: whether another step may follow without a report; called in the thread
             after each step.
+        within: makes a block that the thread is in from its begin to its end.
     """
 
     def __init__(
@@ -91,13 +94,14 @@ class ReplicaThread:
         name: str,
         wake: Callable[[], None],
         wants_to_go_on: Callable[[], bool],
+        within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self.engine = engine
         self.failure: BaseException | None = None
         self._wake = wake
         self._wants_to_go_on = wants_to_go_on
         self._num_asked = self._num_ended = 0
-        self._owner = OwnerThread(name)
+        self._owner = OwnerThread(name, within=within)
 
     @property
     def is_stepping(self) -> bool:

@@ -20,6 +20,7 @@ from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_t
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
+from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -78,12 +79,13 @@ def plan_engine(
     Raises:
         CapacityError: the cache can't hold one full-length request, or has more blocks than kernels
             address; names what fits.
-        ValueError: the attention backend asked for is impossible here.
+        ValueError: the attention backend asked for is impossible here, or JAX's precision is.
     """
     device = mesh.local_devices[0]
     start = time.perf_counter()
     mark = memory_mark("weights loaded", mesh.local_devices)
     dtype = params["model"]["embed_tokens"].dtype.name
+    check_matmul_precision(mesh, dtype)
     backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     context = StepContext(
         model_config,

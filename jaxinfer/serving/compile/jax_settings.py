@@ -1,0 +1,97 @@
+"""JAX's settings in an engine's own threads, where those that its caller sets elsewhere don't hold.
+
+A trainer sets them for its own programs, for all threads or for one, at any time. An engine that
+followed would fail, slow down, or draw other tokens from there on.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import config as jax_config
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+
+@dataclass(frozen=True)
+class JaxSettings:
+    """What an engine adopts of its caller's settings, for good; the others that matter are fixed.
+
+    These two change no program that they aren't meant for: they say how exact products are, and
+    what the caller's own functions may do that are compiled into a step.
+
+    Attributes:
+        matmul_precision: JAX's setting `default_matmul_precision`.
+        dtype_promotion: its `numpy_dtype_promotion`.
+    """
+
+    matmul_precision: str | None
+    dtype_promotion: Any
+
+    @classmethod
+    def here(cls) -> "JaxSettings":
+        """What holds in the calling thread."""
+        config = jax.config
+        return cls(config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have them hold in the calling thread, whatever is set for all threads meanwhile."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(jax.set_mesh(None))
+            stack.enter_context(jax.default_device(None))
+            # What a trace comes to.
+            stack.enter_context(jax.enable_x64(False))
+            stack.enter_context(jax.numpy_rank_promotion("allow"))
+            stack.enter_context(jax.numpy_dtype_promotion(self.dtype_promotion))
+            stack.enter_context(jax.default_matmul_precision(self.matmul_precision))
+            stack.enter_context(jax.default_prng_impl("threefry2x32"))
+            stack.enter_context(jax.threefry_partitionable(True))
+            stack.enter_context(jax.enable_custom_prng(False))
+            stack.enter_context(jax.legacy_prng_key("allow"))
+            stack.enter_context(jax_config.use_shardy_partitioner(True))
+            # What may be done at all.
+            stack.enter_context(jax.disable_jit(False))
+            stack.enter_context(jax.no_tracing(False))
+            stack.enter_context(jax.no_execution(False))
+            stack.enter_context(jax.transfer_guard("allow"))
+            stack.enter_context(jax.array_garbage_collection_guard("allow"))
+            stack.enter_context(jax.thread_guard(False))
+            # Checks: masked logits are infinite, and what is not finite is looked for in a step.
+            stack.enter_context(jax.debug_nans(False))
+            stack.enter_context(jax.debug_infs(False))
+            stack.enter_context(jax.debug_key_reuse(False))
+            stack.enter_context(jax.check_tracer_leaks(False))
+            stack.enter_context(jax.enable_checks(False))
+            stack.enter_context(jax_config.error_checking_behavior_nan("ignore"))
+            stack.enter_context(jax_config.error_checking_behavior_divide("ignore"))
+            stack.enter_context(jax_config.error_checking_behavior_oob("ignore"))
+            yield
+
+
+def check_matmul_precision(mesh: Mesh, dtype: DTypeLike) -> None:
+    """Raise, before any request, where the devices have no products of the precision that is set.
+
+    Args:
+        mesh: the devices.
+        dtype: of what is multiplied.
+
+    Raises:
+        ValueError: names the setting and the devices.
+    """
+    if (precision := jax.config.jax_default_matmul_precision) is None:
+        return
+    square = jax.ShapeDtypeStruct((8, 8), dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    product = jax.jit(functools.partial(jnp.dot, preferred_element_type=jnp.float32))
+    try:
+        product.lower(square, square)
+    except ValueError as error:
+        raise ValueError(
+            f"JAX's setting jax_default_matmul_precision is {precision!r}, which "
+            f"{mesh.devices.flat[0]} can't do ({error}); set another, or None, before the engine "
+            "starts"
+        ) from error
