@@ -14,7 +14,7 @@ from jaxinfer.serving.guided.backend import llguidance
 from jaxinfer.serving.guided.grammar_cache import CACHE_BYTES, GrammarCache
 from jaxinfer.serving.guided.grammar_text import grammar_text
 from jaxinfer.serving.guided.matcher import Grammar, one_line
-from jaxinfer.serving.guided.schema_errors import grammar_error
+from jaxinfer.serving.guided.schemas.errors import grammar_error
 from jaxinfer.serving.guided.thinking import AnswerMatcher, ThinkingMatcher
 from jaxinfer.serving.guided.thinking_tokens import ThinkingTokens, thinking_stage
 from jaxinfer.serving.guided.vocabulary import grammar_vocabulary

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.serving.guided.backend import llguidance
-from jaxinfer.serving.guided.schema_keywords import enforced_schema
+from jaxinfer.serving.guided.schemas.keywords import enforced_schema
 from jaxinfer.structured_outputs import StructuredOutputsParams
 
 # What a schema says under this name are settings of the compiler, which are not for requests.

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from jaxinfer.serving.guided.schema_errors import NAME_COMMENT
-from jaxinfer.serving.guided.schema_keywords import BOUNDS, copied_parts
+from jaxinfer.serving.guided.schemas.errors import NAME_COMMENT
+from jaxinfer.serving.guided.schemas.keywords import copied_parts
 from jaxinfer.serving.parsers.arguments.texts import literal, referred, regex, text_terminal
 from jaxinfer.serving.parsers.arguments.types import FunctionSchema
 
@@ -38,9 +38,9 @@ def coder_call(
         write_json: writes the values that are no texts.
 
     Raises:
-        ValueError: the schema can't be enforced in this format; one line.
+        ValueError: the schema can't be enforced in this format; one line that begins with its name.
     """
-    name = f"tools: parameters of {function['name']!r}"
+    name = f"parameters of {function['name']!r}"
     schema = FunctionSchema(function.get("parameters") or {})
     begin = literal(f"\n<function={function['name']}>\n")
     rules: list[str] = []
@@ -125,7 +125,7 @@ def _value(
             for word in _WORDS[kind][: len(_WORDS[kind]) // 2]
         ]
         others = others - _WORDS.keys()
-        if not _bounds_numbers(declared, schema):
+        if not expected.bounds_numbers:
             others -= {"integer", "number"}
         excluded = [_TAGS, *(rf"\s*{_BEGINS[kind]}(?s:.*)" for kind in others)]
         excluded += [rf"\s*({'|'.join(_WORDS[kind])})\s*" for kind in kinds & _WORDS.keys()]
@@ -135,12 +135,6 @@ def _value(
     if others:
         terminal += f" | {write_json(_json_schema(declared, others, schema))} {_END}"
     return terminal, terminals
-
-
-def _bounds_numbers(declared: Any, schema: FunctionSchema) -> bool:
-    """Whether not every number may be a value; in doubt it is so."""
-    whole = json.dumps(_json_schema(declared, frozenset({"number"}), schema))
-    return any(f'"{keyword}"' in whole for keyword in (*BOUNDS, "multipleOf"))
 
 
 def _json_schema(declared: Any, kinds: Collection[str], schema: FunctionSchema) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jaxinfer.serving.guided.schema_errors import NAME_COMMENT
-from jaxinfer.serving.guided.schema_keywords import enforced_schema
+from jaxinfer.serving.guided.schemas.errors import NAME_COMMENT
+from jaxinfer.serving.guided.schemas.keywords import enforced_schema
 from jaxinfer.serving.parsers.arguments.types import TYPE_NAMES
 from jaxinfer.serving.parsers.coder_grammar import coder_call
 from jaxinfer.serving.parsers.reasoning import ReasoningState
@@ -63,15 +63,18 @@ def tool_grammar(
         raise ValueError(f"tool_choice names {choice!r}, which is none of the tools")
     if choice == "auto":
         functions = [f if f["name"] in strict else {**f, "parameters": None} for f in functions]
-    functions = [{**f, "parameters": _enforced(f)} for f in functions]
 
     def tag(text: str) -> str:
         return text if text in tokens else json.dumps(text)
 
-    if parser == "qwen3_coder":
-        bodies = [coder_call(i, f, tag(_END_OF_CALL), _json) for i, f in enumerate(functions)]
-    else:
-        bodies = [(_hermes_call(function, tag), []) for function in functions]
+    try:
+        functions = [{**f, "parameters": _enforced(f)} for f in functions]
+        if parser == "qwen3_coder":
+            bodies = [coder_call(i, f, tag(_END_OF_CALL), _json) for i, f in enumerate(functions)]
+        else:
+            bodies = [(_hermes_call(function, tag), []) for function in functions]
+    except ValueError as error:
+        raise ValueError(f"tools: {error}") from None
     rules = list(dict.fromkeys(rule for _, more in bodies for rule in more))
     body = " | ".join(f"body_{i}" for i in range(len(bodies)))
     for i, (text, _) in enumerate(bodies):
@@ -111,7 +114,7 @@ def _hermes_call(function: Mapping[str, Any], tag: _Tag) -> str:
 
 def _name(function: Mapping[str, Any]) -> str:
     """What errors call a function's schema."""
-    return f"tools: parameters of {function['name']!r}"
+    return f"parameters of {function['name']!r}"
 
 
 def _enforced(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 The closing tag ends a call wherever it stands, in a string too, as in vLLM. A call is taken once
 its name and the bracket of its arguments are there; from then on its arguments are passed on as
-they come, well-formed or not, because a stream can't take them back. A block may hold several
-calls, also as a list, and a call may be written otherwise: `parameters` for `arguments`, these as a
-JSON text, an object `function` around both; it is then read once it is whole. What is malformed
-before that is content.
+they come, well-formed or not, because a stream can't take them back; only commas before a bracket
+and line breaks within strings are mended. A block may hold several calls, also as a list; a call
+may be written otherwise: `parameters` for `arguments`, these as a JSON text, an object `function`
+around both. It is then read once it is whole. What is malformed before that is content.
 """
 
 import json
@@ -18,8 +18,8 @@ from jaxinfer.serving.parsers.json_object import (
     Member,
     ObjectEnd,
     certain_length,
+    mended,
     object_members,
-    without_trailing_commas,
 )
 from jaxinfer.serving.parsers.pieces import (
     MAX_BLOCKS,
@@ -215,9 +215,7 @@ class HermesToolParser:
         """Pass on what belongs to the arguments; where they are over, see `ObjectEnd.find`."""
         in_string = self._end.in_string
         over = self._end.find(part, OPEN)
-        given = without_trailing_commas(
-            part if over is None else part[: over[0]], in_string=in_string
-        )
+        given = mended(part if over is None else part[: over[0]], in_string=in_string)
         if given:
             self._pieces.append(CallArguments(self._num_calls - 1, given))
         return over
@@ -232,7 +230,7 @@ class HermesToolParser:
 
 def _read_calls(block: str) -> list[tuple[str, str]]:
     """Name and arguments of each call of a whole block; none if it is malformed."""
-    block = without_trailing_commas(block)
+    block = mended(block)
     calls: list[tuple[str, str]] = []
     position = 0
     try:

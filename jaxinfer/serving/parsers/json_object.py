@@ -1,6 +1,6 @@
 """Finds a JSON object's end in a text that comes in parts, and the members of a whole object.
 
-Commas that close no value, as models write them before a bracket, are left out.
+What models write almost as JSON is mended.
 """
 
 import json
@@ -13,7 +13,16 @@ _MARK = re.compile(r'["\\\[\]{}]')
 _QUOTE, _COMMA = ord('"'), ord(",")
 _SPACES = " \t\n\r"
 _MOST_SPACES = 64
-_TRAILING_COMMA = re.compile(r",[ \t\n\r]{0,64}[\]}]")
+_TO_MEND = re.compile(r",[ \t\n\r]{0,64}[\]}]|[\x00-\x1f]")
+_FIRST_PRINTED = 0x20
+_ESCAPES = np.array(
+    [
+        [*map(ord, json.dumps(chr(code))[1:-1].ljust(len("\\u0000"), "\0"))]
+        for code in range(_FIRST_PRINTED)
+    ],
+    np.uint32,
+)
+"""JSON's escapes of control characters, zeros behind them, ``[32, 6]``."""
 
 _MOST_MEMBERS = 64
 _OPENING = re.compile(r"[ \t\n\r]*+\{[ \t\n\r]*+")
@@ -115,24 +124,47 @@ class ObjectEnd:
         return self._in_string
 
 
-def without_trailing_commas(text: str, *, in_string: bool = False) -> str:
-    """A text without the commas outside strings that a closing bracket follows.
+def mended(text: str, *, in_string: bool = False) -> str:
+    """JSON as it was meant: no commas before a closing bracket, no line breaks within strings.
 
     Args:
         text: it does not end within an escape.
         in_string: it begins within a string.
     """
-    if not _TRAILING_COMMA.search(text):
+    if not _TO_MEND.search(text):
         return text
     chars, outside = _outside(text, in_string)
+    given = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    kept = ~_closes_no_value(chars, outside)
+    written = _escaped(given[kept], ((chars < _FIRST_PRINTED) & ~outside)[kept])
+    return written.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+def _escaped(chars: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Characters, uint32 ``[n]``, with JSON's escapes in the places of those that are chosen."""
+    if not chosen.any():
+        return chars
+    escapes = _ESCAPES[chars[chosen]]
+    lengths = np.ones(len(chars), np.int64)
+    lengths[chosen] = (escapes > 0).sum(axis=1)
+    written = np.repeat(chars, lengths)
+    starts = (np.cumsum(lengths) - lengths)[chosen]
+    for i in range(escapes.shape[1]):
+        is_there = escapes[:, i] > 0
+        written[starts[is_there] + i] = escapes[is_there, i]
+    return written
+
+
+def _closes_no_value(chars: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """Which characters are commas before a closing bracket."""
     commas = np.flatnonzero((chars == _COMMA) & outside)
     others = np.flatnonzero(~np.isin(chars, [ord(each) for each in _SPACES]))
     following = np.append(others, len(chars))[np.searchsorted(others, commas, side="right")]
     folded = np.append(chars | 0x20, 0)[following]
     is_near = following - commas <= _MOST_SPACES + 1
-    given = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    kept = np.delete(given, commas[(folded == ord("}")) & is_near])
-    return kept.tobytes().decode("utf-32-le", "surrogatepass")
+    found = np.zeros(len(chars), bool)
+    found[commas[(folded == ord("}")) & is_near]] = True
+    return found
 
 
 def certain_length(text: str, start: int, end: int) -> int:

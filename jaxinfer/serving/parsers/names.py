@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-TOOL_PARSER_NAMES = ("hermes", "qwen3_coder")
-"""Values of `--tool-call-parser`, beside "auto" and "none"."""
+TOOL_PARSER_NAMES = ("hermes", "qwen3_coder", "qwen3_xml")
+"""Values of `--tool-call-parser`, beside "auto" and "none"; the last two are one parser."""
 
 REASONING_PARSER_NAMES = ("qwen3",)
 """Values of `--reasoning-parser`, likewise."""
@@ -26,7 +26,7 @@ def tool_parser_name(choice: str, chat_template: str | None) -> str | None:
     """
     _check("tool_call_parser", choice, TOOL_PARSER_NAMES)
     if choice != AUTO:
-        return None if choice == NONE else choice
+        return None if choice == NONE else {"qwen3_xml": "qwen3_coder"}.get(choice, choice)
     template = chat_template or ""
     if "<function=" in template:
         return "qwen3_coder"

@@ -226,6 +226,8 @@ class Qwen3CoderToolParser:
                 return self._wait(mark.start()) if is_end is None else self._leave_value(mark)
             position = mark.end()
         ready = self._ready(text, position, _MARKS)
+        if not self._value.is_begun_text:
+            ready = partial_tag(text, position, _MARKS)
         self._add_value(text[start:ready])
         return self._wait(ready)
 

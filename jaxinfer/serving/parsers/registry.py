@@ -13,6 +13,7 @@ ToolParserFactory = Callable[[Sequence[Mapping[str, Any]]], ToolParser]
 TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
     "hermes": HermesToolParser,
     "qwen3_coder": Qwen3CoderToolParser,
+    "qwen3_xml": Qwen3CoderToolParser,
 }
 """By the names in `TOOL_PARSER_NAMES`; each is called with a request's tools."""
 

@@ -6,7 +6,7 @@ import re
 import jsonschema
 import pytest
 
-from jaxinfer.serving.guided.schema_errors import grammar_error
+from jaxinfer.serving.guided.schemas.errors import grammar_error
 from jaxinfer.serving.parsers.answer import parse_answer
 from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
 from tests.serving.guided.grammars import bundled_tokenizer, matcher, random_answer
@@ -42,7 +42,7 @@ def compiled(parameters):
     tokenizer = llguidance.LLTokenizer("byte")
     start = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     if start.is_error():
-        raise ValueError(grammar_error(grammar, start.get_error()))
+        raise ValueError(f"tools: {grammar_error(grammar, start.get_error())}")
     return tokenizer, start
 
 
@@ -175,6 +175,14 @@ def test_definitions_that_are_repeated_too_often_are_refused():
     properties = {f"a{i}": {"$ref": "#/$defs/long"} for i in range(500)}
     with pytest.raises(ValueError, match="more than 1048576 characters with their definitions"):
         compiled({"type": "object", "properties": properties, "$defs": {"long": long}})
+
+
+def test_definitions_that_fan_out_are_refused():
+    steps = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
+    parameters = of_a({"$ref": "#/$defs/d0"})
+    parameters["$defs"] = {**steps, "d30": {"type": "string"}}
+    with pytest.raises(ValueError, match="'a': the schema has too many parts, or refers to itself"):
+        compiled(parameters)
 
 
 RANDOM = of_a({"type": "string", "maxLength": 6})

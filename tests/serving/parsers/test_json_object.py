@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.serving.parsers.json_object import object_members, without_trailing_commas
+from jaxinfer.serving.parsers.json_object import mended, object_members
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -79,10 +79,12 @@ def test_there_is_a_most_of_members():
         ('{"\\\\": "é👩,]",}', '{"\\\\": "é👩,]"}'),
         ("[1, 2]", "[1, 2]"),
         ("[1,,]", "[1,]"),
+        ('{"a": "b\n\t",\n"c": 1}', '{"a": "b\\n\\t",\n"c": 1}'),
+        ('["é\x00👩\n", ]', '["é\\u0000👩\\n" ]'),
         (",", ","),
         ("[1," + " " * 64 + "]", "[1" + " " * 64 + "]"),
         ("[1," + " " * 65 + "]", "[1," + " " * 65 + "]"),
     ],
 )
-def test_a_comma_that_closes_no_value_is_left_out(written, kept):
-    assert without_trailing_commas(written) == kept
+def test_what_is_almost_json_is_mended(written, kept):
+    assert mended(written) == kept

@@ -155,6 +155,7 @@ def test_tags_within_a_value_are_part_of_it(value, name):
         ("<parameter=number>\n1\n</parameter>\n", '{"number": 1}'),
         ("<parameter=number>\n1\n</parameter>\n</func", '{"number": 1}'),
         ("<parameter=number>\n12", '{"number": 12'),
+        ("<parameter=list>\n[1]\n</param", '{"list": [1]'),
         ("<parameter=text>\nab\n", '{"text": "ab'),
         ("<parameter=either>\nno", '{"either": "no'),
         ("<parameter=either>\nnul", '{"either": "nul"'),

@@ -29,6 +29,7 @@ def test_the_template_says_which_parsers_fit():
 
 def test_a_choice_wins():
     assert tool_parser_name("qwen3_coder", "<tool_call>") == "qwen3_coder"
+    assert tool_parser_name("qwen3_xml", None) == "qwen3_coder"
     assert tool_parser_name("none", "<tool_call>") is None
     assert reasoning_parser_name("qwen3", None) == "qwen3"
     assert reasoning_parser_name("none", "</think>") is None

@@ -9,7 +9,7 @@ Resolve = Callable[[Any], Any]
 """A `$ref` -> the part of the schema that it names, or None."""
 
 _ANY = "/(?s:.*)/"
-_MOST_DEPTH = 32
+_MOST_DEPTH, _MOST_PARTS = 32, 1000
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 _CLOCK = r"T(\d+S|\d+M(\d+S)?|\d+H(\d+M(\d+S)?)?)"
@@ -47,7 +47,7 @@ def text_terminal(schema: Any, resolve: Resolve) -> str | None:
     Raises:
         ValueError: a keyword can't be enforced for texts; one line.
     """
-    return _terminal(schema, resolve, 0)
+    return _Terminals(resolve).of(schema)
 
 
 def literal(text: str) -> str:
@@ -60,24 +60,30 @@ def regex(pattern: str) -> str:
     return "/" + re.sub(r"\\.|/", lambda m: m[0] if len(m[0]) > 1 else r"\/", pattern) + "/"
 
 
-def _terminal(schema: Any, resolve: Resolve, depth: int) -> str | None:
-    if depth > _MOST_DEPTH:
-        raise ValueError("the schema is nested too deeply, or refers to itself")
-    if schema is False:
-        return None
-    if not isinstance(schema, Mapping):
-        return ""
-    parts = [*_own(schema)]
-    if "$ref" in schema:
-        parts.append(_terminal(referred(schema, resolve), resolve, depth + 1))
-    parts += [_terminal(each, resolve, depth + 1) for each in schema.get("allOf", ())]
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema:
-            cases = [_terminal(each, resolve, depth + 1) for each in schema[keyword]]
-            parts.append(_either(keyword, [each for each in cases if each is not None]))
-    if None in parts:
-        return None
-    return " & ".join(f"({part})" for part in parts if part)
+class _Terminals:
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+        self._num_parts = 0
+
+    def of(self, schema: Any, depth: int = 0) -> str | None:
+        self._num_parts += 1
+        if depth > _MOST_DEPTH or self._num_parts > _MOST_PARTS:
+            raise ValueError("the schema has too many parts, or refers to itself")
+        if schema is False:
+            return None
+        if not isinstance(schema, Mapping):
+            return ""
+        parts = [*_own(schema)]
+        if "$ref" in schema:
+            parts.append(self.of(referred(schema, self._resolve), depth + 1))
+        parts += [self.of(each, depth + 1) for each in schema.get("allOf", ())]
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                cases = [self.of(each, depth + 1) for each in schema[keyword]]
+                parts.append(_either(keyword, [each for each in cases if each is not None]))
+        if None in parts:
+            return None
+        return " & ".join(f"({part})" for part in parts if part)
 
 
 def referred(schema: Mapping[str, Any], resolve: Resolve) -> Any:

@@ -2,7 +2,7 @@
 
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _NAMES = {
@@ -35,10 +35,12 @@ class ArgumentType:
     Attributes:
         kinds: names of JSON's types, "integer" beside "number"; None where nothing is said.
         choices: the only values; None for any of the types.
+        bounds_numbers: whether some numbers may be none of the values.
     """
 
     kinds: frozenset[str] | None = None
     choices: tuple[Any, ...] | None = None
+    bounds_numbers: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -152,7 +154,9 @@ class FunctionSchema:
             found = _implied(schema)
         if schema.get("nullable") is True and found.kinds is not None:
             found = _either([found, _by_values([None])])
-        return found
+        is_bounded = any(keyword in schema for keyword in _IMPLIED["number"])
+        is_bounded |= any(each.bounds_numbers or each.choices for each in said)
+        return replace(found, bounds_numbers=is_bounded)
 
     def _referred(self, pointer: Any, depth: int) -> ArgumentType:
         key = str(pointer)
@@ -172,13 +176,14 @@ class ArgumentTypes:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [_mapping(tool.get("function")) for tool in tools]
-        self._schemas = {
-            each.get("name"): FunctionSchema(each.get("parameters")) for each in functions
-        }
+        self._parameters = {each.get("name"): each.get("parameters") for each in functions}
+        self._schemas: dict[str, FunctionSchema] = {}
 
     def of(self, function: str) -> FunctionSchema:
         """The schema of a function's parameters; one that says nothing for an unknown function."""
-        return self._schemas.get(function) or FunctionSchema(None)
+        if function not in self._schemas:
+            self._schemas[function] = FunctionSchema(self._parameters.get(function))
+        return self._schemas[function]
 
 
 def kinds_of(value: Any) -> frozenset[str]:
@@ -243,7 +248,8 @@ def _either(types: Sequence[ArgumentType]) -> ArgumentType:
         return ANY
     kinds = frozenset[str]().union(*(each.kinds or () for each in types))
     if any(each.choices is None for each in types):
-        return ArgumentType(kinds)
+        is_bounded = any(each.bounds_numbers or each.choices for each in types)
+        return ArgumentType(kinds, bounds_numbers=is_bounded)
     return ArgumentType(kinds, tuple(c for each in types for c in each.choices or ()))
 
 

@@ -23,6 +23,11 @@ class ValueWriter:
         self._whole: list[str] = []
         self._num_chars = 0
 
+    @property
+    def is_begun_text(self) -> bool:
+        """Whether a part of a text was written already."""
+        return self._streams
+
     def add(self, text: str) -> str:
         """More of the value; the JSON that is certain by now."""
         if self._streams:

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from jaxinfer import StructuredOutputsParams
-from jaxinfer.serving.guided.schema_keywords import ANNOTATIONS, ENFORCED, REFUSED
+from jaxinfer.serving.guided.schemas.keywords import ANNOTATIONS, ENFORCED, REFUSED
 from tests.serving.guided.grammars import bundled_tokenizer, matcher, shared_compiler
 
 NULL = {"type": "null"}
@@ -220,9 +220,37 @@ def test_what_the_library_refuses_is_said_with_its_place(part, message, wrap):
         _compile({**wrapped[wrap], "$defs": {"a": NULL}})
 
 
+@pytest.mark.parametrize("names", [{"patternProperties": {"^a": NULL}}, {"items": NULL}])
+def test_a_number_of_names_that_may_repeat_is_refused(names):
+    """A name that the schema lists comes once; of others the grammar knows no earlier ones."""
+    message = "'minProperties' can't be enforced where more than one name is not required, as that"
+    schema = {"type": "object", "required": ["b", "b"], "minProperties": 3, **names}
+    with pytest.raises(ValueError, match=f"json: items: {message}"):
+        _compile({"type": "array", "items": schema})
+    two = {**schema, "minProperties": 2, "required": ["ab"]}
+    assert _takes(two, '{"ab": null, "ac": null}')
+    assert not _takes(two, '{"ab": null, "ab": null}')
+
+
 def test_names_and_values_are_no_keywords():
     schema = {"type": "object", "properties": {"maxlength": {"enum": [{"nullable": 1}]}}}
     assert _takes(schema, '{"maxlength": {"nullable": 1}}')
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"enum": "a"}, "'enum' must be a list"),
+        ({"anyOf": None}, "'anyOf' must be a list"),
+        ({"required": True}, "'required' must be a list"),
+        ({"minProperties": "2"}, "'minProperties' must be an integer"),
+        ({"pattern": 1}, "'pattern' must be a text"),
+        ({"$ref": []}, "'$ref' must be a text"),
+    ],
+)
+def test_a_keyword_of_a_wrong_type_is_said_with_its_place(part, message):
+    with pytest.raises(ValueError, match=re.escape(f"json: properties.a: {message}")):
+        _compile({"type": "object", "properties": {"a": part}})
 
 
 @pytest.mark.parametrize("bound", ["minimum", "exclusiveMaximum"])

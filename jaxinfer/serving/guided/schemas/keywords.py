@@ -99,6 +99,9 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _OF_SCHEMAS = (*_BY_NAME, *_LISTS, "items", "additionalItems", "additionalProperties")
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LARGEST_BOUND = 2**63 - 1
+_LISTS_OF_VALUES = ("enum", "required", *_LISTS)
+_NUMBERS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_TEXTS = ("pattern", "format", "$ref")
 
 
 _NOT_OF_VALUES = ("$schema", "$id", "id", "$anchor", "$defs", "definitions")
@@ -159,6 +162,12 @@ def copied_parts(schema: dict[str, Any], path: str) -> Iterator[tuple[dict[str, 
 
 
 _KNOWN = ANNOTATIONS | ENFORCED
+_SHAPES = (
+    (_LISTS_OF_VALUES, list, "a list"),
+    (_NUMBERS, int, "an integer"),
+    (_TEXTS, str, "a text"),
+)
+"""Keywords, the types that their values must be of, and these types' names."""
 
 
 def _check(name: str, part: Mapping[str, Any]) -> None:
@@ -167,10 +176,24 @@ def _check(name: str, part: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}: {keyword!r} can't be enforced; leave it out")
         if not (keyword in _KNOWN or keyword == "nullable" or keyword.startswith("x-")):
             raise ValueError(f"{name}: {keyword!r} is no keyword that can be enforced")
+    for keywords, kind, words in _SHAPES:
+        for keyword in keywords:
+            if keyword in part and not isinstance(part[keyword], kind):
+                raise ValueError(f"{name}: {keyword!r} must be {words}")
+    num_required = len({each for each in part.get("required", ()) if isinstance(each, str)})
+    if part.get("minProperties", 0) > num_required + 1 and _admits_other_names(part):
+        raise ValueError(
+            f"{name}: 'minProperties' can't be enforced where more than one name is not required, "
+            "as that name may repeat; list the names in 'required'"
+        )
     for bound in BOUNDS:
         value = part.get(bound, 0)
         if isinstance(value, int | float) and abs(value) > _LARGEST_BOUND:
             raise ValueError(f"{name}: {bound} must be within 64 bits, got {value}")
+
+
+def _admits_other_names(part: Mapping[str, Any]) -> bool:
+    return part.get("additionalProperties") is not False or bool(part.get("patternProperties"))
 
 
 def _leave_out(part: dict[str, Any]) -> None:

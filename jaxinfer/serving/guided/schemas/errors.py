@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.serving.guided.backend import llguidance
-from jaxinfer.serving.guided.schema_keywords import copied_parts
+from jaxinfer.serving.guided.schemas.keywords import copied_parts
 
 NAME_COMMENT = "// "
 """Begins the line above a rule of a grammar, with what errors about the rule's schema name."""
 
-_IN_A_RULE = re.compile(r"at (\d+)\((\d+)\): (failed to compile JSON schema: )?")
+_IN_A_RULE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
 _SOURCE = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _WORDS = {
     "min/maxProperties only supported": "minProperties and maxProperties are enforced only where "
@@ -21,7 +21,7 @@ _WORDS = {
 }
 _REFERENCES = ("$id", "$defs", "definitions")
 _MOST_PARTS = 200
-_MOST_PATH_CHARS = 120
+_MOST_PATH_CHARS = 60
 
 
 def grammar_error(text: str, message: str) -> str:
@@ -35,29 +35,31 @@ def grammar_error(text: str, message: str) -> str:
     if text.startswith("{"):
         schema = json.loads(text)["grammars"][0].get("json_schema")
     elif found := _IN_A_RULE.match(message):
-        name, schema = _rule(text, int(found[1]) - 1, int(found[2]) - 1 if found[3] else None)
+        name, schema = _rule(text, int(found[1]) - 1)
     if not name and schema is None:
         return message
     path, message = "", _SOURCE.sub("", _IN_A_RULE.sub("", message, count=1))
     if schema is not None:
         path, message = _where(schema, message)
-    if len(path) > _MOST_PATH_CHARS:
-        path = f"{path[: _MOST_PATH_CHARS // 2]} ... {path[-_MOST_PATH_CHARS // 2 :]}"
     words = next((words for begin, words in _WORDS.items() if message.startswith(begin)), message)
+    if len(path) > _MOST_PATH_CHARS:
+        path = "..." + path[-_MOST_PATH_CHARS:]
     return ": ".join(filter(None, [name, path, words]))
 
 
-def _rule(text: str, number: int, column: int | None) -> tuple[str, dict[str, Any] | None]:
-    """The name of the rule in a line, and the schema at a column of it."""
+def _rule(text: str, number: int) -> tuple[str, dict[str, Any] | None]:
+    """The name of the rule in a line, and the schema in it that is wrong by itself."""
     lines = text.splitlines()
     above = lines[number - 1] if number else ""
     name = above.removeprefix(NAME_COMMENT) if above.startswith(NAME_COMMENT) else ""
-    try:
-        begin = lines[number].index("{", column or 0)
-        schema, _ = json.JSONDecoder().raw_decode(lines[number], begin)
-    except ValueError:
-        schema = None
-    return name, schema if column is not None else None
+    for found in re.finditer(r"%json (?=\{)", lines[number]):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lines[number], found.end())
+        except ValueError:  # within a text
+            continue
+        if _error(schema):
+            return name, schema
+    return name, None
 
 
 def _where(schema: dict[str, Any], message: str) -> tuple[str, str]:
