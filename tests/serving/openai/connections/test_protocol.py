@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jaxinfer.serving.openai.connections.h11_connection import EVENTS_A_TURN, H11Connection
 from jaxinfer.serving.openai.connections.limits import ConnectionLimits
 from jaxinfer.serving.openai.connections.protocol import BYTES_A_TURN
+from jaxinfer.serving.openai.disconnects import until_gone
 from tests.serving.openai.http_server import running
 
 LOOPS = pytest.mark.parametrize("loop", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -198,9 +199,9 @@ def test_reading_waits_while_a_complete_request_does(loop):
     async def noting(scope, receive, send):
         if scope["type"] == "http":
             for each in server.server_state.connections:
-                held.append(len(each._unparsed) + len(each.conn.trailing_data[0]))
-            gone = asyncio.ensure_future(receive())  # as handlers wait for their client to leave
-            await asyncio.sleep(0)
+                held.append(len(each.conn.trailing_data[0]) + len(each._unparsed))
+            gone = asyncio.ensure_future(until_gone(receive))  # as every handler does
+            await asyncio.sleep(0.001)
             gone.cancel()
         await app(scope, receive, send)
 
