@@ -10,7 +10,7 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     "<a href=\"javascript:document.title='owned'\">é 🏠</a> &lt;b&gt; [x](javascript:1)"
 )
-MARKED = "Some **bold words** and\n\n- an `item`\n"
+MARKED = "Some **bold words** and\n\n- an `item`\n\n```\nx = 1\n```\n"
 SLOW = " ".join(f"word{number}" for number in range(400))
 SCRIPTS = {
     "hostile": (HOSTILE, 0.0),

@@ -29,7 +29,8 @@ const MAY_BE_DASHES = /^[|:\- \t]+$/;
  * @returns {Line | null} null where more characters are needed
  */
 export function lineOf(line, isWhole, containers, leaf) {
-  if (isWhole) line = line.replace(/\r$/, "");
+  if (!isWhole && line.endsWith("\r")) return null;
+  line = line.replace(/\r$/, "");
   const mayGrow = !isWhole && line.length < LONGEST_MARK;
   const isMark = line.length < LONGEST_MARK;
   let { at, kept } = kinship(line, containers, leaf?.kind === "fence");
