@@ -76,7 +76,7 @@ class Thinking:
 
     Thinking is what an answer begins with, after three tokens of white space at most, or it is
     nowhere: a later `<think>` is a part of the answer. Where the prompt has opened it, the answer
-    may repeat the tag.
+    may repeat the tag, and where a call has ended it, close it behind the call.
 
     Args:
         tokens: of the model.
@@ -94,6 +94,7 @@ class Thinking:
         self._tokens = tokens
         self._call = tokens.call if calls else None
         self._blanks_left = _MOST_BLANKS
+        self._is_unclosed = False
 
     def take(self, token_id: int) -> bool:
         """Take in the next token; returns whether it is a tag of the thinking, and no text."""
@@ -101,15 +102,17 @@ class Thinking:
         if is_early:
             self._blanks_left -= 1 if tokens.is_blank(token_id) else _MOST_BLANKS + 1
         if self.stage == "over":
-            return False
+            is_close = self._is_unclosed and token_id == tokens.close
+            self._is_unclosed = self._is_unclosed and not is_close
+            return is_close
         if token_id == tokens.open and is_early:
             self.stage = "open"
             return True
         if self.stage == "possible":
             self.stage = "possible" if self._blanks_left >= 0 else "over"
         elif token_id in (tokens.close, self._call):
-            self.stage = "over"
-            return token_id == tokens.close
+            self.stage, self._is_unclosed = "over", token_id != tokens.close
+            return not self._is_unclosed
         return False
 
 

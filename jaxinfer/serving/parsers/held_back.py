@@ -49,3 +49,40 @@ def partial_tag(text: str, start: int, tags: tuple[str, ...]) -> int:
     if at >= 0 and any(tag.startswith(text[at:]) for tag in tags):
         return at
     return len(text)
+
+
+_MARK = "\ud800"
+"""Half of a surrogate pair, which no decoded text has."""
+
+
+class LetterTags:
+    """Hides tags that are spelled in letters from parsers, which look for them in text.
+
+    Args:
+        tags: each begins with "<", which is nowhere else in it.
+    """
+
+    def __init__(self, tags: tuple[str, ...]) -> None:
+        self._tags = tags
+        self._held = ""
+
+    def hide(self, text: str) -> str:
+        """The text with its tags hidden; an end that may become one is held until more comes."""
+        if not self._tags:
+            return text
+        text = self._held + text
+        for tag in self._tags:
+            text = text.replace(tag, _MARK + tag[1:])
+        ready = partial_tag(text, 0, self._tags)
+        self._held = text[ready:]
+        return text[:ready]
+
+    def take(self) -> str:
+        """Return the held text, and hold nothing."""
+        held, self._held = self._held, ""
+        return held
+
+
+def shown(text: str) -> str:
+    """What a parser has made of a text, with its hidden tags as they were."""
+    return text.replace(_MARK, "<")

@@ -55,6 +55,7 @@ class Qwen3ReasoningParser:
         self._held = ""
         self._reasoning = HeldBack("\n", drops_start=True)
         self._drops_breaks = is_open
+        self._is_unclosed = False
 
     @property
     def state(self) -> ReasoningState:
@@ -63,9 +64,11 @@ class Qwen3ReasoningParser:
 
     def feed(self, text: str) -> Sequence[Piece]:
         """See `StreamParser`."""
-        if not text or self._state == "over":
+        if not text or (self._state == "over" and not self._is_unclosed):
             return self._content(text)
         text, self._held = self._held + text, ""
+        if self._is_unclosed:
+            return self._without_close(text)
         return self._begin(text) if self._is_at_start else self._think(text)
 
     def feed_at(self, text: str, state: ReasoningState) -> Sequence[Piece]:
@@ -105,9 +108,21 @@ class Qwen3ReasoningParser:
             pieces = self.feed_at(text[:ready], "open")
             self._held = text[ready:]
             return pieces
-        behind = end.end() if end[0] == CLOSE else end.start()
         before = self.feed_at(text[: end.start()], "open")
-        return [*before, *self.feed_at(text[behind:], "over")]
+        if end[0] == CLOSE:
+            return [*before, *self.feed_at(text[end.end() :], "over")]
+        self._state, self._is_unclosed = "over", True
+        return [*before, *self._without_close(text[end.start() :])]
+
+    def _without_close(self, text: str) -> Sequence[Piece]:
+        """Content with a call that has ended the reasoning; the tag may follow."""
+        end = text.find(CLOSE)
+        if end < 0:
+            ready = partial_tag(text, 0, (CLOSE,))
+            self._held = text[ready:]
+            return self._content(text[:ready])
+        self._is_unclosed = False
+        return self._content(text[:end] + text[end + len(CLOSE) :])
 
     def _content(self, text: str) -> Sequence[Piece]:
         if self._drops_breaks:

@@ -7,7 +7,8 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.guided.thinking_tokens import Thinking, thinking_tokens
 from jaxinfer.serving.parsers.answer import AnswerParser
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
-from jaxinfer.serving.parsers.pieces import Content, Piece
+from jaxinfer.serving.parsers.held_back import LetterTags, shown
+from jaxinfer.serving.parsers.pieces import CallArguments, Content, Piece
 from jaxinfer.serving.parsers.reasoning import ReasoningState
 from jaxinfer.serving.requests.detokenizer import StopStrings
 
@@ -17,9 +18,9 @@ _CALL_TAGS = ("<tool_call>", "</tool_call>")
 class AnswerText:
     """What a `Detokenizer` is for plain text, for an answer in an `AnswerFormat`.
 
-    Where the model has tokens for the tags around its reasoning, these alone begin and end it, as
-    they do for its grammar and its budget. Tags that the parsers look for leave text also where
-    the tokenizer has them as special tokens.
+    Where the model has tokens for the tags around its reasoning and calls, these alone begin and
+    end them, as they do for its grammar and its budget; letters that spell a tag are text. Such
+    tokens are read also where the tokenizer has them as special ones.
 
     Stop strings are looked for in the content alone: not in reasoning, not in calls, and not over
     these. They end the answer at the token that completes them, before it is known whether white
@@ -53,9 +54,9 @@ class AnswerText:
         if reasoning is not None and format.tags_are_tokens:
             tokens = thinking_tokens(tokenizer, tokenizer.vocab_size)
         self._thinking = Thinking(tokens, format.stage, calls=format.has_calls) if tokens else None
-        self._kept = set[int | None]()
-        if format.has_calls:
-            self._kept = {tokenizer.token_to_id(tag) for tag in _CALL_TAGS}
+        known = {tag: tokenizer.token_to_id(tag) for tag in _CALL_TAGS if format.has_calls}
+        self._call_tags = {token_id: tag for tag, token_id in known.items() if token_id is not None}
+        self._letters = LetterTags(tuple(self._call_tags.values()))
         self._parser = AnswerParser(
             reasoning=reasoning,
             tools=format.tools,
@@ -64,7 +65,11 @@ class AnswerText:
             parallel=format.parallel,
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._unread: list[bytes] = []  # of tokens between tags
         self._stops = StopStrings(stop)
+        self._has_stops = bool(stop)
+        # Stop strings want the token that completes them; in letters, tags are parsers' to find.
+        self._reads_each_token = self._has_stops or (reasoning and self._thinking is None)
         self._drops_spaces = False  # at the beginning of content, behind something else
         self._unsearched = ""  # content, unless it becomes reasoning
         self._held = ""  # content that may begin a stop string
@@ -82,6 +87,7 @@ class AnswerText:
             self._add(token_id)
             if self.stop_string is not None:
                 return count
+        self._read_text(self._state)
         return None
 
     def append_stop_token(self, token_id: int) -> None:
@@ -94,7 +100,7 @@ class AnswerText:
     def finish(self) -> None:
         """End the answer: release what is held back."""
         if self.stop_string is None:
-            self._read(self._decoder.decode(b"", final=True), self._state)
+            self._read_text(self._state, final=True)
             self._release(self._parser.finish(), 0)
 
     def take(self) -> Sequence[Piece]:
@@ -116,25 +122,40 @@ class AnswerText:
         self._num_tokens += 1
         before = self._state
         is_tag = self._thinking is not None and self._thinking.take(token_id)
-        if is_tag:
-            self._read(self._decoder.decode(b"", final=True), before)
-            self._read("", self._state)
-        elif not self._is_skipped(token_id):
-            self._read(self._decoder.decode(self._tokenizer.token_bytes(token_id)), self._state)
+        if before == "over":  # it closes what a call has ended; but not within a call
+            is_tag = is_tag and self._parser.is_in_content
+        if is_tag or token_id in self._call_tags:
+            self._read_text(before, final=True)
+            tag = "" if is_tag else self._call_tags[token_id]
+            self._read(tag, tag, self._state)
+        elif not (self._skip_special_tokens and self._tokenizer.is_special(token_id)):
+            self._unread.append(self._tokenizer.token_bytes(token_id))
+            if self._reads_each_token:
+                self._read_text(self._state)
         self.num_reasoning_tokens += before == self._state == "open" and not is_tag
 
-    def _is_skipped(self, token_id: int) -> bool:
-        return (
-            self._skip_special_tokens
-            and self._tokenizer.is_special(token_id)
-            and token_id not in self._kept
-        )
+    def _read_text(self, state: ReasoningState, *, final: bool = False) -> None:
+        """Read the text of tokens between tags.
 
-    def _read(self, text: str, state: ReasoningState) -> None:
-        """Take in a token's text, all of it at one state of the reasoning."""
+        Args:
+            state: before or behind all of it.
+            final: neither a character nor a tag in letters goes on behind it.
+        """
+        text = self._decoder.decode(b"".join(self._unread), final)
+        self._unread.clear()
+        parsed = self._letters.hide(text) if state == "over" else text
+        if final:
+            parsed += self._letters.take()
+        self._read(text, parsed, state)
+
+    def _read(self, text: str, parsed: str, state: ReasoningState) -> None:
+        """Take in a text, of which parsers get what is not held, and what was."""
+        if not self._has_stops:
+            self._release(self._parser.feed(parsed, state if self._thinking else None), 0)
+            return
         parser = self._parser
         may_be_content = parser.reasoning_state == "possible" or parser.is_in_content
-        pieces = parser.feed(text, state if self._thinking else None)
+        pieces = parser.feed(parsed, state if self._thinking else None)
         if parser.reasoning_state == "possible":
             self._unsearched += text
         elif not parser.is_in_content:
@@ -157,17 +178,20 @@ class AnswerText:
             return
         end, self.stop_string = found
         num_cut = len(text) - end + (0 if self._include_stop else len(self.stop_string))
-        self._release([*pieces, *self._parser.finish()], num_cut)
+        rest = self._parser.feed(self._letters.take(), "over") + self._parser.finish()
+        self._release([*pieces, *rest], num_cut)
         self._held = ""
 
     def _release(self, pieces: Sequence[Piece], num_held: int) -> None:
         """Pass on pieces, but for this number of characters of content at their end."""
         for piece in pieces:
             if isinstance(piece, Content):
-                self._held += piece.text
-            else:
-                self._release_content(len(self._held))
-                self._pieces.append(piece)
+                self._held += shown(piece.text)
+                continue
+            self._release_content(len(self._held))
+            if isinstance(piece, CallArguments):
+                piece = CallArguments(piece.index, shown(piece.text))
+            self._pieces.append(piece)
         self._release_content(len(self._held) - num_held)
 
     def _release_content(self, count: int) -> None:

@@ -43,7 +43,9 @@ def test_an_answer_thinks_first_or_not_at_all(token_ids, stage, expected):
 
 
 def test_a_call_ends_thinking_where_calls_are_read_and_is_no_tag_of_it():
-    assert stages([OPEN, 1, CALL, CLOSE], calls=True) == "*open open over over"
+    assert stages([OPEN, 1, CALL, 2, CLOSE, CLOSE], calls=True) == (
+        "*open open over over *over over"
+    )
     assert stages([CALL, OPEN], calls=True) == "over over"
     assert stages([1, CALL], "open", calls=True) == "open over"
 

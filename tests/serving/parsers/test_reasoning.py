@@ -7,8 +7,8 @@ from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, reasoning_s
 from tests.serving.parsers.splitting import parse
 
 
-def split(text, *, is_open=False):
-    pieces = parse(Qwen3ReasoningParser(is_open=is_open), [text])
+def split(text, *, is_open=False, calls=False):
+    pieces = parse(Qwen3ReasoningParser(is_open=is_open, calls=calls), [text])
     return tuple(
         "".join(piece.text for piece in pieces if isinstance(piece, kind))
         for kind in (Reasoning, Content)
@@ -48,6 +48,36 @@ def test_reasoning_is_what_the_answer_begins_with(text, reasoning, content):
 )
 def test_a_prompt_may_have_opened_the_tag(text, reasoning, content):
     assert split(text, is_open=True) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nhm\n\n<tool_call>f</tool_call>", "hm", "<tool_call>f</tool_call>"),
+        ("<think>hm<tool_call>f</tool_call>\n</think>\nx", "hm", "<tool_call>f</tool_call>\n\nx"),
+        ("<think>hm<tool_call>f</th", "hm", "<tool_call>f</th"),
+        ("<think>hm</think>a</think>", "hm", "a</think>"),
+        ("<think>hm<tool_cal", "hm<tool_cal", ""),
+    ],
+)
+def test_a_call_ends_the_reasoning_where_calls_are_read(text, reasoning, content):
+    assert split(text, calls=True) == (reasoning, content)
+    assert split(text)[1] == text.partition("</think>")[2].lstrip("\n")
+
+
+def test_where_tokens_say_the_state_tags_in_text_are_text():
+    parser = Qwen3ReasoningParser(is_open=False)
+    pieces = [
+        *parser.feed_at("\n", "possible"),
+        *parser.feed_at("", "open"),
+        *parser.feed_at("\na</think>b\n", "open"),
+        *parser.feed_at("\n\n<think>", "over"),
+        *parser.finish(),
+    ]
+    assert pieces == [Reasoning("a</think>b"), Content("<think>")]
+    parser = Qwen3ReasoningParser(is_open=False)
+    pieces = [*parser.feed_at("\n", "possible"), *parser.feed_at("a", "over")]
+    assert pieces == [Content("\na")]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.serving.parsers.splitting import SCHEMAS, parse, split_texts
 PARSERS = {
     "thinking": lambda: Qwen3ReasoningParser(is_open=False),
     "thinking, opened": lambda: Qwen3ReasoningParser(is_open=True),
+    "thinking, with calls": lambda: Qwen3ReasoningParser(is_open=True, calls=True),
     "hermes": lambda: HermesToolParser(SCHEMAS),
     "qwen3_coder": lambda: Qwen3CoderToolParser(SCHEMAS),
     "all of hermes": lambda: AnswerParser(reasoning="qwen3", tools="hermes", schemas=SCHEMAS),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.serving.parsers.answer import assemble
+from jaxinfer.serving.parsers.answer import assemble, parse_answer
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.answer_text import AnswerText
 from tests.serving.guided.grammars import bundled_tokenizer
@@ -164,6 +164,12 @@ def test_white_space_that_the_format_writes_is_no_stop_string():
     assert parts(answer) == ("", "I look.", [])
 
 
+def test_a_tag_within_a_call_that_has_ended_thinking_is_text():
+    call = ['{"name": "f", "arguments": {"a": "', "</think>", '"}}']
+    answer, _, _ = read(ids("<think>", "hm", "<tool_call>", *call, "</tool_call>", "Yes."))
+    assert parts(answer) == ("hm", "Yes.", ['{"a": "</think>"}'])
+
+
 def test_stop_strings_count_only_from_min_tokens_on():
     tokens = ids("STOP", "STOP")
     answer, _, taken = read(tokens, stop=["STOP"], min_tokens=len(tokens))
@@ -176,6 +182,121 @@ def test_half_a_character_before_a_tag_stays_in_front_of_it():
     tokens = [*ids("<think>", "a"), *half, *ids("</think>", "b")]
     answer, _, _ = read(tokens)
     assert parts(answer) == ("a\ufffd", "b", [])
+
+
+LETTERS = [
+    (
+        "hermes",
+        ["Write <tool_call>{} and </tool_call>."],
+        "Write <tool_call>{} and </tool_call>.",
+        [],
+    ),
+    ("hermes", ['{"a": "<tool_call>"}'], '{"a": "<tool_call>"}', []),
+    ("hermes", ["a <tool_ca"], "a <tool_ca", []),
+    ("hermes", ["a <tool_call", "<tool_call>", CALL, "</tool_call>"], "a <tool_call", [ARGUMENTS]),
+    (
+        "hermes",
+        ["<tool_call>", CALL.replace("STOP", "</tool_call>"), "</tool_call>"],
+        "",
+        ['{"a": "</tool_call>"}'],
+    ),
+    (
+        "qwen3_coder",
+        [
+            "<tool_call>",
+            "\n<function=f>\n<parameter=a>\nx </tool_call> y\n</parameter>\n</function>\n",
+            "</tool_call>",
+        ],
+        "",
+        ['{"a": "x </tool_call> y"}'],
+    ),
+]
+
+
+@pytest.mark.parametrize("length", [1, 3, 100])
+@pytest.mark.parametrize(("parser", "tokens", "content", "calls"), LETTERS)
+def test_letters_that_spell_a_tag_are_text(parser, tokens, content, calls, length):
+    tokens = ids(*tokens)
+    format = {"tools": parser}
+    answer, _, _ = read(tokens, range(0, len(tokens), length), format=format)
+    assert parts(answer) == ("", content, calls)
+    stopped, _, _ = read(tokens, range(0, len(tokens), length), format=format, stop=["nowhere"])
+    assert stopped == answer
+
+
+def test_a_stop_string_may_be_a_tag_in_letters():
+    answer, text, _ = read(ids("Write <tool_call>, then"), stop=["<tool_call>"])
+    assert (answer.content, text.stop_string) == ("Write ", "<tool_call>")
+    answer, text, _ = read(ids("Write <tool_"), stop=["<tool_"])
+    assert (answer.content, text.stop_string) == ("Write ", "<tool_")
+
+
+CODER_CALL = "\n<function=f>\n<parameter=a>\n204\n</parameter>\n</function>\n"
+CODED = ["<tool_call>", CODER_CALL, "</tool_call>"]
+PEERS = [
+    # The prompt opens the thinking; the answer closes it, repeats its tag, or is cut.
+    ("open", ["Some reasoning", "</think>", "The rest"], "Some reasoning", "The rest", 0),
+    ("open", ["Some reasoning", "</think>"], "Some reasoning", "", 0),
+    (
+        "open",
+        ["<think>", "Some reasoning", "</think>", "The rest"],
+        "Some reasoning",
+        "The rest",
+        0,
+    ),
+    ("open", ["<think>", "Two\nlines", "</think>", "of\neach"], "Two\nlines", "of\neach", 0),
+    ("open", ["Cut reasoning"], "Cut reasoning", "", 0),
+    ("open", ["<think>", "Cut reasoning"], "Cut reasoning", "", 0),
+    ("open", ["<think>", "</think>"], "", "", 0),
+    ("open", [], "", "", 0),
+    # The answer opens it.
+    (
+        "possible",
+        ["<think>", "Some reasoning", "</think>", "The rest"],
+        *("Some reasoning", "The rest"),
+        0,
+    ),
+    ("possible", ["<think>", "Cut reasoning"], "Cut reasoning", "", 0),
+    # A call within it ends it; text behind the call is content.
+    ("open", ["I read.\n\n", *CODED], "I read.", "", 1),
+    ("open", ["<think>", "I read.\n\n", *CODED], "I read.", "", 1),
+    ("open", ["<think>", "I read.\n", *CODED, "trailing text"], "I read.", "trailing text", 1),
+    ("possible", ["<think>", "I read.\n", *CODED, "\ntrailing"], "I read.", "trailing", 1),
+    ("open", ["verify\n", *CODED, "\n", "</think>"], "verify", "", 1),
+    (
+        "open",
+        ["<think>", "verify\n", *CODED, "</think>", "The answer."],
+        "verify",
+        "The answer.",
+        1,
+    ),
+    # It is off.
+    ("over", ["Plain content"], "", "Plain content", 0),
+    ("over", ["I read.\n\n", *CODED], "", "I read.", 1),
+    # Only the first closing tag counts, and no later opening one.
+    ("open", ["First", "</think>", "Middle", "</think>", "Last"], "First", "Middle</think>Last", 0),
+    ("open", ["<think>", "a", "<think>", "b", "</think>", "c"], "a<think>b", "c", 0),
+]
+
+
+@pytest.mark.parametrize("stop", [[], ["</"], ["</think> no"]], ids=["", "held", "held long"])
+@pytest.mark.parametrize("length", [1, 2, 100])
+@pytest.mark.parametrize(("stage", "tokens", "reasoning", "content", "num_calls"), PEERS)
+def test_answers_that_peers_have_tests_of(
+    stage, tokens, reasoning, content, num_calls, length, stop
+):
+    format = {**THINKS, "tools": "qwen3_coder", "stage": stage}
+    stop = [] if "</think>" in content else stop
+    tokens = ids(*tokens)
+    answer, _, _ = read(tokens, range(0, len(tokens), length), format=format, stop=stop)
+    assert (answer.reasoning, answer.content) == (reasoning, content)
+    assert [call.arguments for call in answer.tool_calls] == ['{"a": "204"}'] * num_calls
+    if stage != "over":
+        text = bundled_tokenizer().decode(tokens, skip_special_tokens=False)
+        by_text = parse_answer(
+            text, reasoning="qwen3", tools="qwen3_coder", is_open=stage == "open"
+        )
+        assert by_text == answer
 
 
 WORDS = [*TAGS, "a", "\n", " ", "<think>x", "S", "TOP", "é", "STOP", CALL, "<|im_end|>", "<"]
@@ -205,6 +326,7 @@ def test_any_chunks_make_the_same_answer(
     if taken is not None:
         # What comes before the token that completes the string is read the same.
         before, _, _ = read(tokens[: taken - 1], tokenizer=tokenizer, format=format)
-        assert before.content.startswith(whole.content.removesuffix(text.stop_string))
+        length = min(len(before.content), len(whole.content))
+        assert before.content[:length] == whole.content[:length]
         assert before.tool_calls == whole.tool_calls
         assert before.reasoning == whole.reasoning
