@@ -16,6 +16,8 @@ from jaxinfer.errors import (
     StepError,
 )
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.serving.parsers.answer import assemble
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.prompts import PromptReader
@@ -39,10 +41,10 @@ def run(main):
     return asyncio.run(asyncio.wait_for(main, 60))
 
 
-def answer_here(prompt, params):
+def answer_here(prompt, params, **fields):
     """What an engine of this process says, at the end."""
     setup = Setup(tokenizer=TOKENIZER)
-    setup.engine.add(NewRequest(prompt=Prompt(prompt), params=params, kind="final"))
+    setup.engine.add(NewRequest(prompt=Prompt(prompt), params=params, kind="final", **fields))
     (output,) = setup.run()
     return output
 
@@ -119,6 +121,33 @@ def test_deltas_add_up_to_the_answer(given, prompt):
             assert [e for part in parts for e in part.logprobs or ()] == list(whole.logprobs)
         assert parts[-1].finish_reason == whole.finish_reason
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+@pytest.mark.parametrize("stage", ["open", "possible"])
+def test_an_answer_is_read_in_parts_as_in_this_process(stage):
+    text = answer_here([1, 2, 3], GREEDY.clone(max_tokens=8)).outputs[0].text
+    params = GREEDY.clone(
+        max_tokens=8, stop=[text[2:4]], output_kind=RequestOutputKind.DELTA, logprobs=0
+    )
+    answer = AnswerFormat(reasoning="qwen3", tools="hermes", stage=stage)
+
+    async def main():
+        async with ToyService().connected() as llm:
+            return [output async for output in llm.generate([1, 2, 3], params, answer=answer)]
+
+    completions = [output.outputs[0] for output in run(main())]
+    expected = answer_here([1, 2, 3], params, answer=answer).outputs[0]
+    parts = assemble([piece for each in completions for piece in each.pieces])
+    assert parts == assemble(expected.pieces)
+    assert "".join(each.text for each in completions) == expected.text == parts.content
+    last = completions[-1]
+    assert last.num_reasoning_tokens == expected.num_reasoning_tokens
+    assert (last.finish_reason, last.stop_reason) == (expected.finish_reason, expected.stop_reason)
+    if stage == "open":
+        assert (parts.reasoning.strip(), last.finish_reason) == (text.strip(), "length")
+        assert last.num_reasoning_tokens == 8
+    else:
+        assert (parts.content, last.finish_reason) == (text[:2], "stop")
 
 
 LONG = GREEDY.clone(max_tokens=4000, output_kind=RequestOutputKind.DELTA)
