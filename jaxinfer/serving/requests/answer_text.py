@@ -67,9 +67,8 @@ class AnswerText:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._unread: list[bytes] = []  # of tokens between tags
         self._stops = StopStrings(stop)
-        self._has_stops = bool(stop)
         # Stop strings want the token that completes them; in letters, tags are parsers' to find.
-        self._reads_each_token = self._has_stops or (reasoning and self._thinking is None)
+        self._reads_each_token = bool(stop) or (reasoning and self._thinking is None)
         self._drops_spaces = False  # at the beginning of content, behind something else
         self._unsearched = ""  # content, unless it becomes reasoning
         self._held = ""  # content that may begin a stop string
@@ -150,7 +149,7 @@ class AnswerText:
 
     def _read(self, text: str, parsed: str, state: ReasoningState) -> None:
         """Take in a text, of which parsers get what is not held, and what was."""
-        if not self._has_stops:
+        if not self._stops:
             self._release(self._parser.feed(parsed, state if self._thinking else None), 0)
             return
         parser = self._parser

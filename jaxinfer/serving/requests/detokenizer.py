@@ -82,6 +82,9 @@ class Detokenizer:
         return "".join(self._pieces)
 
     def _extend(self, text: str) -> None:
+        if not self._stops:
+            self._release(text, 0)
+            return
         found = self._stops.find(text, counts=self._num_tokens >= self._min_tokens)
         if found is None:
             self._release(self._held + text, self._stops.num_matched)
@@ -117,12 +120,16 @@ class StopStrings:
         Returns:
             One past the end of the string that ends first, the longest of these, and the string.
         """
-        for i, char in enumerate(text if self._matchers else ""):
+        for i, char in enumerate(text):
             # Every matcher sees every character.
             complete = [matcher.stop for matcher in self._matchers if matcher.feed(char)]
             if complete and counts:
                 return i + 1, max(complete, key=len)
         return None
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._matchers)
 
     @property
     def num_matched(self) -> int:
