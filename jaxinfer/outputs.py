@@ -156,7 +156,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[LogprobsAtPosition | None] | None = None
+    prompt_logprobs: Sequence[LogprobsAtPosition | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None

@@ -12,7 +12,7 @@ ROWS = {
     "B": range(1, 14),
     "E": (15,),
     "F": range(1, 8),
-    "N": range(1, 7),
+    "N": range(1, 8),
 }
 _ROW = re.compile(r"^\| (\w+) \| .+ \| (.+) \|$", re.MULTILINE)
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,6 +18,7 @@ from jaxinfer.serving.openai.merging import Stream, merged
 from jaxinfer.serving.openai.prompts import Prompts
 from jaxinfer.serving.openai.protocol.structured import grammar_errors
 from jaxinfer.serving.openai.settings import ServerSettings
+from jaxinfer.serving.openai.work.lanes import LARGE
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.names import reasoning_parser_name, tool_parser_name
 from jaxinfer.serving.requests.new_request import Prompt
@@ -99,6 +100,7 @@ class Front:
         self.reasoning_parser = reasoning_parser_name(settings.reasoning_parser, template)
         self.thinks = self.reasoning_parser is not None and self.prompts.reader.thinks
         """Reasoning is read, and begins and ends with tokens of the model."""
+        self._large_answer = asyncio.Lock()
         self.started = int(time.time())
         self.num_running = 0
         """Requests whose answers are being made."""
@@ -141,6 +143,16 @@ class Front:
                 await stream.aclose()
             raise
         return self._checked(streams, next((job.grammar_field for job in jobs), None))
+
+    async def write[T](self, work: Callable[[], T], size: int) -> T:
+        """What writes an answer of about `size` bytes; large ones are written by a thread.
+
+        One at a time: with several, the event loop would have its turn less often.
+        """
+        if size <= LARGE:
+            return work()
+        async with self._large_answer:
+            return await asyncio.to_thread(work)
 
     def _generate(self, job: Job) -> AsyncGenerator[RequestOutput]:
         prompt = {"prompt_token_ids": job.prompt.token_ids}

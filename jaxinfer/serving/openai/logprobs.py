@@ -3,13 +3,26 @@
 import codecs
 from collections.abc import Iterable, Sequence
 
+from msgspec import Raw
+from msgspec.json import encode
+
 from jaxinfer.logprobs import Logprob, LogprobsAtPosition
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.openai.protocol.answers import PromptLogprob, PromptLogprobs
 from jaxinfer.serving.openai.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from jaxinfer.serving.openai.protocol.completion import CompletionLogprobs
 
 _LOWEST = -9999.0
+_BYTES_A_SCORE, _BYTES_A_TOKEN = 60, 8
+
+
+def answer_size(output: RequestOutput) -> int:
+    """About how many bytes an answer with this output has."""
+    scores = [output.prompt_logprobs, *(each.logprobs for each in output.outputs)]
+    num_scores = sum(len(each) * len(each[-1] or ()) for each in scores if each)
+    num_tokens = sum(len(each.token_ids) for each in output.outputs)
+    return num_scores * _BYTES_A_SCORE + num_tokens * _BYTES_A_TOKEN
 
 
 def finite(logprob: float) -> float:
@@ -122,8 +135,12 @@ def chat_logprobs(
 
 
 def prompt_logprobs(entries: Sequence[LogprobsAtPosition | None]) -> PromptLogprobs:
-    """Log-probabilities of a prompt's tokens, by token id, as vLLM's answers have them."""
-    return [None if entry is None else _by_id(entry) for entry in entries]
+    """Log-probabilities of a prompt's tokens, by token id, as vLLM's answers have them.
+
+    Each is JSON already: there may be millions of them, too many to exist at once.
+    """
+    written = [None if entry is None else Raw(encode(_by_id(entry))) for entry in entries]
+    return written  # pyright: ignore[reportReturnType]
 
 
 def _by_id(entry: LogprobsAtPosition) -> dict[str, PromptLogprob]:

@@ -9,7 +9,7 @@ from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.service.messages import News, Row
-from jaxinfer.serving.service.scores import ReceivedScores, unpack_scores
+from jaxinfer.serving.service.scores import PromptLogprobs, ReceivedScores, unpack_scores
 
 _NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgumentType]
 
@@ -28,6 +28,9 @@ class RemoteRequest:
     def __init__(self, new: NewRequest, tokenizer: Tokenizer | None) -> None:
         self.new = new
         self._group = RequestGroup(new, seed=0, arrival_time=time.monotonic(), tokenizer=tokenizer)
+        count = new.params.prompt_logprobs
+        length = len(new.prompt.token_ids)
+        self._prompt_logprobs = None if count is None else PromptLogprobs(length, count, tokenizer)
         self.num_undelivered = 0
         """Tokens that came since the last `output`."""
 
@@ -90,9 +93,12 @@ class RemoteRequest:
         self.num_undelivered = 0
         now = time.monotonic()
         try:
-            return self._group.output(now)
+            output = self._group.output(now)
         except Exception as error:
-            return self._group.error_output(f"{type(error).__name__}: {error}", now)
+            output = self._group.error_output(f"{type(error).__name__}: {error}", now)
+        if output is not None and self._prompt_logprobs is not None:
+            output.prompt_logprobs = self._prompt_logprobs
+        return output
 
     def _note(self, completion: Completion, news: News) -> None:
         history = completion.request.history
@@ -100,9 +106,9 @@ class RemoteRequest:
         history.num_preemptions = news.num_preemptions
         history.scheduled_time = news.scheduled_time
         completion.weight_version = news.weight_version
-        for piece in news.prompt_scores:
-            scores = unpack_scores(piece.scores)
-            self._group.score_prompt(scores, 0, piece.start, len(scores.tokens))
+        if self._prompt_logprobs is not None:
+            for piece in news.prompt_scores:
+                self._prompt_logprobs.add(piece.start, unpack_scores(piece.scores))
 
     def _extend(self, completion: Completion, row: Row, scores: Sequence[ReceivedScores]) -> None:
         request, news, token_ids = completion.request, row.news, row.token_ids

@@ -2,10 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
+from jaxinfer.logprobs import LogprobsAtPosition
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.requests.completion_logprobs import logprobs_at
 from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.requests.token_group import RowScores, ScoreSlice
 from jaxinfer.serving.service.messages import PromptScores, Scores, StepScores
@@ -80,6 +83,62 @@ def scores_of_rows(packed: Sequence[StepScores]) -> dict[int, list[ReceivedScore
         for place, (row, count) in enumerate(zip(each.rows, each.counts, strict=True)):
             found.setdefault(row, []).append((scores, place, count))
     return found
+
+
+class PromptLogprobs(Sequence[LogprobsAtPosition | None]):
+    """The log-probabilities of a prompt that have come, as a list of them would be.
+
+    Their dictionaries are made on access, as there may be millions of objects. It becomes a list
+    when it is pickled or copied.
+
+    Args:
+        length: tokens of the prompt.
+        count: likeliest tokens at each position.
+        tokenizer: gives the tokens' text; None for none.
+    """
+
+    def __init__(self, length: int, count: int, tokenizer: Tokenizer | None) -> None:
+        self._count = count
+        self._tokenizer = tokenizer
+        self._pieces: list[TokenScores] = []
+        self._piece_of = np.full(length, -1, np.int32)
+        self._place_in = np.zeros(length, np.int32)
+
+    def add(self, start: int, scores: TokenScores) -> None:
+        """Take in the scores of a chunk, whose first token is at `start` and predicts the next."""
+        places = self._place_in[start + 1 : start + 1 + len(scores.tokens)]
+        places[:] = np.arange(len(places))
+        self._piece_of[start + 1 : start + 1 + len(scores.tokens)] = len(self._pieces)
+        self._pieces.append(scores)
+
+    def __len__(self) -> int:
+        return len(self._piece_of)
+
+    @overload
+    def __getitem__(self, index: int) -> LogprobsAtPosition | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LogprobsAtPosition | None]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        piece = self._piece_of[index]
+        if piece < 0:
+            return None
+        place = (int(self._place_in[index]),)
+        return logprobs_at(self._pieces[piece], place, self._count, self._tokenizer)
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, (PromptLogprobs, list)):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[type[list], tuple[list[LogprobsAtPosition | None]]]:
+        return list, (list(self),)
 
 
 def unpack_scores(packed: Scores) -> TokenScores:

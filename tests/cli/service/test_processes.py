@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import contextlib
+import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from tests.cli.service.running_service import PROMPT, RunningService
+from tests.cli.service.running_service import OPTIONS, PROMPT, RunningService
 
 pytestmark = pytest.mark.slow
 
@@ -279,3 +281,26 @@ def test_a_model_that_is_not_there_is_one_line():
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
     assert "no/such/model" in done.stderr
+
+
+def test_a_service_whose_standard_error_is_full_answers_and_replaces_a_front_end():
+    command = [sys.executable, "-m", "jaxinfer.serve", *OPTIONS, "--access-log"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        said = b""
+        while b"/v1 with model" not in said:
+            said += os.read(process.stderr.fileno(), 4096)
+        url = re.search(rb"http://[^/]+", said)[0].decode()
+        for _ in range(100):  # which writes more than the pipe holds
+            assert httpx.get(f"{url}/version", timeout=60).status_code == 200
+        children = psutil.Process(process.pid).children(recursive=True)
+        (front_end,) = [c for c in children if "front_end_process" in " ".join(c.cmdline())]
+        front_end.kill()
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()

@@ -1,5 +1,6 @@
 """Log-probabilities in OpenAI's forms: offsets in characters, finite numbers, likeliest first."""
 
+import json
 import math
 
 from jaxinfer.logprobs import Logprob
@@ -9,6 +10,7 @@ from jaxinfer.serving.openai.logprobs import (
     finite,
     prompt_logprobs,
 )
+from jaxinfer.serving.openai.sse import encode
 
 
 def entries_of(token_ids):
@@ -67,7 +69,7 @@ def test_chat_has_the_likeliest_first_and_as_many_as_asked_for(tokenizer):
 
 def test_prompts_have_theirs_by_token_id():
     entry = {3: Logprob(-math.inf, 3, "c")}
-    assert prompt_logprobs([None, entry]) == [
+    assert json.loads(encode(prompt_logprobs([None, entry]))) == [
         None,
         {"3": {"logprob": -9999.0, "rank": 3, "decoded_token": "c"}},
     ]

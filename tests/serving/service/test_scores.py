@@ -1,14 +1,22 @@
 """Log-probabilities gathered for a front end: each row finds its own, whatever else is sent."""
 
+import copy
+import pickle
+
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxinfer.logprobs import Logprob
+from jaxinfer.serving.requests.result import TokenScores
 from jaxinfer.serving.requests.result import unpack_scores as split
 from jaxinfer.serving.requests.token_group import ScoreSlice
+from jaxinfer.serving.service import scores as scores_module
 from jaxinfer.serving.service.messages import PromptScores, Step, decode_to_front_end, encode
 from jaxinfer.serving.service.scores import (
+    PromptLogprobs,
     ScoreBlocks,
     pack_prompt_scores,
     scores_of_rows,
@@ -83,3 +91,49 @@ def test_scores_of_a_prompt_arrive_as_they_were(start, first, num_top):
     np.testing.assert_array_equal(got.logprobs, scores.logprobs[first:])
     if num_top:
         np.testing.assert_array_equal(got.top_ids, scores.top_ids[first:, :num_top])
+
+
+def prompt_scores(tokens):
+    """The scores of a chunk in which each token is the likeliest but one."""
+    ids = np.asarray(tokens, np.int32)
+    return TokenScores(
+        tokens=ids,
+        ok=np.ones(len(ids), bool),
+        logprobs=-ids.astype(np.float32),
+        ranks=np.full(len(ids), 2, np.int32),
+        top_ids=np.stack([ids + 1, ids], axis=1),
+        top_logprobs=np.stack([-ids - 0.5, -ids - 1.0], axis=1).astype(np.float32),
+    )
+
+
+def test_the_log_probabilities_of_a_prompt_are_as_a_list_of_them():
+    """Of chunks in any order, one of which came twice, and one that ends beyond the prompt."""
+    scores = PromptLogprobs(6, 2, None)
+    assert list(scores) == [None] * 6
+    scores.add(2, prompt_scores([90, 91]))
+    scores.add(0, prompt_scores([11, 12]))
+    scores.add(2, prompt_scores([13, 14, 15, 16, 17]))
+    expected = [
+        None,
+        *({t: Logprob(-float(t), 2), t + 1: Logprob(-t - 0.5, 1)} for t in (11, 12, 13, 14, 15)),
+    ]
+    assert scores == expected
+    assert expected == scores
+    assert len(scores) == 6
+    assert scores[-1] == expected[-1]
+    assert scores[1:3] == expected[1:3]
+    assert repr(scores) == repr(expected)
+    assert type(pickle.loads(pickle.dumps(scores))) is list
+    assert copy.deepcopy(scores) == expected
+    with pytest.raises(IndexError):
+        scores[6]
+
+
+def test_the_log_probabilities_of_a_prompt_are_made_when_they_are_read(monkeypatch):
+    made = []
+    monkeypatch.setattr(scores_module, "logprobs_at", lambda *given: made.append(given))
+    scores = PromptLogprobs(100, 2, None)
+    scores.add(0, prompt_scores(range(100)))
+    assert not made
+    list(scores)
+    assert len(made) == 99

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,12 +17,12 @@ from jaxinfer.serving.openai.answering.plan import AnswerPlan, guided, plan_answ
 from jaxinfer.serving.openai.answering.usage import UsageCount
 from jaxinfer.serving.openai.errors import client_errors
 from jaxinfer.serving.openai.front import Front, Job, Outputs, finals, front_of
-from jaxinfer.serving.openai.logprobs import prompt_logprobs
+from jaxinfer.serving.openai.logprobs import answer_size, prompt_logprobs
 from jaxinfer.serving.openai.merging import BEGIN_SECONDS, begun
 from jaxinfer.serving.openai.protocol.chat import ChatAnswer, ChatBody
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes.chat_choices import ChatChoices
-from jaxinfer.serving.openai.sse import DONE, EventStream
+from jaxinfer.serving.openai.sse import DONE, EventStream, encode
 from jaxinfer.serving.parsers.reasoning import reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
@@ -53,7 +54,11 @@ async def chat(body: ChatBody, request: Request) -> Response:
             headers=id_header(body.request_id),
         )
     (output,) = await finals(outputs)
-    return json_answer({**begin, **_answer(body, output, choices, count)}, body.request_id)
+
+    def answer() -> Response:
+        return json_answer({**begin, **_answer(body, output, choices, count)}, body.request_id)
+
+    return await front.write(answer, answer_size(output))
 
 
 def _params(body: ChatBody, front: Front) -> SamplingParams:
@@ -106,7 +111,7 @@ def _answer(
     count.add(0, output)
     answer: dict[str, object] = {
         "service_tier": None,
-        "choices": [choices.whole(each) for each in output.outputs],
+        "choices": [Raw(encode(choices.whole(each))) for each in output.outputs],
         "usage": count.usage(),
     }
     scores = output.prompt_logprobs if body.prompt_logprobs is not None else None

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +15,7 @@ from jaxinfer.serving.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.serving.openai.answering.usage import UsageCount
 from jaxinfer.serving.openai.errors import client_errors, invalid
 from jaxinfer.serving.openai.front import Front, Job, Outputs, finals, front_of
+from jaxinfer.serving.openai.logprobs import answer_size
 from jaxinfer.serving.openai.merging import BEGIN_SECONDS, begun
 from jaxinfer.serving.openai.protocol.completion import (
     MAX_TOKENS,
@@ -23,7 +25,7 @@ from jaxinfer.serving.openai.protocol.completion import (
 )
 from jaxinfer.serving.openai.route import ApiRoute
 from jaxinfer.serving.openai.routes.completion_choices import ChoiceWriter
-from jaxinfer.serving.openai.sse import DONE, EventStream
+from jaxinfer.serving.openai.sse import DONE, EventStream, encode
 
 MAX_CHOICES = 4096
 
@@ -54,12 +56,17 @@ async def complete(body: CompletionBody, request: Request) -> Response:
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
         )
-    count, choices = UsageCount(), []
-    for i, output in enumerate(await finals(outputs)):
-        count.add(i, output)
-        choices += _choices(writers, i, output)
-    answer = {**begin, "service_tier": None, "choices": choices, "usage": count.usage()}
-    return json_answer(answer, body.request_id)
+    whole = await finals(outputs)
+
+    def answer() -> Response:
+        count, choices = UsageCount(), []
+        for i, output in enumerate(whole):
+            count.add(i, output)
+            choices += [Raw(encode(choice)) for choice in _choices(writers, i, output)]
+        fields = {**begin, "service_tier": None, "choices": choices, "usage": count.usage()}
+        return json_answer(fields, body.request_id)
+
+    return await front.write(answer, sum(map(answer_size, whole)))
 
 
 def _params(body: CompletionBody, front: Front) -> SamplingParams:
