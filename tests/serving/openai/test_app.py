@@ -8,7 +8,7 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from jaxinfer.errors import StepError
+from jaxinfer.errors import EngineRestartingError, StepError
 from jaxinfer.serving.openai.protocol.chat import ChatAnswer
 from jaxinfer.serving.openai.protocol.completion import CompletionAnswer
 from jaxinfer.serving.openai.protocol.responses.answer import ResponsesAnswer
@@ -270,6 +270,18 @@ def test_probes_say_when_the_engine_has_ended(make_client, engine):
     answer = make_client(Dead(engine)).get("/health")
     assert answer.status_code == 503
     assert "/usr" not in answer.text
+
+
+class Restarting(FakeEngine):
+    async def check_health(self):
+        raise EngineRestartingError("it is started anew", retry_after=5)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_say_when_an_engine_that_is_started_anew_may_be_back(make_client, engine, path):
+    answer = make_client(Restarting(engine)).get(path)
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "5"
 
 
 def test_models_have_all_their_names(make_client):

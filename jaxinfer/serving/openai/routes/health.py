@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxinfer import __version__
-from jaxinfer.errors import JaxinferError
+from jaxinfer.errors import EngineRestartingError, JaxinferError
 from jaxinfer.serving.openai.answering.json_answer import json_answer
 from jaxinfer.serving.openai.errors import ApiError
 from jaxinfer.serving.openai.front import Front, front_of
@@ -20,6 +20,8 @@ async def health(request: Request) -> Response:
     """Whether requests are taken; needs no key."""
     try:
         await front_of(request).engine.check_health()
+    except EngineRestartingError:
+        raise  # it says when to come back
     except (JaxinferError, RuntimeError):
         raise ApiError(503, "the engine takes no requests", code="engine_unavailable") from None
     return Response()
