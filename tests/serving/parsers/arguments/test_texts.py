@@ -22,7 +22,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", sorted(KNOWN))
 def test_a_format_is_a_regular_expression(name):
     good, bad = SAMPLES[name]
     for text in good:
