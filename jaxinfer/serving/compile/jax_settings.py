@@ -12,9 +12,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import config as jax_config
+from jax._src.config import config_states
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
+
+_WITHOUT_A_PUBLIC_CONTEXT = {
+    "jax_use_shardy_partitioner": True,
+    "jax_scan3": False,  # with it, searches for thresholds find others
+    "jax_error_checking_behavior_nan": "ignore",
+    "jax_error_checking_behavior_divide": "ignore",
+    "jax_error_checking_behavior_oob": "ignore",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class JaxSettings:
             stack.enter_context(jax.threefry_partitionable(True))
             stack.enter_context(jax.enable_custom_prng(False))
             stack.enter_context(jax.legacy_prng_key("allow"))
-            stack.enter_context(jax_config.use_shardy_partitioner(True))
+            stack.enter_context(jax.remove_size_one_mesh_axis_from_type(False))
             # What may be done at all.
             stack.enter_context(jax.disable_jit(False))
             stack.enter_context(jax.no_tracing(False))
@@ -67,9 +75,9 @@ class JaxSettings:
             stack.enter_context(jax.debug_key_reuse(False))
             stack.enter_context(jax.check_tracer_leaks(False))
             stack.enter_context(jax.enable_checks(False))
-            stack.enter_context(jax_config.error_checking_behavior_nan("ignore"))
-            stack.enter_context(jax_config.error_checking_behavior_divide("ignore"))
-            stack.enter_context(jax_config.error_checking_behavior_oob("ignore"))
+            for name, value in _WITHOUT_A_PUBLIC_CONTEXT.items():
+                if (state := config_states.get(name)) is not None:  # in this version of JAX
+                    stack.enter_context(state(value))
             yield
 
 

@@ -82,7 +82,8 @@ def _others() -> Iterator[tuple[str, Any]]:
 
 
 _CASES = [pytest.param(*case, id=f"{case[0]}={case[1]}") for case in _WIDELY_USED.items()] + [
-    pytest.param(*case, id=f"{case[0]}={case[1]}", marks=pytest.mark.slow) for case in _others()
+    pytest.param(*case, id=f"{case[0]}={case[1]}", marks=pytest.mark.exhaustive)
+    for case in _others()
 ]
 
 
@@ -114,7 +115,7 @@ def _used(llm: LLM) -> list[Any]:
     outputs = llm.generate(PROMPTS, [GREEDY, _DRAWN.clone(n=1), _BIASED], use_tqdm=False)
     assert [output.error for output in outputs] == [None] * 3
     samples = llm.generate(PROMPTS[0], _DRAWN, use_tqdm=False)[0].outputs
-    llm.update_params(small_params())
+    llm.update_params(small_params(), _MAPPING)
     rollouts = llm.rollout(PROMPTS, GREEDY)
     (scores,) = llm.score([PROMPTS[2]])
     np.testing.assert_allclose(scores.token_logprobs[1:], _scores(), atol=1e-3)
@@ -132,28 +133,32 @@ def _scores() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[Any]:
+def earlier() -> Iterator[LLM]:
     with small_llm() as llm:
-        return _used(llm)
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def expected(earlier) -> list[Any]:
+    return _used(earlier)
 
 
 @pytest.mark.filterwarnings("ignore")  # some settings warn of themselves
 @pytest.mark.parametrize(("name", "value"), _CASES)
 def test_an_engine_answers_the_same_whatever_is_set_before_and_after_its_start(
-    expected, name, value
+    earlier, expected, name, value
 ):
-    with small_llm() as earlier, _set({name: value}):
+    with _set({name: value}):
         assert _used(earlier) == expected
         with small_llm() as later:
             assert _used(later) == expected
 
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
-def test_the_mesh_around_a_call_is_not_the_engines(expected, kind):
+def test_the_mesh_around_a_call_is_not_the_engines(earlier, expected, kind):
     with jax.set_mesh(_mesh(kind)), small_llm() as llm:
         assert _used(llm) == expected
-    with small_llm() as llm, jax.set_mesh(_mesh(kind)):
-        assert _used(llm) == expected
+        assert _used(earlier) == expected
         assert jax.sharding.get_mesh() == _mesh(kind)
 
 
@@ -199,8 +204,7 @@ def test_every_kind_of_engine_runs_under_all_of_them_at_once(kind):
 
     def use(llm: LLM) -> list[Any]:
         answers = _used(llm)
-        if "mapping" in options:
-            llm.update_params(small_params(), _MAPPING)
+        if kind == "mapped":
             llm.sleep(level=1)
             llm.wake_up()
         llm.reset_prefix_cache()
