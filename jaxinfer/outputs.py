@@ -130,8 +130,26 @@ class RequestMetrics:
         return None if self.finished_time is None else self.finished_time - self.arrival_time
 
 
+class _WithCause:
+    """What an output holds beside its fields, all of which JSON can express."""
+
+    __slots__ = ("_cause",)
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The exception that `error` tells of, with its traceback.
+
+        None if nothing was raised, and behind a server, whose log has it.
+        """
+        return getattr(self, "_cause", None)
+
+    @cause.setter
+    def cause(self, cause: BaseException | None) -> None:
+        self._cause = cause
+
+
 @dataclasses.dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(_WithCause):
     """A request with its completions: whole or, when streamed, only the text and tokens since the
     last output.
 
@@ -148,7 +166,8 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that its first completion did not compute: found in the
             prefix cache or, where an equal prompt was computed in the same step, all of them.
         metrics: times and counts.
-        error: what went wrong, when a completion's `finish_reason` is "error".
+        error: what went wrong, when a completion's `finish_reason` is "error"; `cause` has the
+            exception, if there was one.
         weight_version: how often the weights had been swapped when its last token was drawn.
     """
 

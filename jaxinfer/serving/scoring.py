@@ -43,7 +43,7 @@ def score_output(output: RequestOutput, start: int) -> ScoreOutput:
         StepError: the request failed.
     """
     if output.error is not None or output.prompt_logprobs is None:
-        raise StepError(f"scoring failed: {output.error}")
+        raise StepError(f"scoring failed: {output.error}") from output.cause
     token_logprobs: list[float | None] = [None]
     ranks: list[int | None] = [None]
     following = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)

@@ -233,7 +233,7 @@ class Engine:
         try:
             self._runner.update_params(params)
         except StepError as error:
-            raise self.give_up(str(error)) from error
+            raise self.give_up(str(error), error) from error
         self._requests.weight_version += 1
         self._scheduler.invalidate_prefix_cache()
 
@@ -295,17 +295,23 @@ class Engine:
         if self._is_closed:
             raise RuntimeError("the engine is closed")
         if self._failure is not None:
-            raise StepError(f"the engine has failed: {self._failure}; make a new LLM")
+            raise StepError(
+                f"the engine has failed: {self._failure}; make a new LLM"
+            ) from self._failure
 
-    def give_up(self, reason: str) -> StepError:
+    def give_up(self, reason: str, cause: BaseException | None = None) -> StepError:
         """Fail for good: end every request with the reason "error" and refuse new ones.
+
+        Args:
+            reason: one line.
+            cause: what was raised.
 
         Returns:
             The error that later calls raise.
         """
         self._failure = self._failure or StepError(reason)
         self._in_flight.clear()
-        self._requests.fail_all(reason)
+        self._requests.fail_all(reason, cause)
         return self._failure
 
     def _group(self, request: NewRequest, seed: int) -> AnyGroup:
@@ -424,16 +430,18 @@ class Engine:
         self._requests.note_tokens()
         self._in_flight.clear()
         requests = {r.request_id: r for each in (fault, other) if each for r in each.requests}
+        error, is_new = fault.error, not self._quarantine.suspicions
         guilty = self._quarantine.blame(requests.values())
         try:
             self._runner.reset_cache()
         except Exception as second:
-            reason = f"the device failed ({fault.error}) and the KV cache could not be rebuilt"
-            raise self.give_up(reason) from second
-        logger.warning("a step raised and is run again: %s", fault.error)
+            reason = f"the device failed ({error}) and the KV cache could not be rebuilt ({second})"
+            raise self.give_up(reason, error) from error
+        # Where it raised is said once; finding the request at fault raises it again and again.
+        logger.warning("a step raised and is run again: %s", error, exc_info=is_new and error)
         self._scheduler.requeue_all()
         for request in guilty:
-            self._requests.fail(request, f"its step failed twice: {fault.error}")
+            self._requests.fail(request, f"its step failed twice: {error}", error)
 
 
 def _note_begin(admitted: list[Request], now: float) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -229,16 +230,16 @@ class OpenRequests:
         for group in changed.values():
             self._hand_out(group, now)
 
-    def fail(self, request: Request, reason: str) -> None:
+    def fail(self, request: Request, reason: str, cause: Exception) -> None:
         """End the caller's request to which a completion's `request` belongs."""
         if (member := self._members.get(request.request_id)) is not None:
-            self._fail(member.group, reason)
+            self._fail(member.group, reason, cause)
 
-    def fail_all(self, reason: str) -> None:
+    def fail_all(self, reason: str, cause: BaseException | None = None) -> None:
         """End every request."""
         self.note_tokens()
         for group in list(self._groups.values()):
-            self._fail(group, reason)
+            self._fail(group, reason, cause)
         self.collect()
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -335,11 +336,14 @@ class OpenRequests:
         for completion in group.completions:
             if completion.request.request_id in self._members:
                 completion.break_off()
-        self._fail(group, f"{type(error).__name__}: {error}")
+        self._fail(group, f"{type(error).__name__}: {error}", error)
 
-    def _fail(self, group: AnyGroup, reason: str) -> None:
+    def _fail(self, group: AnyGroup, reason: str, cause: BaseException | None) -> None:
         """End the unfinished completions of a request."""
-        group.error = group.error or reason
+        if group.error is None:
+            group.error, group.cause = reason, cause
+        if cause is not None:  # whoever keeps it does not keep a step's arrays
+            traceback.clear_frames(cause.__traceback__)
         for completion in group.completions:
             if completion.request.request_id in self._members:
                 self._end(completion, "error")

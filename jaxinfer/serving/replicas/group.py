@@ -284,7 +284,7 @@ class EngineGroup:
         engine = member.replica.engine
         try:
             # Actions posted meanwhile run before this.
-            member.replica.call(lambda: engine.give_up(reason))
+            member.replica.call(lambda: engine.give_up(reason, member.replica.failure))
         except Exception as error:
             logger.error("replica %d can't end its requests", member.index, exc_info=error)
         self._deliver()

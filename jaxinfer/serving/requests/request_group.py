@@ -167,6 +167,8 @@ class RequestGroup:
         self.request_id = new.key
         self.error: str | None = None
         """The cause of the last completion's finish reason "error"."""
+        self.cause: BaseException | None = None
+        """The exception that it tells of."""
         self._tokenizer = tokenizer
         prompt, params = new.prompt, new.params
         self._num_prompt_logprobs = params.prompt_logprobs
@@ -244,7 +246,7 @@ class RequestGroup:
         self._metrics.num_preemptions = sum(request.history.num_preemptions for request in requests)
         delta = self.new.kind == "delta"
         outputs = [completion.output(delta=delta) for completion in self.completions]
-        return RequestOutput(
+        output = RequestOutput(
             request_id=self.new.label,
             prompt=self.new.prompt.text,
             prompt_token_ids=self.new.prompt.token_ids,
@@ -256,6 +258,9 @@ class RequestGroup:
             error=self.error,
             weight_version=max(output.weight_version for output in outputs),
         )
+        if self.cause is not None:
+            output.cause = self.cause
+        return output
 
 
 def signed_seed(seed: int) -> int:

@@ -135,6 +135,8 @@ class TokenGroup:
         self.request_id = new.key
         self.error: str | None = None
         """The cause, if it ended with the reason "error"."""
+        self.cause: BaseException | None = None
+        """The exception that it tells of; it stays in this process."""
         self._facts: tuple[int, int, float | None, int] | None = None
         self._prompt_scores: list[tuple[int, ScoreSlice]] = []
         given = new.params.seed

@@ -442,12 +442,18 @@ def test_when_the_cache_can_not_be_rebuilt_everything_fails_and_says_so():
     setup.runner.fail_launches = {2}
     setup.runner.fail_reset = True
     setup.add("a", [1, 2, 3])
-    with pytest.raises(StepError, match="could not be rebuilt"):
+    with pytest.raises(StepError, match="could not be rebuilt") as caught:
         setup.run()
+    first = caught.value.__cause__
+    assert first is not None
+    assert str(first) in str(caught.value)
     (output,) = setup.engine.take_outputs()
     assert output.outputs[0].finish_reason == "error"
-    with pytest.raises(StepError, match="make a new LLM"):
+    assert output.cause is first
+    with pytest.raises(StepError, match="make a new LLM") as caught:
         setup.engine.step()
+    assert caught.value.__cause__ is setup.engine.failure
+    assert setup.engine.failure.__cause__ is first
     with pytest.raises(StepError, match="make a new LLM"):
         setup.add("b", [1])
 

@@ -1,6 +1,9 @@
 """A request that makes steps raise ends alone; other requests are not affected."""
 
+import dataclasses
+import json
 import random
+import traceback
 
 import pytest
 from hypothesis import given, settings
@@ -57,6 +60,22 @@ def test_only_the_poisonous_end_whoever_they_run_with(seed, multi_step, budget, 
         else:
             assert answer.token_ids == expected
             assert outputs[name].error is None
+
+
+def test_where_steps_raise_is_in_the_output_and_once_in_the_log(caplog):
+    setup = Poisoned({"2": 5}, max_num_seqs=4)
+    for i in range(4):
+        setup.add(str(i), [i], max_tokens=8)
+    outputs = {output.request_id: output for output in setup.run()}
+    assert [outputs[str(i)].cause for i in (0, 1, 3)] == [None] * 3
+    cause = outputs["2"].cause
+    assert isinstance(cause, RuntimeError)
+    frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    assert frames[-1].f_code.co_name == "raising"
+    assert not frames[-1].f_locals  # no array of the step is kept by whoever keeps the output
+    told = [record for record in caplog.records if record.exc_info]
+    assert len(told) == 1 < len(caplog.records)
+    assert json.dumps(dataclasses.asdict(outputs["2"]))
 
 
 def test_the_poisonous_among_many_is_found_in_few_steps_that_raise():
