@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.errors import StepError
 from jaxinfer.logprobs import ChosenLogprobs
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, RequestOutput
@@ -73,10 +74,13 @@ def run_rollouts(
     pad_to: tuple[int, int] | None,
     device: Any,
     use_tqdm: bool | Callable[..., Any],
+    allow_errors: bool,
 ) -> Rollouts:
     """Run requests of `rollout_params` and gather their results; as `LLM.rollout`."""
     check_widths(requests, pad_to)
     outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
+    if not allow_errors:
+        check_outputs(outputs)
     rollouts = to_rollouts(outputs, pad_token_id=pad_token_id, pad_to=pad_to)
     sampled = rollouts.completion_mask & (rollouts.completion_ids == pad_token_id)
     if sampled.any():
@@ -107,6 +111,21 @@ def check_widths(requests: Sequence[NewRequest], pad_to: tuple[int, int] | None)
                 f"max_tokens is {most}, but pad_to has room for completions of {pad_to[1]}; lower "
                 "max_tokens, or raise pad_to[1]"
             )
+
+
+def check_outputs(outputs: Sequence[RequestOutput]) -> None:
+    """Raise if a request failed, since a loss would go on without its rows unseen.
+
+    Raises:
+        StepError: counts the failed ones, and names the first and its cause.
+    """
+    failed = [i for i, output in enumerate(outputs) if output.error is not None]
+    if failed:
+        first = outputs[failed[0]]
+        raise StepError(
+            f"{len(failed)} of {len(outputs)} prompts failed; the first, prompts[{failed[0]}]: "
+            f"{first.error}; give allow_errors=True to get the others' rows, with these masked"
+        ) from first.cause
 
 
 def to_rollouts(

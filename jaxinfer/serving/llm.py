@@ -214,6 +214,7 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
         pad_token_id: int | None = None,
         device: Any = None,
         use_tqdm: bool | Callable[..., Any] = False,
+        allow_errors: bool = False,
     ) -> Rollouts:
         """Complete prompts, for a trainer: tokens and log-probabilities as arrays, no text.
 
@@ -225,10 +226,13 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
             pad_token_id: None takes one that ends nothing, and no token of text.
             device: a `jax.Device` or sharding to put the arrays on; None leaves them to NumPy.
             use_tqdm: as in `generate`.
+            allow_errors: return although prompts failed. Their rows have no tokens, and the finish
+                reason `FinishCode.ERROR`.
 
         Raises:
             TypeError, ValueError: as in `generate`; `pad_token_id` ends completions, or something
                 may not fit `pad_to`. Nothing has been run.
+            StepError: prompts failed; tells how many, and why the first did.
         """
         driver = self._handle.driver
         (given,) = self._arguments.params(params, 1)
@@ -242,6 +246,7 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
             pad_to=pad_to,
             device=device,
             use_tqdm=use_tqdm,
+            allow_errors=allow_errors,
         )
 
     def stream(

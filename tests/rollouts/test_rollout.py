@@ -7,7 +7,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer import FinishCode, Rollouts, SamplingParams
+from jaxinfer.errors import StepError
+from jaxinfer.rollouts import rollout
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params
+from jaxinfer.serving.engine.blocking_calls import run_requests
 from tests.rollouts import trainers
 from tests.serving.small_llm import CONFIG, PROMPTS, reference_logprobs, small_llm
 
@@ -151,10 +154,38 @@ def test_rows_bear_the_version_of_their_weights():
 def test_rows_that_failed_have_no_tokens(llm):
     bad = jax.tree.map(lambda leaf: leaf * jnp.nan, trainers.other_params())
     with small_llm(params=bad) as broken:
-        made = broken.rollout(PROMPTS, SAMPLED, pad_to=(13, 8))
+        made = broken.rollout(PROMPTS, SAMPLED, pad_to=(13, 8), allow_errors=True)
     assert made.finish_reasons.tolist() == [FinishCode.ERROR] * 3
     assert not made.completion_mask.any()
     assert np.isfinite(made.logprobs).all()
+
+
+@pytest.mark.parametrize("failing", [[1], [0, 1, 2]])
+def test_prompts_that_failed_are_an_error_unless_their_rows_may_be_masked(
+    llm, rollouts, monkeypatch, failing
+):
+    def spoil(driver, requests, **options):
+        outputs = run_requests(driver, requests, **options)
+        for i in failing:
+            outputs[i].error, outputs[i].cause = f"cause {i}", ArithmeticError()
+            for completion in outputs[i].outputs:
+                completion.finish_reason, completion.logprobs = "error", None
+        return outputs
+
+    monkeypatch.setattr(rollout, "run_requests", spoil)
+    first = failing[0]
+    named = f"{len(failing)} of 3 prompts failed; the first, prompts.{first}.: cause {first};"
+    with pytest.raises(StepError, match=f"{named} give allow_errors=True") as caught:
+        llm.rollout(PROMPTS, SAMPLED, n=N)
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+    made = llm.rollout(PROMPTS, SAMPLED, n=N, allow_errors=True)
+    rows = np.isin(np.arange(3).repeat(N), failing)
+    assert not made.completion_mask[rows].any()
+    assert (made.finish_reasons == FinishCode.ERROR).tolist() == rows.tolist()
+    width = made.completion_ids.shape[1]
+    np.testing.assert_array_equal(
+        made.completion_ids[~rows], rollouts.completion_ids[~rows, :width]
+    )
 
 
 def test_packing_keeps_every_token_once(rollouts):

@@ -5,13 +5,14 @@ import gc
 import logging
 import signal
 import threading
+import traceback
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import LLM
+from jaxinfer import LLM, RequestOutput
 from jaxinfer.errors import CapacityError, ModelLoadError, StepError
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving.requests.detokenizer import Detokenizer
@@ -89,6 +90,28 @@ def test_a_step_that_raises_is_survived(llm, monkeypatch):
     assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
     monkeypatch.undo()
     assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
+def test_the_first_cause_of_a_failed_request_is_chained(llm, monkeypatch):
+    def break_always(schedule):
+        raise ArithmeticError("on purpose")
+
+    async def last() -> RequestOutput:
+        return [output async for output in llm.astream(PROMPTS[0], GREEDY)][-1]
+
+    monkeypatch.setattr(llm._loaded.replicas[0].runner, "launch", break_always)
+    outputs = [*llm.generate(PROMPTS, GREEDY, use_tqdm=False), asyncio.run(last())]
+    for output in outputs:
+        assert output.error == "its step failed twice: on purpose"
+        assert "break_always" in "".join(traceback.format_exception(output.cause))
+    with pytest.raises(StepError, match="scoring failed: its step failed twice") as scored:
+        llm.score([PROMPTS[0]])
+    with pytest.raises(StepError, match="3 of 3 prompts failed") as rolled:
+        llm.rollout(PROMPTS, GREEDY)
+    for caught in (scored, rolled):
+        assert "break_always" in "".join(traceback.format_exception(caught.value))
+    monkeypatch.undo()
+    assert llm.score([PROMPTS[0]])
 
 
 def test_nan_weights_end_the_requests_and_good_weights_serve_the_next(llm, caplog):
