@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+TIMEOUT = "timeout"
+"""The stop reason of a request that its own `timeout` has ended."""
+
 
 @dataclasses.dataclass(slots=True)
 class CompletionOutput:
@@ -26,6 +29,7 @@ class CompletionOutput:
             ``logprobs=0`` a `ChosenLogprobs`, whose `values` are the plain numbers.
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
+            "timeout" where the reason is "abort" and the request's own `timeout` was over.
         weight_version: as of `RequestOutput`, at this completion's last token.
         pieces: the text, read as reasoning, content and tool calls, where the request says how; the
             text is then the content alone. None elsewhere.

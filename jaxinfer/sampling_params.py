@@ -37,6 +37,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
+MAX_TIMEOUT = 1e6
 
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -108,6 +109,9 @@ class SamplingParams:
         structured_outputs: A grammar that the answer follows, as `StructuredOutputsParams` or a
             dictionary of its fields. The grammar says where the answer may end: `ignore_eos` has
             no effect, and `min_tokens` is refused.
+        timeout: Seconds from a request's arrival after which it ends, waiting or running, with the
+            tokens that it has, `finish_reason` "abort" and `stop_reason` "timeout". None sets no
+            limit.
         thinking_token_budget: Most tokens that the model thinks with; after them the engine inserts
             `</think>`. None and -1 set no limit. Only for models that have
             `<think>` and `</think>` as tokens; has no effect on an answer that begins without.
@@ -145,6 +149,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = ()
+    timeout: float | None = None
     thinking_token_budget: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
@@ -196,6 +201,10 @@ class SamplingParams:
         )
         for name in ("presence_penalty", "frequency_penalty"):
             put(name, check_real(name, getattr(self, name), -2.0, 2.0))
+        if self.timeout is not None:
+            put("timeout", check_real("timeout", self.timeout, 0.0, MAX_TIMEOUT))
+            if self.timeout == 0.0:
+                raise ValueError("timeout must be above 0 seconds, got 0; None sets no limit")
         put("min_tokens", check_integer("min_tokens", self.min_tokens, 0, MAX_INT32))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is True:  # as in vLLM

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from jaxinfer.serving.engine.sleep import PauseMode, SleepState, SleepTag
 from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.guided.grammar_queue import GrammarQueue
 from jaxinfer.serving.requests.new_request import NewRequest, Sink
+from jaxinfer.serving.scheduler.deadlines import Deadlines
 
 logger = logging.getLogger("jaxinfer")
 
@@ -58,13 +60,16 @@ class EngineDriver:
         self._driven: dict[str, NewRequest] = {}
         self._by_hand: dict[str, str] = {}
         self._outputs: list[RequestOutput] = []
+        self._deadlines = Deadlines()
         self._sleep = SleepState()
         self._is_stepping = False
         self._is_closed = False
         self._after_round: Callable[[], None] = lambda: None
         self.is_closing = False
         """Whether `close` or `close_soon` was called."""
-        self._owner = OwnerThread("jaxinfer-engine", self._advance, within)
+        self._owner = OwnerThread(
+            "jaxinfer-engine", self._advance, within, self._deadlines.seconds_left
+        )
         _live.add(self)
 
     def after_each_round(self, action: Callable[[], None]) -> None:
@@ -93,18 +98,22 @@ class EngineDriver:
             StepError: the engine has failed for good.
             RuntimeError: it is closed, or sleeps.
         """
+        since = time.monotonic()
         self._grammars.compile(requests)
-        self.call(lambda: self._add_all(requests))
+        self.call(lambda: self._add_all(requests, since))
 
     def submit_soon(self, requests: Sequence[NewRequest]) -> None:
         """Enqueue requests, all or none, without waiting; each gets the error if one is refused."""
+        since = time.monotonic()
         compiled = self._grammars.start(requests)
         if compiled is None:
-            self._soon(lambda: self._try_to_add(requests))
+            self._soon(lambda: self._try_to_add(requests, since))
             return
         self._soon(lambda: self._grammars.hold(requests))
         compiled.add_done_callback(
-            lambda done: self._owner.post(lambda: self._add_compiled(requests, done.exception()))
+            lambda done: self._owner.post(
+                lambda: self._add_compiled(requests, since, done.exception())
+            )
         )
 
     def cancel(self, keys: Iterable[str]) -> None:
@@ -254,8 +263,9 @@ class EngineDriver:
         Raises:
             ValueError: its label is in use by another such request, or as `submit`.
         """
+        since = time.monotonic()
         self._grammars.compile([request])
-        self.call(lambda: self._add_by_hand(request))
+        self.call(lambda: self._add_by_hand(request, since))
 
     def abort_by_hand(self, labels: Iterable[str]) -> None:
         """End requests from `add_by_hand` after the current step; other labels are ignored."""
@@ -265,6 +275,7 @@ class EngineDriver:
             for label in labels:
                 if (key := self._by_hand.pop(label, None)) is not None:
                     self._engine.abort(key)
+                    self._deadlines.end(key)
                     self._outputs = [o for o in self._outputs if o.request_id != label]
 
         self._owner.post(abort)
@@ -274,6 +285,7 @@ class EngineDriver:
 
         def step() -> list[RequestOutput]:
             try:
+                self._end_overdue()
                 if self._engine.has_unfinished and self._sleep.may_step:
                     self._step()
             finally:
@@ -300,6 +312,7 @@ class EngineDriver:
 
     def _advance(self) -> bool:
         """Run one step if a request needs it; returns whether there may be more work."""
+        self._end_overdue()
         may_step = bool(self._driven) and self._sleep.may_step
         if may_step:
             try:
@@ -330,6 +343,13 @@ class EngineDriver:
             )
         while mode == "wait" and self._engine.has_unfinished:
             self._step()
+            self._end_overdue()
+
+    def _end_overdue(self) -> None:
+        """End requests whose time is over; each receives a last output that says so."""
+        for key in self._deadlines.overdue():
+            self._engine.abort(key)
+            self._deadlines.end(key)
 
     def _check_between_steps(self) -> None:
         if self._is_stepping:
@@ -346,29 +366,32 @@ class EngineDriver:
             with contextlib.suppress(Exception):
                 self._engine.abort(key)
 
-    def _add_all(self, requests: Sequence[NewRequest]) -> None:
+    def _add_all(self, requests: Sequence[NewRequest], since: float) -> None:
         self._sleep.check_takes_requests()
         try:
             for request in requests:
                 self._engine.add(dataclasses.replace(request, sink=self._sink(request)))
                 self._driven[request.key] = request
+                self._deadlines.add(request, since)
         except BaseException:
             self._cancel([request.key for request in requests])
             raise
 
-    def _try_to_add(self, requests: Sequence[NewRequest]) -> None:
+    def _try_to_add(self, requests: Sequence[NewRequest], since: float) -> None:
         try:
             self._check_open()
-            self._add_all(requests)
+            self._add_all(requests, since)
         except Exception as error:
             for request in requests:
                 _tell(request, error)
 
-    def _add_compiled(self, requests: Sequence[NewRequest], error: BaseException | None) -> None:
+    def _add_compiled(
+        self, requests: Sequence[NewRequest], since: float, error: BaseException | None
+    ) -> None:
         """Enqueue requests whose grammars are compiled and that were not cancelled."""
         waiting, aborted = self._grammars.take(requests)
         if error is None:
-            self._try_to_add(waiting)
+            self._try_to_add(waiting, since)
         else:
             for request in waiting:
                 _tell(request, error)
@@ -389,6 +412,7 @@ class EngineDriver:
         def deliver(output: Any) -> None:
             if output.finished:
                 self._driven.pop(key, None)
+                self._deadlines.end(key, output)
             sink(output)
 
         return deliver
@@ -400,16 +424,17 @@ class EngineDriver:
             if self._driven.pop(key, None) is not None:
                 self._engine.abort(key)
 
-    def _add_by_hand(self, request: NewRequest) -> None:
+    def _add_by_hand(self, request: NewRequest, since: float) -> None:
         if request.label in self._by_hand:
             raise ValueError(f"request id {request.label!r} is in use by an unfinished request")
         self._sleep.check_takes_requests()
         self._engine.add(dataclasses.replace(request, sink=self._collect))
         self._by_hand[request.label] = request.key
+        self._deadlines.add(request, since)
 
     def _collect(self, output: RequestOutput) -> None:
-        if output.finished:
-            self._by_hand.pop(output.request_id, None)
+        if output.finished and (key := self._by_hand.pop(output.request_id, None)) is not None:
+            self._deadlines.end(key, output)
         self._outputs.append(output)
 
     def _close(self) -> None:

@@ -27,6 +27,8 @@ class OwnerThread:
         advance: does a piece of the thread's own work and returns whether more remains; called
             after every round of actions.
         within: makes a block that the thread is in from its begin to its end.
+        patience_s: seconds to wait for a message, while there is no work, until `advance` is called
+            again; None waits for any time.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class OwnerThread:
         name: str,
         advance: Callable[[], bool] = lambda: False,
         within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        patience_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._advance = advance
         self._within = within
+        self._patience_s = patience_s
         self._has_ended = False
         # SimpleQueue.put is reentrant: a finalizer may run in the middle of another put.
         self._inbox: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
@@ -137,9 +141,9 @@ class OwnerThread:
 
     def _mail(self, *, wait: bool) -> Iterator[Action | None]:
         """The posted actions; waits for the first one if asked to."""
-        if wait:
-            yield self._inbox.get()
         with contextlib.suppress(queue.Empty):
+            if wait:
+                yield self._inbox.get(timeout=self._patience_s())
             while True:
                 yield self._inbox.get_nowait()
 

@@ -42,6 +42,7 @@ _FIELDS = frozenset(
         "prompt_logprobs",
         "truncate_prompt_tokens",
         "thinking_token_budget",
+        "timeout",
     ]
 )
 

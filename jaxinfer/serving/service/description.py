@@ -25,7 +25,7 @@ _MOST_SHARED_BYTES = 4096
 _STAY_OF_REQUEST = ("key", "label", "kind")
 _STAY_IN_FRONT_END = {
     *("stop", "output_kind", "detokenize", "skip_special_tokens"),
-    *("include_stop_str_in_output", "truncate_prompt_tokens"),
+    *("include_stop_str_in_output", "truncate_prompt_tokens", "timeout"),
 }
 
 

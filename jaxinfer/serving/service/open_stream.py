@@ -40,9 +40,11 @@ class OpenStream:
             self._has_news.set()
         return ended
 
-    def end(self, reason: FinishReason, error: str | None = None) -> list[int]:
+    def end(
+        self, reason: FinishReason, error: str | None = None, *, stop_reason: str | None = None
+    ) -> list[int]:
         """End the unfinished completions, and return them."""
-        ended = self._request.end(reason, error)
+        ended = self._request.end(reason, error, stop_reason=stop_reason)
         self._has_news.set()
         return ended
 

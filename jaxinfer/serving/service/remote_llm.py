@@ -14,7 +14,7 @@ from jaxinfer.errors import (
 )
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import RequestOutput
+from jaxinfer.outputs import TIMEOUT, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
@@ -333,10 +333,11 @@ class RemoteLLM:
             raise self._link.failure
         number = self._link.new_number()
         stream = self._streams[number] = OpenStream(request, self.tokenizer)
-        timer = None
+        loop, timers = asyncio.get_running_loop(), []
         if limit:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(limit, self._expire, number, limit)
+            timers.append(loop.call_later(limit, self._expire, number, limit))
+        if (asked := request.params.timeout) is not None:
+            timers.append(loop.call_later(asked, self._time_out, number))
         self._link.send(Add(number, engine_message(request, self._sent_params)))
         self._sent_params = request.params
         try:
@@ -346,7 +347,7 @@ class RemoteLLM:
                 finished = output.finished
                 yield output
         finally:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
             self._end_in_engine(number, stream.end("abort"))
             del self._streams[number]
@@ -369,6 +370,11 @@ class RemoteLLM:
         stream = self._streams[number]
         reason = f"it was not done within its time limit, {limit:g} s"
         self._end_in_engine(number, stream.end("abort", reason))
+
+    def _time_out(self, number: int) -> None:
+        """End a request at the limit that it asked for itself, which is no error."""
+        stream = self._streams[number]
+        self._end_in_engine(number, stream.end("abort", stop_reason=TIMEOUT))
 
     def _refuse(self, number: int, error: Exception) -> None:
         if (stream := self._streams.get(number)) is not None:

@@ -73,12 +73,15 @@ class RemoteRequest:
         ended_here = completion.finish_reason is not None and not ends_there
         return [row.index] if ended_here else []
 
-    def end(self, reason: FinishReason, error: str | None = None) -> list[int]:
+    def end(
+        self, reason: FinishReason, error: str | None = None, *, stop_reason: str | None = None
+    ) -> list[int]:
         """End the unfinished completions, and return them."""
         self._group.error = self._group.error or error
         unfinished = self.unfinished
         for index in unfinished:
             self._group.completions[index].finish(reason)
+            self._group.completions[index].stop_reason = stop_reason
         return unfinished
 
     def fail(self, error: str) -> list[int]:

@@ -151,6 +151,48 @@ def test_cancelling_a_task_aborts_its_request_and_no_other_of_the_same_label(kin
         setup.wait_until_idle()
 
 
+@pytest.mark.parametrize("driven_by", ["generate", "add_request"])
+def test_a_request_ends_at_its_own_time_limit_running_waiting_or_paused(kind, driven_by):
+    with Driven(kind, num_blocks=40, max_num_seqs=1) as driven:
+        driver = driven.driver
+        stream = driven.stream([1, 2, 3], LONG)
+        next(stream)
+        driver.call(lambda: driver.pause("keep"))
+        limited = PARAMS.clone(timeout=0.02)
+        if driven_by == "generate":
+            outputs = driven.run([[4], [5]], limited)
+        else:
+            driven.add_by_hand("a", [4], limited)
+            driven.add_by_hand("b", [5], limited)
+            outputs = []
+            while len(outputs) < 2:
+                outputs += driver.step()
+        for output in outputs:
+            assert output.error is None
+            assert output.outputs[0].finish_reason == "abort"
+            assert output.outputs[0].stop_reason == "timeout"
+        driver.call(driver.resume)
+        tokens = [t for output in stream for t in output.outputs[0].token_ids]
+        assert tokens == continuation([1, 2, 3], 100, VOCAB)[-len(tokens) :]
+        assert driven.run([[6]], PARAMS.clone(timeout=60))[0].outputs[0].finish_reason == "length"
+        assert driver.call(driver._deadlines.seconds_left) is None
+
+
+def test_a_running_request_keeps_its_tokens_at_its_time_limit():
+    with Driven() as driven:
+        driver = driven.driver
+        stream = driven.stream([1, 2, 3], LONG.clone(timeout=0.3))
+        tokens = list(next(stream).outputs[0].token_ids)
+        driver.call(lambda: driver.pause("keep"))
+        last = None
+        for last in stream:
+            tokens += last.outputs[0].token_ids
+        assert last is not None
+        assert last.outputs[0].stop_reason == "timeout"
+        assert tokens
+        assert tokens == continuation([1, 2, 3], len(tokens), VOCAB)
+
+
 def test_leaving_an_iteration_aborts_its_request():
     async def main():
         stream = stream_request_async(setup.driver, new_request([1], LONG, kind="delta"))

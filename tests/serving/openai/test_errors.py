@@ -177,6 +177,7 @@ NAMED = {"type": "function", "function": {"name": "g"}}
         ({"logprobs": 2}, "logprobs"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"thinking_token_budget": -2}, "thinking_token_budget"),
+        ({"timeout": 0}, "timeout"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

@@ -40,6 +40,7 @@ PARAMS = {
     "allowed_token_ids": IDS,
     "bad_words": WORDS,
     "thinking_token_budget": st.none() | st.integers(0, 9),
+    "timeout": st.none() | st.floats(0.1, 1e6),
     "structured_outputs": st.sampled_from(
         [{"json": {"type": "integer"}}, {"choice": ["a", "b"]}, {"json_object": True}]
     ),

@@ -78,7 +78,7 @@ def test_streams_have_priorities(llm):
         ([1, 2], ValueError, "priority has 2 entries for a call of 3"),
         ([0, True, 0], TypeError, r"priority\[1\] must be an integer, got True"),
         ([0, 0, 1.5], TypeError, r"priority\[2\] must be an integer, got 1.5"),
-        (3, TypeError, "list with an integer for each prompt"),
+        ("3", TypeError, "priority must be an integer"),
     ],
 )
 def test_wrong_priorities_are_refused_before_anything_runs(llm, priority, error, message):

@@ -370,6 +370,17 @@ def test_a_request_that_takes_too_long_is_aborted(by_call):
     run(main())
 
 
+def test_a_request_that_asked_for_a_time_limit_has_what_there_is_then():
+    async def main():
+        async with long_service().connected() as llm:
+            outputs = await collect(llm, [1, 2, 3], LONG.clone(timeout=0.05))
+            (last,) = outputs[-1].outputs
+            assert (last.finish_reason, last.stop_reason) == ("abort", "timeout")
+            assert outputs[-1].error is None
+
+    run(main())
+
+
 def test_while_it_drains_requests_end_and_none_is_taken():
     async def main():
         async with ToyService().connected() as llm:

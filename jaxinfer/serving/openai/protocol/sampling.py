@@ -12,6 +12,7 @@ from jaxinfer.sampling_params import (
     MAX_REPETITION_PENALTY,
     MAX_STOP_TOKEN_IDS,
     MAX_TEMPERATURE,
+    MAX_TIMEOUT,
     SamplingParams,
 )
 from jaxinfer.serving.openai.errors import invalid
@@ -60,6 +61,7 @@ _SAME = [
     "allowed_token_ids",
     "bad_words",
     "thinking_token_budget",
+    "timeout",
 ]
 
 
@@ -85,6 +87,9 @@ class DrawFields(Body):
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = Field(
         None, description="-1 sets no limit."
+    )
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = Field(
+        None, description="Seconds; then the answer is what there is, and finish_reason is abort."
     )
     length_penalty: Ignored = None
     early_stopping: Ignored = None
