@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.evaluation.rates import BARS, Rate
+from jaxinfer.profiling.share_text import share_text
 
 
 def rate_records(found: Mapping[str, Rate]) -> dict[str, Any]:
@@ -24,12 +25,11 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     lines = [f"{report['model']}, {report['dtype']}, {report['attention_backend']} attention", ""]
     width = max(map(len, report["rates"]))
     for name, rate in report["rates"].items():
-        bar = "" if rate["bar"] is None else f", bar {rate['bar']:.0%}"
+        bar = "" if rate["bar"] is None else f", bar {share_text(rate['bar'])}"
         if name in report["below_bar"]:
             bar += " MISSED"
         label = name.replace("_", " ")
-        lines.append(
-            f"{label:<{width}}  {rate['share']:7.2%}  ({rate['hits']}/{rate['total']}{bar})"
-        )
+        share = share_text(rate["share"], 2)
+        lines.append(f"{label:<{width}}  {share:>7}  ({rate['hits']}/{rate['total']}{bar})")
     lines.append(f"{'story loss':<{width}}  {report['story_loss']:.4f} nats a token")
     return lines

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.planning.devices import REACHED_BANDWIDTH, REACHED_MATRIX_SPEED, published_chip
+from jaxinfer.profiling.share_text import share_text
 
 _WINDOW_S, _WINDOWS = 0.1, 4
 """The best of several windows stands, for others may use the machine, too."""
@@ -220,7 +221,7 @@ def _judge(
     if published is None or _BELIEVED * reached * published <= measured.per_s <= published:
         return measured.per_s, f"measured in this run: {measured.name}"
     return reached * published, (
-        f"at the {reached:.0%} that the best kernels usually reach of the data sheet's "
+        f"at the {share_text(reached)} that the best kernels usually reach of the data sheet's "
         f"{published / scale:,.0f} {unit}, because the {measured.per_s / scale:,.0f} {unit} "
         "measured in this run can't be right"
     )

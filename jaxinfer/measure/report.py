@@ -8,6 +8,7 @@ from jaxinfer.measure.timing import Speed
 from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.planning.shapes import shape_of
+from jaxinfer.profiling.share_text import share_text
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
@@ -118,7 +119,7 @@ def _speed_lines(report: dict[str, Any]) -> list[str]:
             f"{row['prefill_tokens_per_s']:,.0f}",
             f"{row['decode_step_s'] * 1e3:.3f}",
             f"{row['decode_tokens_per_s']:,.0f}",
-            "-" if None in floors else " / ".join(f"{floor:.0%}" for floor in floors),
+            "-" if None in floors else " / ".join(share_text(floor) for floor in floors),
         )
         lines.append("".join(f"{cell:>16}" for cell in cells))
     compiled = sum(row["num_compilations"] for row in report["speeds"])
@@ -138,7 +139,11 @@ def _workload_lines(report: dict[str, Any]) -> list[str]:
             f"{median['prompt_tokens_per_s']:,.0f} prompt tok/s",
             f"TTFT {median['ttft_s'] * 1e3:.1f} ms",
             *([f"TPOT {tpot * 1e3:.3f} ms"] if tpot is not None else []),
-            *([f"{floor['total_s'] / median['seconds']:.0%} of the floor"] if floor else []),
+            *(
+                [f"{share_text(floor['total_s'] / median['seconds'])} of the floor"]
+                if floor
+                else []
+            ),
             f"spread {run['spread']:.3f}",
         ]
         lines.append(f"  {kind}: " + ", ".join(parts))
@@ -151,7 +156,9 @@ def _workload_lines(report: dict[str, Any]) -> list[str]:
         )
     if report["device_time"] is not None:
         kinds = report["device_time"]["kinds"].items()
-        lines.append("  GPU time: " + ", ".join(f"{share:.1%} {kind}" for kind, share in kinds))
+        lines.append(
+            "  GPU time: " + ", ".join(f"{share_text(share, 1)} {kind}" for kind, share in kinds)
+        )
     lines.append(
         f"start to ready {report['start_up_s']:.1f} s, {report['compiled_at_start']} programs; "
         f"compiled while measuring: {report['num_compilations']}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jaxinfer.profiling.parts import HOST_SPANS
+from jaxinfer.profiling.share_text import share_text
 
 if TYPE_CHECKING:
     from jaxinfer.profiling.report import ProfileReport, StepRow, Timing, WorkRow
@@ -87,7 +88,7 @@ def _work_cells(name: str, row: "WorkRow") -> tuple[str, ...]:
         name,
         f"{row.calls:.0f}",
         _ms(row.seconds),
-        f"{row.share:.1%}",
+        share_text(row.share, 1),
         "-" if row.num_bytes is None else f"{row.num_bytes / 1e6:,.2f}",
         "-" if row.flops is None else f"{row.flops / 1e9:,.3f}",
         _share(row.memory_share),
@@ -100,7 +101,7 @@ def _ms(seconds: float) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+    return "-" if value is None else share_text(value)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from jaxinfer.profiling.parts import HOST_SPANS
 from jaxinfer.profiling.pictures.roofline import roofline
 from jaxinfer.profiling.pictures.strip import joined_bars, strip
 from jaxinfer.profiling.report import ProfileReport, StepRow, WorkRow
+from jaxinfer.profiling.share_text import share_text
 from jaxinfer.profiling.text import timing_shares
 
 Record = dict[str, Any]
@@ -109,13 +110,13 @@ def _work_line(name: str, row: WorkRow) -> str:
         return "-" if value is None else f"{value / unit:,.{digits}f}"
 
     def share(value: float | None) -> str:
-        return "-" if value is None else f"{value:.0%}"
+        return "-" if value is None else share_text(value)
 
     cells = (
         name,
         f"{row.calls:.0f}",
         f"{row.seconds * 1e3:.3f}",
-        f"{row.share:.1%}",
+        share_text(row.share, 1),
         amount(row.num_bytes, 1e6, 2),
         amount(row.flops, 1e9, 3),
         share(row.memory_share),

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxinfer.measure.kernels.runs import reached
 from jaxinfer.profiling.memory.holdings import OWNERS
+from jaxinfer.profiling.share_text import share_text
 from scripts.docs.targets import TARGETS, num_devices
 
 Record = dict[str, Any]
@@ -24,7 +25,7 @@ def target_table(records: list[Record]) -> list[str]:
                 f"Qwen3-{target.shape}",
                 _figure(target.aim),
                 "not measured" if value is None else _figure(value),
-                "-" if share is None else f"{share:.0%}",
+                "-" if share is None else share_text(share),
                 _figure(target.vllm),
                 _figure(target.nano_vllm),
                 *(("-", "-") if found is None else (_jax(found[1]), _commit(found[1]))),
@@ -69,7 +70,7 @@ def workload_table(records: list[Record]) -> list[str]:
 
 def _cached(run: Record) -> str:
     """The share of prompt tokens that came from the prefix cache, the largest of all repeats."""
-    return f"{max(r['num_cached_tokens'] / r['num_prompt_tokens'] for r in run['repeats']):.0%}"
+    return share_text(max(r["num_cached_tokens"] / r["num_prompt_tokens"] for r in run["repeats"]))
 
 
 def gpu_check_table(records: list[Record]) -> list[str]:
@@ -284,7 +285,8 @@ def device_time_table(records: list[Record]) -> list[str]:
             _device(record),
             _jax(record),
             ", ".join(
-                f"{kind} {share:.1%}" for kind, share in record["device_time"]["kinds"].items()
+                f"{kind} {share_text(share, 1)}"
+                for kind, share in record["device_time"]["kinds"].items()
             ),
             _commit(record),
         )
@@ -497,4 +499,4 @@ def _gigabytes(count: float | None) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+    return "-" if share is None else share_text(share)

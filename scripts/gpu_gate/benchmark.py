@@ -4,6 +4,7 @@ import json
 import sys
 from typing import Any
 
+from jaxinfer.profiling.share_text import share_text
 from scripts.gpu_gate.processes import TIMED_OUT, run
 from scripts.gpu_gate.rows import Row
 
@@ -40,4 +41,4 @@ def bench_row(speed: dict[str, Any]) -> Row:
 
 def _of_floor(row: dict[str, Any], what: str) -> str:
     share = row[f"{what}_of_floor"]
-    return "" if share is None else f" ({share:.0%} of the floor)"
+    return "" if share is None else f" ({share_text(share)} of the floor)"

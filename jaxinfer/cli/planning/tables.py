@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxinfer.planning import Plan
 from jaxinfer.planning.times import Time
+from jaxinfer.profiling.share_text import share_text
 
 _GIB = 2**30
 _WIDTH = 96
@@ -135,7 +136,7 @@ def _batches(plan: Plan) -> Iterator[str]:
         for time in (batch.ttft, batch.tpot):
             row += [_milliseconds(time.floor_s)]
             row += [_milliseconds(time.expected_s) if time.expected_s is not None else "-"]
-            row += [f"{time.utilization:.0%}" if expected else "-"]
+            row += [share_text(time.utilization) if expected else "-"]
         row += [f"{batch.tokens_per_s:,.0f}" if batch.fits else "does not fit"]
         rows.append(tuple(row))
     head.append("tok/s" if expected else "tok/s at most")

@@ -15,6 +15,7 @@ from jaxinfer.measure.ceilings import queue_seconds
 from jaxinfer.measure.kernels.cases import Case, kernel_cases
 from jaxinfer.measure.kernels.launches import Config, Run, make_chain
 from jaxinfer.planning.devices import find_chip
+from jaxinfer.profiling.share_text import share_text
 
 _FIRST_COPY = 4.3e12
 """Bytes a second of a copy on an H200, the one device of the records that don't say it."""
@@ -85,7 +86,7 @@ def reached(result: dict[str, Any]) -> str:
     percent, copy = percent_of_copy(result), result.get("copy_bytes_per_s", _FIRST_COPY)
     if percent is None:
         return f"{result['bytes_per_s'] / 1e9:,.0f} GB/s"
-    return f"{percent:.1f}% of {copy / 1e12:.3g} TB/s"
+    return f"{share_text(percent / 100, 1)} of {copy / 1e12:.3g} TB/s"
 
 
 def percent_of_copy(result: dict[str, Any]) -> float | None:

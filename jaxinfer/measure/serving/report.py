@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxinfer.measure.serving.load import Load, LoadResult
 from jaxinfer.measure.serving.stream import StreamRecord
+from jaxinfer.profiling.share_text import share_text
 
 SLO_NAMES = ("ttft", "tpot", "e2el")
 _PERCENTILES = (50, 90, 99)
@@ -145,7 +146,8 @@ def _remarks(report: Mapping[str, Any]) -> list[str]:
     if goodput := report.get("goodput"):
         slos = ", ".join(f"{name} <= {ms:g} ms" for name, ms in goodput["slo_ms"].items())
         lines.append(
-            f"goodput {goodput['requests_per_s']:.2f} requests/s, {goodput['share']:.1%} ({slos})"
+            f"goodput {goodput['requests_per_s']:.2f} requests/s, "
+            f"{share_text(goodput['share'], 1)} ({slos})"
         )
     if count := report["usage_differs"]:
         lines.append(f"{count} answers whose usage differs from what was asked")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jaxinfer.profiling.memory.holdings import OWNERS, MemoryOwner, MemoryPhase
 from jaxinfer.profiling.memory.samples import MemorySample
+from jaxinfer.profiling.share_text import share_text
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -52,8 +53,9 @@ def sample_lines(samples: Sequence[MemorySample], *, kv_bytes: int) -> list[str]
     used = fullest.kv_used_bytes
     return [
         f"{len(samples):,} steps in {samples[-1].time_s:.2f} s",
-        f"KV blocks of running sequences: at most {bytes_text(used)}, {used / kv_bytes:.0%} of the "
-        f"cache, at {fullest.time_s:.2f} s with {fullest.rows} sequences",
+        f"KV blocks of running sequences: at most {bytes_text(used)}, "
+        f"{share_text(used / kv_bytes)} of the cache, at {fullest.time_s:.2f} s with "
+        f"{fullest.rows} sequences",
         f"Largest step: {bytes_text(largest.step_bytes)}, {largest.tokens} tokens of "
         f"{largest.rows} sequences, {largest.program}",
     ]

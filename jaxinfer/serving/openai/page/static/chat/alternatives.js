@@ -132,5 +132,6 @@ function visible({ token, bytes }) {
 
 function percent(share) {
   if (share > 0 && share < 0.001) return "<0.1%";
+  if (share > 0.999 && share < 1) return ">99.9%";
   return `${(share * 100).toFixed(1)}%`;
 }
