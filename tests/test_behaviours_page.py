@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs" / "behaviours.md").read_text()
 ROWS = {
     "A": (*range(1, 18), 19, 20),
     "B": range(1, 14),
-    "E": (15,),
+    "E": (14, 15),
     "F": range(1, 8),
     "N": range(1, 8),
 }

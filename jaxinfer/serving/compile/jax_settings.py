@@ -1,7 +1,7 @@
-"""JAX's settings in an engine's own threads, where those that its caller sets elsewhere don't hold.
+"""JAX's settings in an engine's threads, whatever its caller, a trainer for instance, sets elsewhere.
 
-A trainer sets them for its own programs, for all threads or for one, at any time. An engine that
-followed would fail, slow down, or draw other tokens from there on.
+JAX has each setting for all threads and for one; an engine's threads have their own, so that none
+of its programs fails, slows down or draws other tokens because of the caller's.
 """
 
 import contextlib
@@ -29,12 +29,9 @@ _WITHOUT_A_PUBLIC_CONTEXT = {
 class JaxSettings:
     """What an engine adopts of its caller's settings, for good; the others that matter are fixed.
 
-    These two change no program that they aren't meant for: they say how exact products are, and
-    what the caller's own functions may do that are compiled into a step.
-
     Attributes:
-        matmul_precision: JAX's setting `default_matmul_precision`.
-        dtype_promotion: its `numpy_dtype_promotion`.
+        matmul_precision: JAX's setting `default_matmul_precision`: how exact products are.
+        dtype_promotion: its `numpy_dtype_promotion`, for the caller's functions in a step.
     """
 
     matmul_precision: str | None

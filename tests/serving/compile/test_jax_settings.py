@@ -282,7 +282,7 @@ def test_the_settings_held_change_no_program():
 def test_what_an_engine_adopts_is_what_holds_at_its_start():
     with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
         settings = JaxSettings.here()
-    with settings.held(), _set({"jax_default_matmul_precision": "bfloat16"}):
+    with _set({"jax_default_matmul_precision": "bfloat16"}), settings.held():
         assert JaxSettings.here() == settings
         assert jax.config.jax_default_matmul_precision == "highest"
 
