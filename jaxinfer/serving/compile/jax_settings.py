@@ -1,4 +1,4 @@
-"""JAX's settings in an engine's threads, whatever its caller, a trainer for instance, sets elsewhere.
+"""JAX's settings in an engine's threads, whatever its caller, such as a trainer, sets elsewhere.
 
 JAX has each setting for all threads and for one; an engine's threads have their own, so that none
 of its programs fails, slows down or draws other tokens because of the caller's.
