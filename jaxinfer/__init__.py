@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jaxinfer.serving.async_llm import AsyncLLM
     from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram
     from jaxinfer.serving.llm import LLM
+    from jaxinfer.serving.parsers.answer_format import AnswerFormat
     from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor, SamplerState
     from jaxinfer.startup_report import StartupReport, StartUpTimes
     from jaxinfer.structured_outputs import StructuredOutputsParams
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AnswerFormat",
     "AsyncLLM",
     "CapacityError",
     "ChosenLogprobs",
@@ -104,6 +106,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AnswerFormat": "serving.parsers.answer_format",
     "AsyncLLM": "serving.async_llm",
     "CapacityError": "errors",
     "ChosenLogprobs": "logprobs",

@@ -41,7 +41,7 @@ def once(function, victim=lambda *_: True):
 
 def of_victim(text, *_):
     """Whether a completion's part is the victim's: it alone has stop strings of its own."""
-    return any(matcher.stop == "victim" for matcher in text._matchers)
+    return any(matcher.stop == "victim" for matcher in text._stops._matchers)
 
 
 # Where the fault is, and whether it belongs to one request.

@@ -84,7 +84,8 @@ def test_front_ends_answer_at_a_unix_socket_through_the_operators_middleware(pat
     )
     try:
         body = {"prompt": "Once upon", "max_tokens": 3}
-        answers = [ask(path, body, process) for _ in range(3)]
+        wait_for_listener(path, process)
+        answers = [ask(path, body) for _ in range(3)]
         assert {answer.status_code for answer in answers} == {200}
         for answer in answers:
             assert (answer.headers["x-marked"], answer.headers["x-counted"]) == ("yes", "1")
@@ -96,14 +97,17 @@ def test_front_ends_answer_at_a_unix_socket_through_the_operators_middleware(pat
     assert not os.path.exists(path)
 
 
-def ask(path, body, process):
-    """The answer, once there is one."""
+def wait_for_listener(path, process):
     deadline = time.monotonic() + 60
     while True:
         assert process.poll() is None
-        try:
-            with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=60) as client:
-                return client.post("http://any/v1/completions", json=body)
-        except httpx.ConnectError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) == 0:
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ask(path, body):
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=60) as client:
+        return client.post("http://any/v1/completions", json=body)

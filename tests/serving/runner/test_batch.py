@@ -298,8 +298,8 @@ def test_long_histories_of_many_rows_are_counted_in_parts():
 
 def test_a_step_tells_slots_late_what_depends_on_tokens_read_since():
     class Tokenizer:
-        def encode(self, text, add_special_tokens):
-            return [30, 31]
+        def encode_batch(self, texts, add_special_tokens):
+            return [[30, 31] for _ in texts]
 
     builder = _builder(tokenizer=Tokenizer())
     request = _request(2, 2, [1], outputs=[30], in_flight=1, bad_words=["x"])
