@@ -26,7 +26,7 @@ def main() -> int:
         done = subprocess.run([*command, "-o", "junit_family=xunit1"], cwd=ROOT, check=False)
         if not report.exists():
             return done.returncode
-        figures = figures_of(report)
+        figures = figures_of(report) | {"command": "python -m scripts.exhaustive"}
     if package_tree_id() != tree:
         print("error: jaxinfer/ changed during the run; no record is kept", file=sys.stderr)
         return 1
