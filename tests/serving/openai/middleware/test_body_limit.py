@@ -97,7 +97,7 @@ def test_of_too_many_unfinished_bytes_the_largest_body_is_refused():
         new = limits()
         small, large = new(), new()
         await small.send(40)
-        await large.send(80)
+        await large.send(90)
         assert not large.outcome.done()
         await small.send(40)
         assert await refused(large) == 503
