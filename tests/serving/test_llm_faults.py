@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import traceback
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, RequestOutput
+from jaxinfer.config import LogprobsMode
 from jaxinfer.errors import CapacityError, ModelLoadError, StepError
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving.requests.detokenizer import Detokenizer
@@ -128,6 +130,21 @@ def test_nan_weights_end_the_requests_and_good_weights_serve_the_next(llm, caplo
         llm.score([[1, 2, 3]])
     llm.update_params(small_params())
     assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("mode", typing.get_args(LogprobsMode))
+def test_constraints_that_leave_no_token_are_told_from_bad_weights(mode, tokenizer):
+    (word,) = tokenizer.encode("a", add_special_tokens=False)
+    limits = {"allowed_token_ids": [word], "bad_words": ["aa"]}  # no second token is left
+    greedy = GREEDY.clone(logprobs=2, **limits)
+    contradictions = [greedy, greedy.clone(temperature=1.0, logprobs=None)]
+    with small_llm(tokenizer=tokenizer, logprobs_mode=mode) as llm:
+        for output in llm.generate([[1, 2]] * 2, contradictions, use_tqdm=False):
+            assert output.error.startswith("NoTokenLeft: allowed_token_ids and bad_words")
+            assert output.outputs[0].token_ids == [word]
+        llm.update_params(jax.tree.map(lambda leaf: leaf * jnp.nan, small_params()))
+        for output in llm.generate([[1, 2]] * 2, contradictions, use_tqdm=False):
+            assert "not finite" in output.error
 
 
 def test_new_weights_give_their_own_answers_and_no_cached_prefix(llm):

@@ -19,6 +19,7 @@ from jaxinfer.serving.requests.request_group import Completion, RequestGroup
 from jaxinfer.serving.requests.result import (
     LEFT_VOCAB,
     NO_SCORES,
+    NO_TOKEN,
     StepResult,
     TokenScores,
 )
@@ -371,11 +372,12 @@ def _samples_late(row: ScheduledRow) -> bool:
 def _cause(sampled: TokenScores, row: int, params: SamplingParams) -> str:
     """Why a row's first bad token is bad."""
     bad = np.flatnonzero(~sampled.ok[row])
-    if not bad.size:
+    if not bad.size or sampled.status is None:
         return _NOT_FINITE
-    if sampled.status is not None and sampled.status[row][bad[0]] == LEFT_VOCAB:
+    status = sampled.status[row][bad[0]]
+    if status == LEFT_VOCAB:
         return _LEFT_VOCAB
     limiting = [name for name in _LIMITING if getattr(params, name)]
-    # Of the model's own logits, a log-probability is finite where these are.
-    is_sane = sampled.logprobs is not None and np.isfinite(sampled.logprobs[row][bad[0]])
-    return _NO_TOKEN % " and ".join(limiting) if len(limiting) > 1 and is_sane else _NOT_FINITE
+    if status == NO_TOKEN and len(limiting) > 1:
+        return _NO_TOKEN % " and ".join(limiting)
+    return _NOT_FINITE

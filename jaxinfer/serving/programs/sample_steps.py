@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int32
 
 from jaxinfer.serving.programs.layout import DecodeShape, StepInputs
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
-from jaxinfer.serving.requests.result import LEFT_VOCAB
+from jaxinfer.serving.requests.result import NOT_FINITE, OK
 from jaxinfer.serving.sampling.layout import SamplerMode, SamplingArrays, SlotState
 from jaxinfer.serving.sampling.logprobs import report_log_softmax
 from jaxinfer.serving.sampling.masks import with_masks
@@ -258,8 +258,8 @@ def prompt_logprobs_step(
         highest = axis.stack(logits.max(-1)).max(-1)
         total = axis.sum(jnp.exp(logits - highest[:, None]).sum(-1))
         report = report_log_softmax(logits, chosen, highest, total, context.num_logprobs, axis)
-        ok = jnp.isfinite(highest) & jnp.isfinite(total)
-        return _pack(StepOutput(chosen, ok, *report))
+        is_finite = jnp.isfinite(highest) & jnp.isfinite(total)
+        return _pack(StepOutput(chosen, jnp.where(is_finite, OK, NOT_FINITE), *report))
 
     blocks = (
         jnp.pad(residual, ((0, pad), (0, 0))).reshape(-1, chunk, residual.shape[1]),
@@ -322,10 +322,7 @@ def _pack(output: StepOutput) -> jax.Array:
     def bits(x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int32)
 
-    status = output.ok.astype(jnp.int32)
-    if output.left_vocab is not None:
-        status = jnp.where(output.left_vocab, LEFT_VOCAB, status)
-    columns = [output.tokens[:, None], status[:, None]]
+    columns = [output.tokens[:, None], output.status[:, None]]
     if output.logprobs is not None:
         columns.append(bits(output.logprobs)[:, None])
     if output.ranks is not None and output.top_logprobs is not None:

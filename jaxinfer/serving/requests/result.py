@@ -7,9 +7,9 @@ import numpy as np
 
 TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
 
-OK = 1
-LEFT_VOCAB = 2
-"""Statuses of a chosen token; any other means non-finite logits or no allowed token."""
+NOT_FINITE, OK, LEFT_VOCAB, NO_TOKEN = range(4)
+"""Statuses of a chosen token: logits with NaN or plus infinity; chosen; a custom sampler's choice
+outside the vocabulary; every token masked, or minus infinity in the logits."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class TokenScores:
             modes "full" and "mixed", else None.
         top_ids: int32 ``[..., k]``, likeliest first; in the same rows and modes.
         top_logprobs: float32 ``[..., k]``; likewise.
-        status: int32 ``[...]``: `OK`, `LEFT_VOCAB` for a custom sampler's choice outside the
-            vocabulary, or another value (see `LEFT_VOCAB`); None if only `ok` is known.
+        status: int32 ``[...]``: `NOT_FINITE`, `OK`, `LEFT_VOCAB` or `NO_TOKEN`; None if only `ok`
+            is known.
     """
 
     tokens: np.ndarray

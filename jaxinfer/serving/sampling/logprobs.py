@@ -55,10 +55,10 @@ def report_log_softmax(
 def largest_logit(
     logits: Float[Array, "B V"], axis: VocabAxis
 ) -> tuple[Int[Array, "B"], Float[Array, "B"], Bool[Array, "B"]]:
-    """Return each row's best token (ties: lowest id), its logit, and whether the row is sane.
+    """Each row's best token (ties: lowest id), its logit, and whether the row is sane.
 
-    A row is insane when it holds NaN or plus infinity or nothing but minus infinity. NaN is looked
-    for by itself, since a maximum ignores it on some backends.
+    A row is sane without NaN and plus infinity. NaN is looked for by itself, since a maximum
+    ignores it on some backends.
     """
     blocks, ids = split_blocks(logits, axis)
     # Behind a barrier, or XLA would take the maximum from the logits again.
@@ -79,7 +79,7 @@ def largest_logit(
         value, sane = values.max(1), (values < jnp.inf).all(1)
         owner = _first_equal(values, value)
         token = jnp.take_along_axis(gathered[:, :, 1], owner[:, None], axis=1)[:, 0]
-    return token, value, sane & (value > -jnp.inf)
+    return token, value, sane
 
 
 def _first_equal(values: Float[Array, "B n"], value: Float[Array, "B"]) -> Int[Array, "B"]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
+from jaxinfer.serving.requests.result import LEFT_VOCAB, NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling.custom import (
     CustomSampler,
     LogitsProcessor,
@@ -54,9 +55,9 @@ class StepOutput(NamedTuple):
 
     Attributes:
         tokens: int32 `[B]`, always in [0, V).
-        ok: bool `[B]`; False where the logits hold NaN or plus infinity, be it at a token that is
-            not allowed, where no token is allowed, or where a custom sampler left the vocabulary.
-            Such a row's other values mean nothing.
+        status: int32 `[B]`: `NOT_FINITE` where the logits hold NaN or plus infinity, be it at a
+            token that is not allowed; `NO_TOKEN` where none is allowed; `LEFT_VOCAB` where a custom
+            sampler left the vocabulary; else `OK`. Only then do a row's other values mean anything.
         logprobs: float32 `[B]`, the chosen token's log-probability in the distribution that was
             sampled, for greedy rows at temperature 1; raw ones, where mode "full" reports these,
             in the model's own. None in mode "greedy".
@@ -66,17 +67,14 @@ class StepOutput(NamedTuple):
             minus infinity; raw ones of a row that is ok are finite, unless the model's logits are
             minus infinity themselves. Only in mode "full".
         ranks: int32 `[B]`, 1 for the likeliest token; only in mode "full".
-        left_vocab: bool `[B]`, whether a row is not ok because the custom sampler left the
-            vocabulary; None without one.
     """
 
     tokens: jax.Array
-    ok: jax.Array
+    status: jax.Array
     logprobs: jax.Array | None = None
     top_ids: jax.Array | None = None
     top_logprobs: jax.Array | None = None
     ranks: jax.Array | None = None
-    left_vocab: jax.Array | None = None
 
 
 def sample(
@@ -117,11 +115,12 @@ def sample(
     """
     vocab_axis = VocabAxis(axis)
     rows = unpack_rows(arrays.scalars)
-    raw, raw_largest, sane = logits, None, None
+    raw, raw_largest, raw_sane = logits, None, None
     edits = arrays.edits if mode == "full" else None
     if edits is not None:
         # A logits processor may hide a NaN of these, which are reported.
         _, raw_largest, sane = largest_logit(logits, vocab_axis)
+        raw_sane = sane & (raw_largest > -jnp.inf)
         logits = edit_logits(logits, edits, arrays.token_counts, rows, vocab_axis)
     elif arrays.masks is not None:
         logits = mask_logits(logits, arrays.masks, rows, vocab_axis)
@@ -135,19 +134,19 @@ def sample(
         whole = logits_processor(vocab_axis.whole(logits), state)
         logits = vocab_axis.local(whole, logits.shape[1])
 
-    best, largest, ok = largest_logit(logits, vocab_axis)
-    ok = ok if sane is None else ok & sane
+    best, largest, sane = largest_logit(logits, vocab_axis)
+    sane = sane if raw_sane is None else sane & raw_sane
+    status = jnp.where(sane, jnp.where(largest > -jnp.inf, OK, NO_TOKEN), NOT_FINITE)
     if mode == "greedy" and sampler is None:
-        return StepOutput(best, ok)
+        return StepOutput(best, status)
 
     distribution = with_temperature(largest, rows)
-    left_vocab = None
     if sampler is not None:
         tokens = sampler(vocab_axis.whole(logits), state, row_keys(rows))
         vocab_size = vocab_axis.sum(jnp.full_like(tokens, logits.shape[1]))
         in_vocab = (tokens >= 0) & (tokens < vocab_size)
-        left_vocab, ok = ok & ~in_vocab, ok & in_vocab
-        tokens = jnp.where(ok, tokens, best)
+        status = jnp.where((status == OK) & ~in_vocab, LEFT_VOCAB, status)
+        tokens = jnp.where(status == OK, tokens, best)
         total = vocab_axis.sum(_weigh(logits, distribution, vocab_axis).sum(1))
     else:
         if mode == "truncate" or (mode == "full" and truncates):
@@ -159,10 +158,8 @@ def sample(
             raw, raw_largest = raw * scale[:, None], raw_largest * scale
         total = vocab_axis.sum(jnp.exp(raw - raw_largest[:, None]).sum(1))
         report = report_log_softmax(raw, tokens, raw_largest, total, max_logprobs, vocab_axis)
-        output = StepOutput(tokens, ok, *report)
-    else:
-        output = _report(logits, tokens, total, ok, distribution, mode, max_logprobs, vocab_axis)
-    return output._replace(left_vocab=left_vocab)
+        return StepOutput(tokens, status, *report)
+    return _report(logits, tokens, total, status, distribution, mode, max_logprobs, vocab_axis)
 
 
 def advance(arrays: SamplingArrays, steps: jax.Array | int = 1) -> SamplingArrays:
@@ -212,7 +209,7 @@ def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> Step
     reports = list(zip(full, plain, strict=True))[2:]
     return StepOutput(
         put(full.tokens, plain.tokens),
-        put(full.ok, plain.ok),
+        put(full.status, plain.status),
         *[None if new is None else put(new, old) for new, old in reports],
     )
 
@@ -243,7 +240,7 @@ def _report(
     logits: jax.Array,
     tokens: jax.Array,
     total: jax.Array,
-    ok: jax.Array,
+    status: jax.Array,
     distribution: RowDistribution,
     mode: SamplerMode,
     max_logprobs: int,
@@ -252,11 +249,11 @@ def _report(
     if mode != "full":
         chosen = axis.take(logits, tokens[:, None])
         logprobs = log_weights(chosen, tokens[:, None], distribution) - jnp.log(total)[:, None]
-        return StepOutput(tokens, ok, logprobs[:, 0])
+        return StepOutput(tokens, status, logprobs[:, 0])
     top_ids, _ = top_tokens(logits, max_logprobs, axis)
     # One expression for all, so that a token has the same value as chosen and as likeliest.
     ids = jnp.concatenate([tokens[:, None], top_ids], axis=1)
     values = axis.take(logits, ids)
     logprobs = log_weights(values, ids, distribution) - jnp.log(total)[:, None]
     rank = ranks(logits, values[:, 0], axis)
-    return StepOutput(tokens, ok, logprobs[:, 0], top_ids, logprobs[:, 1:], rank)
+    return StepOutput(tokens, status, logprobs[:, 0], top_ids, logprobs[:, 1:], rank)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxinfer import EngineConfig, SamplingParams
+from jaxinfer.serving.requests.result import OK
 from jaxinfer.serving.sampling.sampler import sample
 from tests.serving.sampling.sampling_reference import make_rows, pack, packed_specs, run
 from tests.serving.small_llm import GREEDY, PROMPTS, reference_logits, small_llm
@@ -55,7 +56,7 @@ def random_logits(seed):
 def test_raw_ones_are_the_log_softmax_of_the_logits_as_they_came(num_devices):
     logits = random_logits(0)
     output = sample_raw(logits, num_devices)
-    assert output.ok.all()
+    assert (output.status == OK).all()
     expected = log_softmax(logits)
     order = np.argsort(-logits, axis=1)[:, :COUNT]
     np.testing.assert_array_equal(output.top_ids, order)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.serving.requests.result import NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling import sampler
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
@@ -68,11 +69,12 @@ def test_a_masked_row_is_sampled_as_in_mode_full(mode, temperature):
     assert (free.tokens == plain.tokens)[4:].all()
 
 
-def test_a_row_that_may_choose_nothing_is_not_ok():
+@pytest.mark.parametrize("mode", ["greedy", "temperature", "truncate"])
+def test_a_row_that_may_choose_nothing_says_so(mode):
     rows = scalars(1.0)
     nothing = SamplingArrays(rows, masks=jnp.zeros((B, 3), jnp.int32))
-    output = sample(jnp.zeros((B, V), jnp.float32), nothing, mode="temperature")
-    assert output.ok.tolist() == [False] * 4 + [True] * 2
+    output = sample(jnp.zeros((B, V), jnp.float32), nothing, mode=mode)
+    assert output.status.tolist() == [NO_TOKEN] * 4 + [OK] * 2
 
 
 @pytest.mark.parametrize("mode", ["greedy", "temperature", "truncate", "full"])
@@ -82,7 +84,8 @@ def test_a_bad_logit_of_a_token_that_is_not_allowed_is_reported(mode, bad):
     logits = jnp.zeros((B, V), jnp.float32).at[2, 9].set(bad).at[5, 69].set(bad)
     arrays = SamplingArrays(rows, masks=words) if mode != "full" else in_full(rows, words)
     output = sample(logits, arrays, mode=mode)
-    assert output.ok.tolist() == [True, True, False, True, True, False]
+    bad = NOT_FINITE
+    assert output.status.tolist() == [OK, OK, bad, OK, OK, bad]
 
 
 def test_what_holds_once_is_put_back_after_the_first_step():

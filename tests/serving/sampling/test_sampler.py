@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.result import NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling.layout import MODES
 from jaxinfer.serving.sampling.sampler import advance, sample
 from tests.serving.sampling.sampling_reference import (
@@ -46,7 +47,7 @@ def test_greedy_takes_the_lowest_of_the_largest_in_every_mode() -> None:
         output = run(logits, [SamplingParams(temperature=0.0)] * ROWS, mode=mode)
         assert np.array_equal(output.tokens, logits.argmax(1))
         assert output.tokens.dtype == np.int32
-        assert output.ok.all()
+        assert (output.status == OK).all()
 
 
 def test_each_mode_gives_only_what_it_promises() -> None:
@@ -119,7 +120,7 @@ def test_batch_mates_never_change_a_row(data: st.DataObject) -> None:
             assert together.tokens[place] == alone.tokens[row]
             assert together.logprobs[place] == alone.logprobs[row]
             assert np.array_equal(together.top_logprobs[place], alone.top_logprobs[row])
-            assert together.ok[place]
+            assert together.status[place] == OK
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -133,7 +134,10 @@ def test_broken_rows_are_reported_and_leave_their_neighbours_alone(mode: str) ->
     logits[6, :] = -np.inf
     logits[7, :100] = -np.inf  # one token is enough
     output = run(logits, params, mode=mode)
-    assert output.ok.tolist() == [True, False, True, False, False, True, False, True]
+    bad = NOT_FINITE
+    assert output.status.tolist() == [OK, bad, OK, bad, bad, OK, output.status[6], OK]
+    # Of the model's own logits where these are looked at before the edits.
+    assert output.status[6] == (bad if mode == "full" else NO_TOKEN)
     assert ((output.tokens >= 0) & (output.tokens < VOCAB)).all()
     assert output.tokens[7] == 100
     for row in (0, 2, 5):
@@ -144,13 +148,13 @@ def test_a_masked_nan_is_reported_all_the_same() -> None:
     logits = random_logits()
     logits[2, 9] = np.nan
     output = run(logits, [SamplingParams(allowed_token_ids=[1, 2])] * ROWS)
-    assert output.ok.tolist() == [row != 2 for row in range(ROWS)]
+    assert output.status.tolist() == [NOT_FINITE if row == 2 else OK for row in range(ROWS)]
 
 
 def test_a_row_whose_only_allowed_tokens_are_banned_is_reported() -> None:
     params = [SamplingParams(allowed_token_ids=[5], min_tokens=3), *MIXED[1:]]
     output = run(random_logits(), params, eos_token_ids=[5])
-    assert output.ok.tolist() == [False] + [True] * (ROWS - 1)
+    assert output.status.tolist() == [NO_TOKEN] + [OK] * (ROWS - 1)
 
 
 def test_extreme_but_finite_logits_are_sound() -> None:
@@ -162,7 +166,7 @@ def test_extreme_but_finite_logits_are_sound() -> None:
     for params in (SamplingParams(temperature=100.0), SamplingParams(temperature=2e-5, top_p=0.5)):
         for mode in MODES:
             output = run(logits, [params] * ROWS, mode=mode)
-            assert output.ok.all()
+            assert (output.status == OK).all()
             assert ((output.tokens >= 0) & (output.tokens < VOCAB)).all()
 
 
@@ -229,7 +233,7 @@ def test_padding_rows_are_harmless() -> None:
     logits = random_logits()
     logits[5:] = np.nan
     output = run(logits, MIXED[:5], prompt=PROMPT, output=OUTPUT, mode="full")
-    assert output.ok[:5].all()
+    assert (output.status[:5] == OK).all()
     assert ((output.tokens >= 0) & (output.tokens < VOCAB)).all()
 
 

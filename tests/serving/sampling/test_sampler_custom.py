@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.result import LEFT_VOCAB, NOT_FINITE, OK
 from jaxinfer.serving.sampling.sampler import check_logits_processor, check_sampler, sample
 from tests.serving.sampling.sampling_reference import make_rows, pack, probabilities, run
 
@@ -34,7 +35,7 @@ def test_logits_processor_acts_in_every_mode(mode: str) -> None:
         random_logits(), [SamplingParams(temperature=1.0)] * ROWS, mode, logits_processor=ban_even
     )
     assert (output.tokens % 2 == 1).all()
-    assert output.ok.all()
+    assert (output.status == OK).all()
 
 
 def test_logits_processor_comes_after_bans_and_before_temperature() -> None:
@@ -57,7 +58,7 @@ def test_a_processor_that_breaks_a_row_fails_that_row_only() -> None:
     output = run_custom(
         random_logits(), [SamplingParams()] * ROWS, "temperature", logits_processor=poison_first
     )
-    assert output.ok.tolist() == [False] + [True] * (ROWS - 1)
+    assert output.status.tolist() == [NOT_FINITE] + [OK] * (ROWS - 1)
 
 
 def test_a_processor_hides_no_broken_logit_where_the_models_own_are_reported() -> None:
@@ -69,7 +70,7 @@ def test_a_processor_hides_no_broken_logit_where_the_models_own_are_reported() -
         "full",
         logits_processor=lambda logits, state: jnp.nan_to_num(logits),
     )
-    assert output.ok.tolist() == [row != 2 for row in range(ROWS)]
+    assert output.status.tolist() == [NOT_FINITE if row == 2 else OK for row in range(ROWS)]
 
 
 def test_state_tells_what_its_documentation_says() -> None:
@@ -115,7 +116,7 @@ def test_a_custom_token_outside_the_vocabulary_fails_its_row() -> None:
         return jnp.array([0, VOCAB, -1, 39, 2**31 - 1, 5], jnp.int32)
 
     output = run_custom(random_logits(), [SamplingParams()] * ROWS, "truncate", sampler=careless)
-    assert output.ok.tolist() == [True, False, False, True, False, True]
+    assert output.status.tolist() == [OK, LEFT_VOCAB, LEFT_VOCAB, OK, LEFT_VOCAB, OK]
     assert ((output.tokens >= 0) & (output.tokens < VOCAB)).all()
 
 

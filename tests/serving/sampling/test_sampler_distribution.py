@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.result import OK
 from jaxinfer.serving.sampling.sampler import advance, sample
 from tests.serving.sampling.sampling_reference import (
     batch_mode,
@@ -247,7 +248,7 @@ def test_supports_and_logprobs_match_the_reference(
     if np.isneginf(logits).all():
         logits[3] = 0.0
     output = report(logits, params)
-    assert output.ok[: len(params)].all()
+    assert (output.status[: len(params)] == OK).all()
     for i, p in enumerate(params):
         expected = np.zeros(VOCAB)
         expected[:17] = probabilities(logits, p)

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.result import NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling.sampler import sample
 from tests.serving.sampling.sampling_reference import make_rows, pack, packed_specs, run
 
@@ -74,7 +75,7 @@ def test_shards_give_the_tokens_of_one_device(mode: str, num_devices: int) -> No
     whole = run(logits, PARAMS, mode=mode, prompt=PROMPT, output=OUTPUT)
     split = run_sharded(logits, num_devices, mode)
     assert np.array_equal(whole.tokens, split.tokens)
-    assert np.array_equal(whole.ok, split.ok)
+    assert np.array_equal(whole.status, split.status)
     for name in ("logprobs", "top_logprobs"):
         if getattr(whole, name) is not None:
             np.testing.assert_allclose(getattr(whole, name), getattr(split, name), rtol=1e-5)
@@ -92,7 +93,13 @@ def test_a_broken_value_on_one_device_is_seen_by_all(mode: str) -> None:
     logits[9, :] = np.nan
     output = run_sharded(logits, 8, mode)
     broken = [2, 5, 7, 9]
-    assert np.flatnonzero(~output.ok).tolist() == broken
+    assert output.status[np.array(broken)].tolist() == [
+        NOT_FINITE,
+        NOT_FINITE,
+        NO_TOKEN,
+        NOT_FINITE,
+    ]
+    assert np.flatnonzero(output.status != OK).tolist() == broken
     assert ((output.tokens >= 0) & (output.tokens < VOCAB)).all()
     assert np.array_equal(np.delete(output.tokens, broken), np.delete(sound.tokens, broken))
 
@@ -100,7 +107,7 @@ def test_a_broken_value_on_one_device_is_seen_by_all(mode: str) -> None:
 def test_custom_callables_see_the_whole_vocabulary() -> None:
     output = run_sharded(many_ties(), 8, "temperature", custom=True)
     assert (output.tokens == 99).all()
-    assert output.ok.all()
+    assert (output.status == OK).all()
 
 
 def test_logits_are_never_gathered() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.result import OK
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
     IN_OUTPUT,
@@ -149,7 +150,7 @@ def test_a_slot_s_mask_is_all_that_its_row_may_draw_from(data: st.DataObject) ->
     logits = np.random.default_rng(data.draw(st.integers(0, 99))).normal(0, 9, (SLOTS, VOCAB))
     arrays = with_slot_state(SamplingArrays(jnp.asarray(scalars)), state, jnp.arange(SLOTS))
     output = draw_full(jnp.asarray(logits, jnp.float32), arrays)
-    assert output.ok.all()
+    assert (output.status == OK).all()
     assert ((masks >> np.asarray(output.tokens).astype(np.uint32)) & 1).all()
 
 
