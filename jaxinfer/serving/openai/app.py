@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncGenerator
+from types import ModuleType
 from typing import Any
 
 from fastapi import FastAPI
@@ -80,7 +81,11 @@ def create_app(
     # The last one is the outermost.
     app.add_middleware(
         BodyLimit,
-        max_bytes=settings.max_body_bytes,
+        max_bytes={
+            **dict.fromkeys(_paths(completions, chat, responses), settings.max_body_bytes),
+            **dict.fromkeys(_paths(tokenization), settings.max_tokenize_bytes),
+        },
+        max_other_bytes=settings.max_other_bytes,
         max_unfinished_bytes=settings.max_unfinished_bytes,
         seconds=settings.body_seconds,
     )
@@ -94,10 +99,14 @@ def create_app(
     return app
 
 
+def _paths(*modules: ModuleType) -> list[str]:
+    """Of the routes of modules."""
+    routes = [route for module in modules for route in module.router.routes]
+    return [route.path for route in routes if isinstance(route, APIRoute)]
+
+
 _FLAGS_OF_ROUTES = {
-    **{
-        route.path: "--enable-admin" for route in admin.router.routes if isinstance(route, APIRoute)
-    },
+    **dict.fromkeys(_paths(admin), "--enable-admin"),
     "/tokenizer_info": "--enable-tokenizer-info",
 }
 

@@ -19,7 +19,9 @@ class ServerSettings:
         enable_admin: serve the routes that change the engine; needs a key.
         enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
         page: serve the chat page at `/`; its files need no key, its requests do.
-        max_body_bytes: of a request.
+        max_body_bytes: of a request for an answer.
+        max_tokenize_bytes: of the body of a request to tokenize, or the reverse.
+        max_other_bytes: of the body of any other request; none of these carries texts.
         max_unfinished_bytes: of all requests' bodies that are still coming, together.
         body_seconds: for a request's body to come.
         max_nesting: most levels of JSON in a request.
@@ -42,6 +44,8 @@ class ServerSettings:
     enable_tokenizer_info: bool = False
     page: bool = True
     max_body_bytes: int = 32 * _MIB
+    max_tokenize_bytes: int = 8 * _MIB
+    max_other_bytes: int = _MIB
     max_unfinished_bytes: int = 256 * _MIB
     body_seconds: float = 60.0
     max_nesting: int = 64
@@ -62,8 +66,8 @@ class ServerSettings:
         tool_parser_name(self.tool_call_parser, None)
         reasoning_parser_name(self.reasoning_parser, None)
         for name in (
-            *("max_body_bytes", "max_unfinished_bytes", "body_seconds"),
-            *("max_nesting", "keep_alive_seconds"),
+            *("max_body_bytes", "max_tokenize_bytes", "max_other_bytes"),
+            *("max_unfinished_bytes", "body_seconds", "max_nesting", "keep_alive_seconds"),
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

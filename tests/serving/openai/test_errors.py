@@ -370,6 +370,30 @@ def test_a_body_over_the_limit_is_refused_however_it_is_sent(make_client, size):
     refused(answer, None, status=413)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "most"),
+    [
+        ("/v1/completions", PROMPT, 4096),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, 4096),
+        ("/v1/responses", {"input": "a"}, 4096),
+        ("/tokenize", {"prompt": "a"}, 2048),
+        ("/detokenize", {"tokens": [1]}, 2048),
+        ("/pause", {}, 1024),
+        ("/v1/embeddings", {}, 1024),
+        ("/nowhere", {}, 1024),
+    ],
+)
+def test_the_body_of_each_route_has_a_limit(make_client, path, body, most):
+    limits = {"max_body_bytes": 4096, "max_tokenize_bytes": 2048, "max_other_bytes": 1024}
+    client = make_client(**limits, enable_admin=True, api_keys=("key",))
+    headers = {"content-type": "application/json", "authorization": "Bearer key"}
+    whole = json.dumps({"model": "jaxinfer", **body}).encode()
+    content = whole + b" " * (most - len(whole))
+    assert client.post(path, content=content, headers=headers).status_code != 413
+    message = refused(client.post(path, content=content + b" ", headers=headers), None, status=413)
+    assert message == f"the body is larger than {most} bytes; send less in one request"
+
+
 def test_an_error_is_small_however_large_the_request(client):
     body = {**PROMPT, **{f"field_{i}" * 20: i for i in range(1000)}}
     answer = client.post("/v1/completions", body)

@@ -1,6 +1,7 @@
 """Refuses request bodies that are too large, too slow, or too much together."""
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,16 +19,23 @@ class BodyLimit:
 
     Args:
         app: the next ASGI application.
-        max_bytes: of a body.
+        max_bytes: of a body, by the path that it is for.
+        max_other_bytes: of a body for any other path.
         max_unfinished_bytes: of all bodies that have begun and not ended.
         seconds: for a body to come.
     """
 
     def __init__(
-        self, app: ASGIApp, max_bytes: int, max_unfinished_bytes: int, seconds: float
+        self,
+        app: ASGIApp,
+        max_bytes: Mapping[str, int],
+        max_other_bytes: int,
+        max_unfinished_bytes: int,
+        seconds: float,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_other_bytes = max_other_bytes
         self._max_unfinished_bytes = max_unfinished_bytes
         self._seconds = seconds
         self._unfinished: set[_Body] = set()
@@ -37,9 +45,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._max_bytes.get(scope["path"], self._max_other_bytes)
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
-            await self._too_large().response()(scope, receive, send)
+        if declared.isdecimal() and int(declared[:20]) > max_bytes:
+            await _too_large(max_bytes).response()(scope, receive, send)
             return
         body = _Body(receive, self._seconds)
         self._unfinished.add(body)
@@ -48,8 +57,8 @@ class BodyLimit:
             if body not in self._unfinished:
                 return await receive()
             message = await body.receive()
-            if body.num_bytes > self._max_bytes:
-                raise self._too_large()
+            if body.num_bytes > max_bytes:
+                raise _too_large(max_bytes)
             if message.get("more_body", False):
                 self._make_room()
             else:
@@ -66,13 +75,6 @@ class BodyLimit:
             largest = max(self._unfinished, key=lambda body: body.num_bytes)
             self._unfinished.discard(largest)
             largest.give_up()
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body is larger than {self._max_bytes} bytes; send less in one request",
-            headers=_CLOSE,
-        )
 
 
 class _Body:
@@ -125,3 +127,8 @@ class _Body:
             )
         message = f"the body did not come within {self._seconds:g} seconds"
         return ApiError(408, message, headers=_CLOSE)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"the body is larger than {max_bytes} bytes; send less in one request"
+    return ApiError(413, message, headers=_CLOSE)

@@ -17,12 +17,12 @@ class Client:
         outcome: done with the body's length, or with the `ApiError` that its application met.
     """
 
-    def __init__(self, limit_for):
+    def __init__(self, limit_for, path):
         self._pieces = asyncio.Queue()
         self.num_waiting = 0
-        self.outcome = asyncio.ensure_future(self._run(limit_for))
+        self.outcome = asyncio.ensure_future(self._run(limit_for, path))
 
-    async def _run(self, limit_for):
+    async def _run(self, limit_for, path):
         lengths = []
 
         async def app(scope, receive, send):
@@ -32,7 +32,7 @@ class Client:
                 lengths.append(len(message["body"]))
                 more = message["more_body"]
 
-        scope = {"type": "http", "headers": []}
+        scope = {"type": "http", "headers": [], "path": path}
         await limit_for(app)(scope, self._pieces.get, None)
         return sum(lengths)
 
@@ -44,7 +44,7 @@ class Client:
 
 def limits(max_bytes=100, together=150, seconds=OPEN_S):
     """Makes clients of one server."""
-    shared = BodyLimit(None, max_bytes, together, seconds)
+    shared = BodyLimit(None, {"/long": max_bytes}, max_bytes // 10, together, seconds)
 
     def with_app(app):
         async def call(scope, receive, send):
@@ -53,7 +53,7 @@ def limits(max_bytes=100, together=150, seconds=OPEN_S):
 
         return call
 
-    return lambda: Client(with_app)
+    return lambda path="/long": Client(with_app, path)
 
 
 async def refused(client):
@@ -68,6 +68,19 @@ def test_a_body_within_the_limits_is_read():
         await client.send(60)
         await client.send(40, more=False)
         assert await client.outcome == 100
+
+    asyncio.run(main())
+
+
+def test_each_path_has_its_own_limit():
+    async def main():
+        new = limits()
+        short = new("/another")
+        await short.send(10, more=False)
+        assert await short.outcome == 10
+        long = new("/another")
+        await long.send(11, more=False)
+        assert await refused(long) == 413
 
     asyncio.run(main())
 
