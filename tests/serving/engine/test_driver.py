@@ -3,8 +3,10 @@
 import asyncio
 import dataclasses
 import gc
+import itertools
 import threading
 import time
+import types
 
 import pytest
 
@@ -13,6 +15,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.scheduler import deadlines
 from tests.serving.engine.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 from tests.serving.replicas.test_group import Group
@@ -153,8 +156,13 @@ def test_cancelling_a_task_aborts_its_request_and_no_other_of_the_same_label(kin
 
 @pytest.mark.parametrize("driven_by", ["generate", "add_request"])
 def test_a_request_ends_at_its_own_time_limit_running_waiting_or_paused(kind, driven_by):
+    def slow_step():
+        time.sleep(0.002)  # so that the answer is not complete before the pause
+        return step()
+
     with Driven(kind, num_blocks=40, max_num_seqs=1) as driven:
         driver = driven.driver
+        step, driven.engine.step = driven.engine.step, slow_step
         stream = driven.stream([1, 2, 3], LONG)
         next(stream)
         driver.call(lambda: driver.pause("keep"))
@@ -178,17 +186,22 @@ def test_a_request_ends_at_its_own_time_limit_running_waiting_or_paused(kind, dr
         assert driver.call(driver._deadlines.seconds_left) is None
 
 
-def test_a_running_request_keeps_its_tokens_at_its_time_limit():
+def test_a_running_request_keeps_its_tokens_at_its_time_limit(monkeypatch):
+    ahead = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr(deadlines, "time", clock)
     with Driven() as driven:
-        driver = driven.driver
-        stream = driven.stream([1, 2, 3], LONG.clone(timeout=0.3))
-        tokens = list(next(stream).outputs[0].token_ids)
-        driver.call(lambda: driver.pause("keep"))
-        last = None
-        for last in stream:
-            tokens += last.outputs[0].token_ids
-        assert last is not None
-        assert last.outputs[0].stop_reason == "timeout"
+        step, numbers = driven.engine.step, itertools.count()
+
+        def sixth_is_long():
+            step()
+            if next(numbers) == 5:
+                ahead[0] = 300.0
+
+        driven.engine.step = sixth_is_long
+        outputs = list(driven.stream([1, 2, 3], LONG.clone(timeout=300)))
+        assert outputs[-1].outputs[0].stop_reason == "timeout"
+        tokens = [token for output in outputs for token in output.outputs[0].token_ids]
         assert tokens
         assert tokens == continuation([1, 2, 3], len(tokens), VOCAB)
 

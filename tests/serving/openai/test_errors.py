@@ -378,7 +378,7 @@ def test_a_body_over_the_limit_is_refused_however_it_is_sent(make_client, size):
         ("/v1/responses", {"input": "a"}, 4096),
         ("/tokenize", {"prompt": "a"}, 2048),
         ("/detokenize", {"tokens": [1]}, 2048),
-        ("/pause", {}, 1024),
+        ("/reset_prefix_cache", {}, 1024),
         ("/v1/embeddings", {}, 1024),
         ("/nowhere", {}, 1024),
     ],
