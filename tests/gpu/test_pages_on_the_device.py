@@ -64,7 +64,7 @@ def _pointers(runner):
 def test_every_step_aliases_all_pages(runner):
     buckets = runner._buckets
     shape = buckets.decode_shapes()[0]
-    keys = (buckets.prefill_shapes()[0], shape, SampledDecodeKey(shape, "greedy"))
+    keys = (buckets.prefill_shapes()[0], shape, SampledDecodeKey(shape, "temperature"))
     for key in keys:
         analysis = runner._compiled[key].memory_analysis()
         assert analysis.alias_size_in_bytes >= runner.report.kv_bytes, key

@@ -58,8 +58,13 @@ def _buckets(config: ModelConfig) -> Buckets:
 def _keys(buckets: Buckets) -> list[ProgramKey]:
     """One of each kind, as small as they come; as many as workers are started for."""
     shared = next(shape for shape in buckets.decode_shapes() if shape.work_items)
-    sampled = SampledDecodeKey(buckets.decode_shape(2, buckets.widths[0]), "greedy")
-    return [shared, sampled, buckets.prefill_shape(1, 1), SamplerKey(buckets.rows[0], "greedy")]
+    sampled = SampledDecodeKey(buckets.decode_shape(2, buckets.widths[0]), "temperature")
+    return [
+        shared,
+        sampled,
+        buckets.prefill_shape(1, 1),
+        SamplerKey(buckets.rows[0], "temperature"),
+    ]
 
 
 def _programs(config: ModelConfig) -> Programs:
