@@ -106,7 +106,9 @@ def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterato
     width = _CONTEXT // _BLOCK_SIZE
     programs = _programs(mesh, shape, num_blocks=1 + max(sizes) * width)
     shapes = [DecodeShape(rows, width) for rows in sizes]
-    cases = [(shape, choice) for shape in shapes for choice in _CHOICES]
+    cases: list[tuple[DecodeShape, CollectiveChoice]] = [
+        (shape, choice) for shape in shapes for choice in _CHOICES
+    ]
     with ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda case: _compile(programs, *case), cases))
     params = random_params(programs.context.config, "bfloat16", mesh)
