@@ -23,8 +23,6 @@ _MAX_LENGTH = 1 << 24
 _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
-_SHORT_STEP_WEIGHT_BYTES = 64 << 20
-_LONG_STEP_WEIGHT_BYTES = 4 << 30
 
 
 def max_kv_blocks(block_size: int) -> int:
@@ -102,9 +100,9 @@ class EngineConfig:
         scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), or the
             oldest of the lowest `priority`. With "fair" a priority counts as having come earlier or
             later by 64 requests a level, so that none waits for ever.
-        online: keep launches short, for streams and for first tokens: while single requests arrive
-            prompts come in chunks of 2048 tokens (512 on a CPU). By default multi-step decodes are
-            then of 4 tokens, and steps of at most 8192 on a GPU.
+        online: keep steps short, for streams and for first tokens: while single requests arrive
+            prompts come in chunks of 2048 tokens (512 on a CPU), and by default no step has more
+            than 8192 on a GPU.
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
@@ -117,11 +115,6 @@ class EngineConfig:
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.
         show_progress: progress bars and the start-up summary on stderr.
-        num_decode_steps: tokens decoded per launch while no request waits or every slot is taken,
-            so that a launch costs the host less than its steps the device; on a GPU half as many
-            (at least 2) while more than 64 sequences run. None is 8 on a GPU, and on a CPU for a
-            model of up to 64 MiB, whose steps take milliseconds, else 1; with `online` 4 instead of
-            8, or 2 for weights of more than 4 GiB a GPU, whose steps take longer than a launch.
         device_timeout: seconds that a device may take for one step, and at start for the first runs
             of one program; after that the process ends and names the device and the program,
             because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at
@@ -159,7 +152,6 @@ class EngineConfig:
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
     show_progress: bool = True
-    num_decode_steps: int | None = None
     device_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -189,8 +181,6 @@ class EngineConfig:
         self._check_integer("block_size", 8, 256)
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
-        if self.num_decode_steps is not None:
-            self._check_integer("num_decode_steps", 1, 1024)
         if self.max_model_len is not None:
             self._check_integer("max_model_len", 1, _MAX_LENGTH)
         if self.num_kv_blocks is not None:
@@ -272,18 +262,6 @@ class EngineConfig:
             return self.max_num_batched_tokens
         on_gpu = 8192 if self.online else 16384
         return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
-
-    def multi_step_length(self, platform: str, weight_bytes: int) -> int:
-        """Tokens decoded per launch of a multi-step decode, for weights of this size a device."""
-        if self.num_decode_steps is not None:
-            return self.num_decode_steps
-        # Eight steps of a large model on a CPU would let a stream stutter.
-        if platform == "cpu" and weight_bytes > _SHORT_STEP_WEIGHT_BYTES:
-            return 1
-        # A request that arrives waits for two launches. Two steps of many weights hide a launch.
-        if self.online:
-            return 2 if weight_bytes > _LONG_STEP_WEIGHT_BYTES else 4
-        return 8
 
     def step_time_limit(self, platform: str) -> float:
         """Most seconds for a step on `platform`; 0 for any time."""

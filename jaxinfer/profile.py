@@ -36,7 +36,6 @@ def build_parser() -> CommandParser:
     add_engine_flags(
         parser,
         defaults={
-            "num_decode_steps": "1; as always for the times as always",
             "max_num_seqs": "--sequences",
             "max_model_len": "what the batch needs",
             "compile_ahead": "no: only the batch's programs are compiled",

@@ -5,9 +5,9 @@
 At decode an all-reduce moves a few KB, so what counts is how it is launched. XLA can run it as a
 kernel of its own or through NCCL, inside or outside a CUDA graph. The first table is a chain of
 dependent all-reduces of bf16 ``[B, 4096]``, the second whole decode steps of a model (the real
-programs, random weights), one by one and in multi-step decodes of 8. Every repeat goes to
-benchmarks/results/ as JSON. `NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches
-inside graphs cheaper; the record says whether it was set.
+programs, random weights). Every repeat goes to benchmarks/results/ as JSON.
+`NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches inside graphs cheaper; the
+record says whether it was set.
 """
 
 import argparse
@@ -34,7 +34,6 @@ from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.collectives import CollectiveChoice, collective_options
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import options_of
 from jaxinfer.serving.programs.programs import Programs
@@ -44,7 +43,6 @@ from scripts.measurements.results import RESULTS, save_result
 
 _LAUNCHES, _WIDTH = 56, 4096
 _BLOCK_SIZE, _CONTEXT = 16, 1024
-_MULTI_STEP = 8
 _CHOICES: tuple[CollectiveChoice, ...] = ("peer_buffers", "kernel", "nccl")
 
 
@@ -104,12 +102,13 @@ def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str,
 
 
 def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
-    """Microseconds of a decode step at 1,024 tokens of context, alone and in a longer launch."""
+    """Microseconds of a decode step at 1,024 tokens of context."""
     width = _CONTEXT // _BLOCK_SIZE
     programs = _programs(mesh, shape, num_blocks=1 + max(sizes) * width)
     shapes = [DecodeShape(rows, width) for rows in sizes]
-    keys = [*shapes, *(MultiStepDecodeKey(shape, "greedy", _MULTI_STEP) for shape in shapes)]
-    cases: list[tuple[Any, CollectiveChoice]] = [(k, choice) for k in keys for choice in _CHOICES]
+    cases: list[tuple[DecodeShape, CollectiveChoice]] = [
+        (shape, choice) for shape in shapes for choice in _CHOICES
+    ]
     with ThreadPoolExecutor() as pool:
         compiled = list(pool.map(lambda case: _compile(programs, *case), cases))
     params = random_params(programs.context.config, "bfloat16", mesh)
@@ -117,12 +116,8 @@ def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterato
     boxes = [peer_buffers.allocate(described) for described in peers]
     state = _State(params, *kv_cache.allocate(programs)[:2], [each.peers for each in boxes])
     for (key, choice), run in zip(cases, compiled, strict=True):
-        call, num_steps = state.caller(_with(programs, choice), key, run)
-        taken = [seconds / num_steps for seconds in seconds_of(call, repeats)]
-        what = (
-            f"decode step, {choice}" if num_steps == 1 else f"step in a multi-step decode, {choice}"
-        )
-        yield _row(what, _shape_of(key).rows, taken)
+        taken = seconds_of(state.caller(_with(programs, choice), key, run), repeats)
+        yield _row(f"decode step, {choice}", key.rows, taken)
 
 
 class _State:
@@ -133,12 +128,9 @@ class _State:
     ) -> None:
         self.params, self.kv, self.last_tokens, self.peers = params, kv, last_tokens, peers
 
-    def caller(
-        self, programs: Programs, key: DecodeShape | MultiStepDecodeKey, run: Any
-    ) -> tuple[Callable[[], Any], int]:
-        """A function that runs a program once, and how many steps that is."""
-        num_steps = 1 if isinstance(key, DecodeShape) else key.num_steps
-        batch = _batch(_shape_of(key), _CONTEXT - num_steps + 1)
+    def caller(self, programs: Programs, shape: DecodeShape, run: Any) -> Callable[[], Any]:
+        """A function that runs a program once."""
+        batch = _batch(shape, _CONTEXT)
         packed = jax.device_put(batch, NamedSharding(programs.context.mesh, PartitionSpec()))
         peers = self.peers if programs.context.peer_buffers else []
 
@@ -146,30 +138,12 @@ class _State:
             self.kv, hidden, _ = run(self.params, self.kv, packed, self.last_tokens, *peers)
             return hidden
 
-        def multi_step() -> Any:
-            self.kv, self.last_tokens, sampled = run(
-                self.params, self.kv, packed, sampling, self.last_tokens, *peers
-            )
-            return sampled
-
-        if isinstance(key, DecodeShape):
-            return step, num_steps
-        described = programs.program(key).arguments[3]
-        sampling = jax.tree.map(
-            lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), described
-        )
-        return multi_step, num_steps
+        return step
 
 
-def _shape_of(key: DecodeShape | MultiStepDecodeKey) -> DecodeShape:
-    return key if isinstance(key, DecodeShape) else key.shape
-
-
-def _compile(
-    programs: Programs, key: DecodeShape | MultiStepDecodeKey, choice: CollectiveChoice
-) -> Any:
-    options = options_of(key, platform=jax.default_backend(), num_devices=1, peer_buffers=False)
-    lowered = _with(programs, choice).lower(key)
+def _compile(programs: Programs, shape: DecodeShape, choice: CollectiveChoice) -> Any:
+    options = options_of(shape, platform=jax.default_backend(), num_devices=1, peer_buffers=False)
+    lowered = _with(programs, choice).lower(shape)
     return lowered.compile(compiler_options=options | collective_options(choice))
 
 
@@ -203,7 +177,6 @@ def _batch(shape: DecodeShape, context: int) -> np.ndarray:
     fields = shape.split(packed)
     fields.context_lens[:] = context
     fields.slots[:] = 1
-    fields.num_tokens[:] = _MULTI_STEP
     blocks = 1 + np.arange(shape.rows * shape.width)
     fields.block_tables[:] = blocks.reshape(shape.rows, shape.width)
     return packed

@@ -18,7 +18,6 @@ INTEGERS = [
     "num_kv_blocks",
     "tensor_parallel_size",
     "data_parallel_size",
-    "num_decode_steps",
 ]
 
 
@@ -141,20 +140,6 @@ def test_compiling_ahead_is_for_accelerators_unless_asked_for():
     assert not EngineConfig().compiles_ahead("cpu")
     assert EngineConfig(compile_ahead=True).compiles_ahead("cpu")
     assert not EngineConfig(compile_ahead=False).compiles_ahead("gpu")
-
-
-def test_multi_step_decodes_are_for_gpus_unless_asked_for():
-    assert EngineConfig().multi_step_length("gpu", 2**34) == 8
-    assert EngineConfig().multi_step_length("cpu", 2**26) == 8
-    assert EngineConfig().multi_step_length("cpu", 2**26 + 1) == 1
-    assert EngineConfig(num_decode_steps=3).multi_step_length("cpu", 2**34) == 3
-
-
-def test_a_server_decodes_fewer_steps_a_launch_behind_large_weights():
-    online = EngineConfig(online=True)
-    assert online.multi_step_length("gpu", 2**32) == 4
-    assert online.multi_step_length("gpu", 2**32 + 1) == 2
-    assert online.multi_step_length("cpu", 2**26 + 1) == 1
 
 
 @pytest.mark.parametrize("name", ["enable_prefix_caching", "show_progress"])

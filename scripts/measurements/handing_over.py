@@ -17,7 +17,6 @@ from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.result import StepResult, TokenScores
 from jaxinfer.serving.scheduler.block_pool import BlockPool
-from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.service.description import engine_message
@@ -30,27 +29,19 @@ _LIMIT_MS = 1.0
 _ROUNDS = 7
 
 
-@dataclasses.dataclass(frozen=True)
-class Streams:
-    """What streams ask for, and how many decode steps a launch has."""
-
-    logprobs: int | None
-    num_steps: int
-
-
-def handing_over_report(launches: int = 200) -> dict[str, Any]:
+def handing_over_report(steps: int = 200) -> dict[str, Any]:
     """Milliseconds per decode step to hand the tokens of 256 streams to a front end.
 
-    From the fetched arrays to the socket. The median over launches, the best of seven such medians
-    (other work on the machine can only add).
+    From the fetched arrays to the socket, without log-probabilities and with one for each token.
+    The median over steps, the best of seven such medians (other work on the machine can only add).
     """
-    kinds = [Streams(None, 1), Streams(1, 1), Streams(None, 4), Streams(1, 4)]
-    rounds = [[measure_handing_over(kind, launches) for kind in kinds] for _ in range(_ROUNDS)]
+    kinds = [None, 1]
+    rounds = [[measure_handing_over(logprobs, steps) for logprobs in kinds] for _ in range(_ROUNDS)]
     rows = [
-        {**dataclasses.asdict(kind), "ms_a_step": min(each) / kind.num_steps * 1e3}
-        for kind, each in zip(kinds, zip(*rounds, strict=True), strict=True)
+        {"logprobs": logprobs, "ms_a_step": min(each) * 1e3}
+        for logprobs, each in zip(kinds, zip(*rounds, strict=True), strict=True)
     ]
-    return {"streams": STREAMS, "launches": launches, "kinds": rows, "limit_ms": _LIMIT_MS}
+    return {"streams": STREAMS, "steps": steps, "kinds": rows, "limit_ms": _LIMIT_MS}
 
 
 def handing_over_lines(report: dict[str, Any]) -> list[str]:
@@ -58,19 +49,16 @@ def handing_over_lines(report: dict[str, Any]) -> list[str]:
     return [
         f"handing over the tokens of {report['streams']} streams, ms a decode step "
         f"(limit {report['limit_ms']:.0f})",
-        f"{'steps a launch':>16}{'logprobs':>10}{'ms':>8}",
-        *(
-            f"{row['num_steps']:>16}{row['logprobs'] or 0:>10}{row['ms_a_step']:>8.2f}"
-            for row in report["kinds"]
-        ),
+        f"{'logprobs':>10}{'ms':>8}",
+        *(f"{row['logprobs'] or 0:>10}{row['ms_a_step']:>8.2f}" for row in report["kinds"]),
     ]
 
 
-def measure_handing_over(kind: Streams, launches: int) -> float:
-    """The median of seconds per launch to hand over its tokens."""
-    bench = HandingOverBench(kind, launches)
+def measure_handing_over(logprobs: int | None, steps: int) -> float:
+    """The median of seconds per step to hand over its tokens."""
+    bench = HandingOverBench(logprobs, steps)
     try:
-        return statistics.median(bench.driver.call(lambda: bench.run(launches)))
+        return statistics.median(bench.driver.call(lambda: bench.run(steps)))
     finally:
         bench.close()
 
@@ -80,14 +68,18 @@ class HandingOverBench:
 
     Its methods are for the engine's thread, that is for `driver.call`.
 
+    Args:
+        logprobs: what each stream asks for.
+        steps: to make room for.
+
     Attributes:
         driver: runs the engine.
         device: its `on_fetched` is called where a step's hand-over begins.
     """
 
-    def __init__(self, kind: Streams, launches: int) -> None:
-        self._kind = kind
-        self._max_tokens = (launches + 16) * kind.num_steps
+    def __init__(self, logprobs: int | None, steps: int) -> None:
+        self._logprobs = logprobs
+        self._max_tokens = steps + 16
         max_model_len = PROMPT_TOKENS + self._max_tokens
         num_blocks = 1 + STREAMS * (-(-max_model_len // BLOCK_SIZE) + 1)
         scheduler = Scheduler(
@@ -96,16 +88,16 @@ class HandingOverBench:
             max_num_batched_tokens=STREAMS * PROMPT_TOKENS,
             max_model_len=max_model_len,
         )
-        self.device: Any = _Device(kind)
-        self._engine = Engine(self.device, scheduler, pacing=Pacing(lambda rows: kind.num_steps))
+        self.device: Any = _Device(logprobs)
+        self._engine = Engine(self.device, scheduler)
         self.driver = EngineDriver(self._engine)
         self._near, self._far = socket.socketpair(socket.AF_UNIX)
         self._far.setblocking(False)
         self._received = bytearray(1 << 20)
         self._front_end = FrontEndRequests(self.driver, self._send, lambda count: True)
 
-    def run(self, launches: int) -> list[float]:
-        """Seconds of each launch's hand-over."""
+    def run(self, steps: int) -> list[float]:
+        """Seconds of each step's hand-over."""
         for number in range(STREAMS):
             self._front_end.add(Add(number, engine_message(self._request(number))))
         for _ in range(4):
@@ -115,7 +107,7 @@ class HandingOverBench:
         begins: list[float] = []
         self.device.on_fetched = lambda: begins.append(time.perf_counter())
         ends: list[float] = []
-        for _ in range(launches):
+        for _ in range(steps):
             self.step()
             ends.append(time.perf_counter())
             self.receive()
@@ -142,7 +134,7 @@ class HandingOverBench:
             temperature=0.0,
             ignore_eos=True,
             max_tokens=self._max_tokens,
-            logprobs=self._kind.logprobs,
+            logprobs=self._logprobs,
         )
         return NewRequest(prompt=Prompt([number + 1] * PROMPT_TOKENS), params=params)
 
@@ -153,14 +145,14 @@ class HandingOverBench:
 class _Device:
     """Samples the same token everywhere, at once."""
 
-    def __init__(self, kind: Streams) -> None:
-        self._kind = kind
+    def __init__(self, logprobs: int | None) -> None:
+        self._logprobs = logprobs
         self.on_fetched: Callable[[], None] = lambda: None
 
     def launch(self, schedule: Schedule) -> StepResult:
-        shape = (len(schedule.rows), schedule.num_steps)
+        shape = (len(schedule.rows), 1)
         scores = TokenScores(np.full(shape, 7, np.int32), np.ones(shape, np.bool_))
-        if self._kind.logprobs is not None:
+        if self._logprobs is not None:
             tops = (*shape, _NUM_TOP)
             scores = dataclasses.replace(
                 scores,

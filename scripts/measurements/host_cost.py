@@ -87,7 +87,6 @@ class DecodeBench:
             max_num_batched_tokens=8192,
             max_model_len=max_model_len,
             block_size=BLOCK_SIZE,
-            multi_step_length=1,
             platform="gpu",
         )
         self.builder = BatchBuilder(

@@ -12,7 +12,6 @@ from jaxinfer import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from jaxinfer.measure.models.engines import random_weights
 from jaxinfer.measure.report import describe_engine
 from jaxinfer.serving.engine import open_requests
-from jaxinfer.serving.guided import free_runs
 from scripts.structured_outputs.corpus import CORPUS, PROSE, TEXTS, endless
 from scripts.structured_outputs.vocabulary import synthetic_tokenizer
 
@@ -42,8 +41,8 @@ class Case:
 
     Attributes:
         params: of each row.
-        masks_only: whether every token is drawn under a mask: none is appended because the grammar
-            forces it, and none is drawn freely.
+        masks_only: whether every token is drawn under a mask, and none is appended because the
+            grammar forces it.
         timed: rows whose time per token counts; all by default.
     """
 
@@ -131,7 +130,6 @@ def _cases(rows: int, output_len: int) -> dict[str, Case]:
         "late": Case([late] * rows),
         "prose": Case(prose),
         "texts": Case(texts),
-        "texts, masks only": Case(texts, masks_only=True),
         "records": Case(long),
         "records, masks only": Case(long, masks_only=True),
         "beside late": Case(beside + [late] * (rows - half), timed=slice(half)),
@@ -201,7 +199,6 @@ def _ratios(record: dict[str, Any]) -> dict[str, float]:
     return {
         "TPOT, prose / plain": tpot("prose", "plain"),
         "TPOT, texts / plain": tpot("texts", "plain"),
-        "TPOT, texts, masks only / plain": tpot("texts, masks only", "plain"),
         "TPOT, records, masks only / plain": tpot("records, masks only", "plain"),
         "TPOT of neighbours, beside prose / plain": tpot("beside prose", "plain"),
         "TPOT of neighbours, beside texts / plain": tpot("beside texts", "plain"),
@@ -213,14 +210,14 @@ def _ratios(record: dict[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _masking(*, only: bool) -> Iterator[None]:
-    """Draw every token under its mask, one a step, if that is all there is to be."""
-    fewest, first = free_runs.FEWEST_FORCED, free_runs.FEWEST_MASKED
+    """Draw forced tokens, too, if masks are all there is to be."""
+    fewest = open_requests.FEWEST_FORCED
     if only:
-        free_runs.FEWEST_FORCED = free_runs.FEWEST_MASKED = sys.maxsize
+        open_requests.FEWEST_FORCED = sys.maxsize
     try:
         yield
     finally:
-        free_runs.FEWEST_FORCED, free_runs.FEWEST_MASKED = fewest, first
+        open_requests.FEWEST_FORCED = fewest
 
 
 @contextlib.contextmanager

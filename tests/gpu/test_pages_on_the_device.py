@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from tests.gpu.bundled import MAX_MODEL_LEN, ragged_prompts
 from tests.gpu.failing_step import fail_in_the_third_step
 from tests.gpu.internals import runner_of
@@ -36,7 +36,6 @@ def llm():
         enable_prefix_caching=False,  # the same prompts again are the same steps again
         preemption_mode="swap",
         swap_space=0.1,
-        num_decode_steps=8,
         compile_ahead=False,
         show_progress=False,
     ) as llm:
@@ -64,12 +63,8 @@ def _pointers(runner):
 
 def test_every_step_aliases_all_pages(runner):
     buckets = runner._buckets
-    shape, steps = buckets.multi_step_shapes()[0]
-    keys = (
-        buckets.prefill_shapes()[0],
-        buckets.decode_shapes()[0],
-        MultiStepDecodeKey(shape, "greedy", steps),
-    )
+    shape = buckets.decode_shapes()[0]
+    keys = (buckets.prefill_shapes()[0], shape, SampledDecodeKey(shape, "temperature"))
     for key in keys:
         analysis = runner._compiled[key].memory_analysis()
         assert analysis.alias_size_in_bytes >= runner.report.kv_bytes, key

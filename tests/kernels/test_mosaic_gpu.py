@@ -52,7 +52,7 @@ def test_keys_that_rows_share_can_be_read_once(case):
     attention_cases.check(attention, case, jnp.bfloat16)
 
 
-def test_rows_that_have_ended_in_a_multi_step_give_zeros_whatever_they_shared():
+def test_rows_without_a_context_give_zeros_whatever_they_shared():
     problem = attention_cases.build(attention_cases.shared_cases()[1], jnp.bfloat16, seed=0)
     q, k, v, cu, lens, tables = map(jnp.asarray, problem.arguments)
     shared = _shared(q, k, lens, tables)

@@ -8,9 +8,6 @@ from jaxinfer.measure.timing import run_workload
 from jaxinfer.measure.workloads import Workload
 from tests.serving.small_llm import small_llm
 
-# The same programs for all, and few: a prefill, a decode step, a sampler.
-SINGLE = {"num_decode_steps": 1}
-
 
 def drawn(start: int, *, shared: int, warm: bool = False) -> Workload:
     """Six prompts of 48 tokens, `shared` of them in common; two samples each."""
@@ -33,7 +30,7 @@ def drawn(start: int, *, shared: int, warm: bool = False) -> Workload:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_prompts_share_is_computed_once_by_each_engine(replicas):
     # Steps of 40 tokens take the first prompt in two chunks.
-    with small_llm(max_num_batched_tokens=40, data_parallel_size=replicas, **SINGLE) as llm:
+    with small_llm(max_num_batched_tokens=40, data_parallel_size=replicas) as llm:
         for start in (0, 100):
             llm.reset_prefix_cache()
             cold, warm = drawn(start, shared=32), drawn(start, shared=32, warm=True)
@@ -46,7 +43,7 @@ def test_what_prompts_share_is_computed_once_by_each_engine(replicas):
 
 
 def test_a_repeat_on_a_cache_that_was_not_emptied_is_an_error():
-    with small_llm(max_num_batched_tokens=40, **SINGLE) as llm:
+    with small_llm(max_num_batched_tokens=40) as llm:
         workload = drawn(0, shared=0)
         run_workload(llm, workload)
         with pytest.raises(RuntimeError, match="small: 192 of 288 prompt tokens came from the"):

@@ -17,7 +17,6 @@ from jaxinfer.serving.parsers.names import (
 
 SERVE_DEFAULTS = {
     "max_num_batched_tokens": "8192 on a GPU, 2048 on a CPU",
-    "num_decode_steps": "4; 2 for weights of over 4 GiB a GPU; 1 for large models on a CPU",
     "online": "True",
 }
 """The engine's defaults that differ here, as --help shows them."""

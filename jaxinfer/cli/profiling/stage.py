@@ -1,7 +1,6 @@
 """One process of `jaxinfer profile`: times the steps of an engine, and perhaps records them."""
 
 import argparse
-import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,7 @@ _GRAPHS_NOTE = (
     "those of single launches, which a step as always does not have"
 )
 _CPU_NOTE = "a CPU has no CUDA graphs: the recorded steps are the engine's usual programs"
-_MULTI_STEP_NOTE = (
-    "as always, the engine launches several decode steps at once (--num-decode-steps); for the "
-    "recording, and in all other rows by the host's clock, it launches one"
-)
-AS_ALWAYS, ONE_STEP, NO_GRAPHS = "as always", "one step a launch", "without CUDA graphs"
+AS_ALWAYS, NO_GRAPHS = "as always", "without CUDA graphs"
 
 
 def main(argv: list[str]) -> int:
@@ -43,33 +38,22 @@ def _run(stage: str, arguments: argparse.Namespace) -> int:
     with speaking_of_flags():
         if stage == "recorded":
             result = read_result(directory)
-            with _engine(arguments, {"num_decode_steps": 1}) as llm:
+            with _engine(arguments) as llm:
                 result["timings"] += _time(llm, arguments, NO_GRAPHS)
                 _record(llm, arguments, result["timings"], _GRAPHS_NOTE)
             return OK
-        with _engine(arguments, {}) as llm:
+        with _engine(arguments) as llm:
             timings = _time(llm, arguments, AS_ALWAYS)
             if arguments.memory:
                 _record_memory(llm, arguments)
-        if platform != "gpu" or "num_decode_steps" not in arguments:
-            del llm  # its weights make room for the next engine's
-            gc.collect()
-            with _engine(arguments, {"num_decode_steps": 1}) as llm:
-                if "num_decode_steps" not in arguments:
-                    timings += _time(llm, arguments, ONE_STEP)
-                if platform != "gpu":
-                    _record(llm, arguments, timings, _CPU_NOTE)
+            if platform != "gpu":
+                _record(llm, arguments, timings, _CPU_NOTE)
         write_result(directory, {"platform": platform, "timings": timings})
     return OK
 
 
-def _engine(arguments: argparse.Namespace, defaults: dict[str, Any]) -> "LLM":
-    """An engine for the batch.
-
-    Args:
-        arguments: the command's.
-        defaults: engine arguments that stand unless the user gave others.
-    """
+def _engine(arguments: argparse.Namespace) -> "LLM":
+    """An engine for the batch."""
     from jaxinfer.measure.models.engines import build_engine
 
     needed = {
@@ -80,8 +64,7 @@ def _engine(arguments: argparse.Namespace, defaults: dict[str, Any]) -> "LLM":
         + 1,
         "show_progress": not arguments.quiet,
     }
-    given = engine_arguments(arguments)
-    return build_engine(arguments.model_shape, {**needed, **defaults, **given})
+    return build_engine(arguments.model_shape, {**needed, **engine_arguments(arguments)})
 
 
 def _prompts(llm: "LLM", arguments: argparse.Namespace) -> list[list[int]]:
@@ -109,10 +92,7 @@ def _record(
 
     directory = Path(arguments.output)
     record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
-    notes = [note]
-    if any(timing["run"] == ONE_STEP for timing in timings):
-        notes.append(_MULTI_STEP_NOTE)
-    facts: dict[str, Any] = {"timings": timings, "notes": notes}
+    facts: dict[str, Any] = {"timings": timings, "notes": [note]}
     report = read_report(directory)
     if find_chip(report.device) is None:
         facts["peak"] = measure_peak(report.dtype)

@@ -1,8 +1,8 @@
 """One decoding forward pass, traced once, for all programs that decode with the same shapes.
 
-A decode step and its multi-step decodes, one for each way of sampling, have the same kernels, and
-lowering them is most of tracing. Here they are lowered into one module, which each program then
-calls. XLA inlines the call, so what it compiles is the same.
+A decode step and the programs of it with its sampler, one for each way of sampling, have the same
+kernels, and lowering them is most of tracing. Here they are lowered into one module, which each
+program then calls. XLA inlines the call, so what it compiles is the same.
 """
 
 from collections.abc import Hashable, Mapping

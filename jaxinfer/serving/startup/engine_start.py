@@ -92,7 +92,7 @@ def start_engine(
         scheduler,
         setup.tokenizer,
         seed=config.seed,
-        pacing=Pacing(runner.multi_step_steps, tokens if config.online else None),
+        pacing=Pacing(tokens if config.online else None),
         grammars=setup.grammars,
     )
     return StartedEngine(engine, runner, scheduler)

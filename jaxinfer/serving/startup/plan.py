@@ -110,7 +110,6 @@ def plan_engine(
         max_num_seqs=engine_config.max_num_seqs,
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_size,
-        multi_step_length=engine_config.multi_step_length(device.platform, weight_bytes),
         platform=device.platform,
         weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),

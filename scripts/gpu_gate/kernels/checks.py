@@ -67,7 +67,7 @@ def _check_spinning_kernel(deadline: float) -> Row:
 def _check_spinning_start(deadline: float) -> Row:
     """An engine whose attention never ends says at its start which program that is."""
     task = {"part": "start", "model_shape": None, "spins": True, "arguments": _SPINNING_ENGINE}
-    named = rf"{_STOOD_STILL} {_START_LIMIT_S:g} s \((Decode|Prefill|MultiStepDecode)(Shape|Key)\("
+    named = rf"{_STOOD_STILL} {_START_LIMIT_S:g} s \((Decode|Prefill|SampledDecode)(Shape|Key)\("
     return _named("spinning start", task, named, deadline)
 
 

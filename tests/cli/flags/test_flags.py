@@ -65,7 +65,7 @@ def test_vllms_names_reach_the_configuration():
         "--preemption-mode swap --scheduling-policy priority "
         "--tensor-parallel-size 2 --attention-backend xla "
         "--data-parallel-size 3 "
-        "--compilation-cache-dir c --no-compile-ahead --num-decode-steps 8 --device-timeout 60"
+        "--compilation-cache-dir c --no-compile-ahead --device-timeout 60"
     )
     config = EngineConfig(**engine_arguments(_parser().parse_args(line.split())))
     assert config == EngineConfig(
@@ -92,7 +92,6 @@ def test_vllms_names_reach_the_configuration():
         attention_backend="xla",
         compilation_cache_dir="c",
         compile_ahead=False,
-        num_decode_steps=8,
         device_timeout=60.0,
     )
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 SEATS = 2  # sequences that run at once on a replica
 FLAGS = ["--data-parallel-size", "2", "--max-num-seqs", str(SEATS), "--api-server-count", "2"]
-FLAGS += ["--max-num-batched-tokens", "32", "--num-kv-blocks", "110", "--num-decode-steps", "1"]
+FLAGS += ["--max-num-batched-tokens", "32", "--num-kv-blocks", "110"]
 TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
 
 

@@ -128,7 +128,7 @@ def test_programs_that_were_kept_run_in_a_new_process(tmp_path):
     command = [sys.executable, "-m", "jaxinfer.generate", "-p", "Once", "--max-tokens", "4"]
     command += ["--model", str(tmp_path / "model")]
     command += ["--attention-backend", "numba", "--compilation-cache-dir", str(tmp_path / "kept")]
-    command += ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--num-decode-steps", "1"]
+    command += ["--max-num-seqs", "2", "--max-num-batched-tokens", "64"]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         for _ in range(2)

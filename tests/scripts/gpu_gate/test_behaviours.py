@@ -12,14 +12,13 @@ from scripts.gpu_gate import behaviours, child
 from scripts.gpu_gate.behaviours import CHECKS, check_behaviours, check_one
 from scripts.gpu_gate.rows import Row
 
-# An engine of few programs: its smallest steps are its largest, and each decodes once.
+# An engine of few programs: its smallest steps are its largest.
 OPTIONS = {
     "tokenizer": str(BUNDLED_MODEL),
     "compile_ahead": False,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
     "max_model_len": 512,
-    "num_decode_steps": 1,
     "num_kv_blocks": 257,
     "show_progress": False,
 }

@@ -68,7 +68,6 @@ def test_a_start_is_measured_with_its_parts(monkeypatch, tmp_path):
         "max_model_len": 32,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 32,
-        "num_decode_steps": 1,
         "show_progress": False,
     }
     cold = engine_start._measure("any", arguments)

@@ -4,18 +4,18 @@ import sys
 
 import pytest
 
-from scripts.measurements.handing_over import STREAMS, HandingOverBench, Streams
+from scripts.measurements.handing_over import STREAMS, HandingOverBench
 
-KINDS = [(Streams(None, 1), 20), (Streams(1, 1), 28), (Streams(None, 4), 20), (Streams(1, 4), 28)]
+MOST_CALLS = [(None, 20), (1, 28)]  # by log-probabilities of each token
 
 
-def calls_of_hand_overs(bench, launches):
-    """Python and C functions that are called from a launch's fetched tokens to the socket.
+def calls_of_hand_overs(bench, steps):
+    """Python and C functions that are called from a step's fetched tokens to the socket.
 
     For the engine's thread, which takes steps of its own wherever it is left alone.
     """
     bench.run(2)
-    return [calls_of_a_hand_over(bench) for _ in range(launches)]
+    return [calls_of_a_hand_over(bench) for _ in range(steps)]
 
 
 def calls_of_a_hand_over(bench):
@@ -34,9 +34,9 @@ def calls_of_a_hand_over(bench):
     return count
 
 
-@pytest.mark.parametrize(("kind", "most"), KINDS, ids=str)
-def test_a_stream_takes_few_calls_a_step(kind, most):
-    bench = HandingOverBench(kind, launches=8)
+@pytest.mark.parametrize(("logprobs", "most"), MOST_CALLS)
+def test_a_stream_takes_few_calls_a_step(logprobs, most):
+    bench = HandingOverBench(logprobs, steps=8)
     try:
         calls = bench.driver.call(lambda: calls_of_hand_overs(bench, 3))
     finally:

@@ -27,7 +27,7 @@ def test_a_synthetic_tokenizer_has_every_id_and_ends_with_the_last():
     assert tokenizer.decode(tokenizer.encode('{"a": 1}')) == '{"a": 1}'
 
 
-@pytest.mark.slow  # fifteen cases of the bundled model
+@pytest.mark.slow  # fourteen cases of the bundled model
 def test_the_benchmark_keeps_a_record_and_prints_a_table(tmp_path, capsys):
     sizes = ["--rows", "2", "--output-len", "24", "--repeats", "1", "--no-compile-ahead"]
     arguments = [*sizes, "--output-directory", str(tmp_path)]

@@ -14,7 +14,7 @@ from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from tests import hlo
 from tests.serving.compile.test_lowering import _programs
 
-_KEY = SamplerKey(4, "greedy")
+_KEY = SamplerKey(4, "temperature")
 
 
 def _lowering(directory):

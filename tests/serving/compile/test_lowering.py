@@ -11,8 +11,8 @@ from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.programs import Programs
@@ -25,7 +25,7 @@ _KEYS = [
     DecodeShape(4, 8),
     PrefillShape(16, 4, 8),
     SamplerKey(4, "full"),
-    MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 2),  # the sampler above brings all arrays
+    SampledDecodeKey(DecodeShape(4, 8), "temperature"),  # the sampler above brings all arrays
     PromptLogprobsKey(16),
     SwapKey(2, to_host=False),
 ]
@@ -98,7 +98,7 @@ def test_a_damaged_entry_is_traced_again_with_the_same_result(tmp_path):
 
 def test_programs_with_a_callers_function_are_traced_every_time(tmp_path):
     programs = _programs(logits_processor=lambda logits, state: logits)
-    for key in (SamplerKey(4, "greedy"), MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 2)):
+    for key in (SamplerKey(4, "temperature"), SampledDecodeKey(DecodeShape(4, 8), "temperature")):
         for _ in range(2):
             lowering = Lowering(ProgramStore(tmp_path))
             lowering.lower(programs, key, {})
@@ -113,5 +113,7 @@ def test_programs_with_a_callers_function_are_traced_every_time(tmp_path):
 
 def test_without_a_store_everything_is_traced():
     lowering = Lowering(None)
-    assert isinstance(lowering.lower(_programs(), SamplerKey(4, "greedy"), {}), jax.stages.Lowered)
+    assert isinstance(
+        lowering.lower(_programs(), SamplerKey(4, "temperature"), {}), jax.stages.Lowered
+    )
     assert (lowering.num_traced, lowering.num_read) == (1, 0)

@@ -12,7 +12,7 @@ from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.compile.tracing_worker import describe_work
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.steps import feed_last_tokens
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
 _KEYS = [
     DecodeShape(4, 8),
-    SamplerKey(4, "greedy"),
+    SamplerKey(4, "temperature"),
     PrefillShape(16, 4, 8),
-    MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 2),
+    SampledDecodeKey(DecodeShape(4, 8), "temperature"),
 ]
 
 
@@ -48,7 +48,7 @@ def test_workers_trace_what_this_process_would(tmp_path, workers_everywhere, dev
     programs, first = _programs(devices), Lowering(ProgramStore(tmp_path))
     lowered = _lower_all(first, programs)
     first.close()
-    assert next(iter(lowered)) == SamplerKey(4, "greedy")  # which is not for workers here
+    assert next(iter(lowered)) == SamplerKey(4, "temperature")  # which is not for workers here
     assert set(lowered) == set(_KEYS)
     assert (first.num_traced, first.num_read) == (1, 3)
     for key, each in lowered.items():
@@ -123,7 +123,7 @@ def test_programs_with_the_same_kernels_go_to_the_same_worker():
     decodes = [
         small,
         large,
-        *(MultiStepDecodeKey(small, mode, 2) for mode in ("greedy", "truncate")),
+        *(SampledDecodeKey(small, mode) for mode in ("temperature", "truncate")),
     ]
     prefills = [PrefillShape(16 * i, 4, 8) for i in range(1, 7)]
     shares = tracing._shares(tracing._groups(decodes + prefills), 4)
@@ -142,7 +142,7 @@ def test_one_forward_pass_serves_all_programs_that_decode_alike(monkeypatch):
     monkeypatch.setattr(shared_forward, "feed_last_tokens", count)
     plain = _programs()
     shared = dataclasses.replace(plain, forward=SharedForward("cpu"))
-    for key in (_KEYS[0], _KEYS[3], MultiStepDecodeKey(DecodeShape(4, 8), "temperature", 2)):
+    for key in (_KEYS[0], _KEYS[3], SampledDecodeKey(DecodeShape(4, 8), "truncate")):
         made, expected = shared.lower(key).compile(), plain.lower(key).compile()
         made, expected = made.memory_analysis(), expected.memory_analysis()
         assert made.temp_size_in_bytes == expected.temp_size_in_bytes

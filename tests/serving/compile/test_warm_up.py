@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
@@ -30,9 +30,9 @@ def test_every_step_sampler_and_copy_runs_and_answers_stay_the_same():
     runner._compiled = Recorder()
     runner._warm_up(keys)
     runner._compiled = compiled
-    kinds = PrefillShape | DecodeShape | MultiStepDecodeKey | SamplerKey | CopyBlocksKey
+    kinds = PrefillShape | DecodeShape | SampledDecodeKey | SamplerKey | CopyBlocksKey
     assert set(ran) == {key for key in keys if isinstance(key, kinds)}
     assert min(ran.count(key) for key in ran) == 3  # no step here is long
     loop = Loop(runner)
     loop.add([5, 6, 7])
-    assert loop.run(num_steps=8) == [expected_greedy([5, 6, 7], GREEDY["max_tokens"])]
+    assert loop.run() == [expected_greedy([5, 6, 7], GREEDY["max_tokens"])]

@@ -30,7 +30,7 @@ from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.program_set import options_of
 from jaxinfer.serving.programs.programs import Programs
@@ -41,7 +41,6 @@ from tests.kernels.h200_target import h200_mesh
 _LAYERS = 2  # the last computes only what is sampled from, with the kernel for decoding
 _LIMIT_S = 300  # after which it says where every thread stands
 _CONFIG = EngineConfig()
-_MULTI_STEP_STEPS = 2  # which are compiled one by one
 _BLOCKS = 2_056_192  # the bundled model's on an H200
 
 
@@ -51,7 +50,6 @@ def _buckets(config: ModelConfig) -> Buckets:
         max_num_batched_tokens=_CONFIG.token_budget("gpu"),
         max_model_len=config.max_context_length,
         block_size=_CONFIG.block_size,
-        multi_step_length=_CONFIG.multi_step_length("gpu", 0),
         platform="gpu",
         rows_in_item=rows_in_item(config.num_attention_heads // config.num_key_value_heads),
     )
@@ -60,10 +58,13 @@ def _buckets(config: ModelConfig) -> Buckets:
 def _keys(buckets: Buckets) -> list[ProgramKey]:
     """One of each kind, as small as they come; as many as workers are started for."""
     shared = next(shape for shape in buckets.decode_shapes() if shape.work_items)
-    multi_step = MultiStepDecodeKey(
-        buckets.decode_shape(2, buckets.widths[0]), "greedy", _MULTI_STEP_STEPS
-    )
-    return [shared, multi_step, buckets.prefill_shape(1, 1), SamplerKey(buckets.rows[0], "greedy")]
+    sampled = SampledDecodeKey(buckets.decode_shape(2, buckets.widths[0]), "temperature")
+    return [
+        shared,
+        sampled,
+        buckets.prefill_shape(1, 1),
+        SamplerKey(buckets.rows[0], "temperature"),
+    ]
 
 
 def _programs(config: ModelConfig) -> Programs:

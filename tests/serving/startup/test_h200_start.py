@@ -38,6 +38,6 @@ def test_a_start_compiles_the_same_whoever_traced_the_programs(shape, tmp_path):
     kernels = cold[2]
     assert kernels == warm[2] == alone[2]
     assert kernels["DecodeShape"] >= {"norm_rope_write", "attend_shared", "attend_own"}
-    assert kernels["MultiStepDecodeKey"] >= _ATTENTION
+    assert kernels["SampledDecodeKey"] >= _ATTENTION
     assert kernels["PrefillShape"] >= {*_ATTENTION, "paged_prefill_attention"}
     assert kernels["SamplerKey"] == set()

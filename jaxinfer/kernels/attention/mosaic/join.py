@@ -40,8 +40,8 @@ def own_rows(
 
     Returns:
         Keys that are not shared; block tables from the first of these on; and of each row its
-        number, the first of its work items, how many these are, and its place in them. A row that
-        has ended within a multi-step decode, whose context is 0, has no work items.
+        number, the first of its work items, how many these are, and its place in them. A row of
+        padding, whose context is 0, has no work items.
     """
     keys = shared.rows[:, 0]
     own = jnp.maximum(context_lens - keys, 0)
