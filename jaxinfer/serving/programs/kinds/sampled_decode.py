@@ -61,9 +61,7 @@ class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
             "sampled_decode_step", run, arguments, results, donate=(1, 3), to_host=(2,)
         )
 
-    def options(
-        self, key: SampledDecodeKey, *, num_devices: int, peer_buffers: bool
-    ) -> dict[str, Any]:
+    def options(self, key: SampledDecodeKey, *, num_devices: int) -> dict[str, Any]:
         """The options of a step: see `step_options`."""
         return step_options(key.shape.rows)
 
