@@ -24,8 +24,7 @@ CONFIG = ModelConfig(
 )
 MAX_MODEL_LEN = 64
 # What all small engines and runners have in common, so that they are of the same programs, which
-# a run of the tests compiles once: a batch of up to four rows, steps of up to 64 tokens, and tables
-# as wide for any number of decode steps a launch from 2 to 16.
+# a run of the tests compiles once: a batch of up to four rows, and steps of up to 64 tokens.
 SETTINGS: dict[str, Any] = {
     "max_model_len": MAX_MODEL_LEN,
     "max_num_seqs": 4,
