@@ -19,7 +19,7 @@ from jaxinfer.checks import (
 )
 from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
 
-SamplingMode = Literal["greedy", "temperature", "truncate", "full"]
+SamplingMode = Literal["temperature", "truncate", "full"]
 FreeLogprobs = Literal["all", "unscaled", "untruncated", "none"]
 """Requests for which the draw itself gives the chosen token's log-probability: all that sample,
 only samples of the model's own distribution, or of it at a temperature, or none."""
@@ -275,19 +275,17 @@ class SamplingParams:
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0)
 
     def sampling_mode(self, free_logprobs: FreeLogprobs = "all") -> SamplingMode:
-        """The least of the sampler's four modes that can serve this request.
+        """The least of the sampler's three modes that can serve this request.
 
-        "greedy" takes the largest logit; "temperature" adds temperature and `min_p` and gives the
-        chosen token's log-probability in the distribution drawn from; "truncate" adds `top_k` and
-        `top_p`; "full" adds everything that edits logits or reports other log-probabilities.
+        "temperature" has temperature, `min_p` and greedy decoding, and gives the chosen token's
+        log-probability in the distribution drawn from; "truncate" adds `top_k` and `top_p`; "full"
+        adds everything that edits logits or reports other log-probabilities.
 
         Args:
             free_logprobs: requests for which the cheaper modes report the right ones.
         """
         if self._edits_logits or not self._gets_free_logprobs(free_logprobs):
             return "full"
-        if self.is_greedy:
-            return "greedy"
         return "truncate" if self.truncates else "temperature"
 
     @property

@@ -1,11 +1,8 @@
 """A tiny real engine for the tests of the offline API, which must not lose a block."""
 
-import sys
-
 import pytest
 
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.serving.guided import free_runs
 from tests.model.text.small_tokenizer import write_tokenizer
 from tests.serving.small_llm import small_llm
 
@@ -21,12 +18,6 @@ def tokenizer(tmp_path_factory):
 def llm(tokenizer):
     with small_llm(tokenizer=tokenizer) as llm:
         yield llm
-
-
-@pytest.fixture
-def masks_only(monkeypatch):
-    """Every token of an answer with a grammar is drawn under its mask."""
-    monkeypatch.setattr(free_runs, "FEWEST_MASKED", sys.maxsize)
 
 
 @pytest.fixture(autouse=True)

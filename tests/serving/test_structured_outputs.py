@@ -3,19 +3,14 @@
 import asyncio
 import json
 import re
-import sys
 
 import jsonschema
-import numpy as np
 import pytest
-import scipy.stats
 
 from jaxinfer import AsyncLLM, SamplingParams, StructuredOutputsParams
-from jaxinfer.serving.guided import free_runs
+from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.programs.kinds.set_edits import SetMasksKey
 from jaxinfer.serving.requests.prompts import PromptReader
-from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.scheduler import step_planner
 from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import (
     CONFIG,
@@ -88,10 +83,10 @@ def test_an_object_may_be_cut_by_its_length(llm):
         {"frequency_penalty": 2.0, "repetition_penalty": 3.0},
     ],
 )
-def test_forced_tokens_change_nothing(llm, more, masks_only, monkeypatch):
+def test_forced_tokens_change_nothing(llm, more, monkeypatch):
     params = params_of({"json": SCHEMA}, **{"temperature": 0.0, **more})
     with_forced = generate(llm, PROMPTS, params)
-    monkeypatch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
+    monkeypatch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
     for output, alone in zip(with_forced, generate(llm, PROMPTS, params), strict=True):
         for own, other in zip(output.outputs, alone.outputs, strict=True):
             assert (own.token_ids, own.text) == (other.token_ids, other.text)
@@ -111,7 +106,7 @@ def test_forced_tokens_change_nothing(llm, more, masks_only, monkeypatch):
     ],
     ids=lambda more: "-".join(more) or "alone",
 )
-def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, masks_only, monkeypatch):
+def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, monkeypatch):
     opening, closing = (tokenizer.token_to_id(tag) for tag in ("<think>", "</think>"))
     given = {"json": SCHEMA, "after_thinking": True}
     # Sooner or later this model closes its thinking by itself.
@@ -121,7 +116,7 @@ def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, masks_
     outputs = generate(llm, [*prompts, PROMPTS[0]], [*[params] * 3, GREEDY])
     alone = [generate(llm, [prompt], params)[0] for prompt in prompts]
     assert ids(outputs) == [*ids(alone), *ids(generate(llm, PROMPTS[:1], GREEDY))]
-    monkeypatch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
+    monkeypatch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
     for output, other in zip(outputs, generate(llm, prompts, params), strict=False):
         for answer, unforced in zip(output.outputs, other.outputs, strict=True):
             assert answer.token_ids == unforced.token_ids
@@ -130,86 +125,6 @@ def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, masks_
             jsonschema.validate(json.loads(rest), SCHEMA)
             if "thinking_token_budget" in more:
                 assert answer.token_ids.index(closing) <= more["thinking_token_budget"] + 1
-
-
-def test_thinking_that_ends_within_a_multi_step_decode_ends_the_same(llm, tokenizer):
-    opening, closing = (tokenizer.token_to_id(tag) for tag in ("<think>", "</think>"))
-    given = {"regex": "[ab]{3}c", "after_thinking": True}
-    params = params_of(given, seed=5, max_tokens=40, logit_bias={closing: 5.0})
-    prompts = [[i, i + 1, opening] for i in range(6)]
-    expected = ids(generate(llm, prompts, params))
-    assert len({tokens.index(closing) for tokens in expected if closing in tokens}) > 2
-    with small_llm(tokenizer=tokenizer, num_decode_steps=1) as single:
-        assert ids(generate(single, prompts, params)) == expected
-
-
-STRINGS = {"json": {"type": "string", "minLength": 20, "maxLength": 40}}
-
-
-LONG_STRINGS = {"json": {"type": "string", "minLength": 200}}
-
-
-@pytest.mark.parametrize(
-    "more", [{"temperature": 0.0}, {"seed": 3}, {"seed": 4, "top_k": 20, "top_p": 0.9, "n": 2}]
-)
-def test_answers_drawn_freely_do_not_depend_on_the_length_of_a_launch(
-    llm, tokenizer, more, monkeypatch
-):
-    # Half of this vocabulary is no text: otherwise runs would be too short for it.
-    monkeypatch.setattr(free_runs, "_NEARLY_ALL", 0.2)
-    monkeypatch.setattr(free_runs, "_LONG", 0)
-    monkeypatch.setattr(step_planner, "_MOST_LONE", 2)
-    draws, next_draw = [], Request.next_draw
-    monkeypatch.setattr(
-        Request, "next_draw", lambda of: (draws.append(next_draw(of)), draws[-1])[1]
-    )
-    texts = params_of(LONG_STRINGS, max_tokens=60, **more)
-    params = [texts, params_of(STRINGS, **more), params_of({"json": SCHEMA}, **more), GREEDY]
-    prompts = [*PROMPTS, PROMPTS[0]]
-    pairs = list(zip(prompts, params, strict=True))
-    expected = [ids(generate(llm, [prompt], each)) for prompt, each in pairs]
-    assert [ids([output]) for output in generate(llm, prompts, params)] == expected
-    kinds = {(draw.mask is None, draw.is_alone) for draw in draws if draw}
-    assert kinds == {(False, False), (False, True), (True, True)}
-    with small_llm(tokenizer=tokenizer, num_decode_steps=1) as single:
-        assert [ids([output]) for output in generate(single, prompts, params)] == expected
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"thinking_token_budget": 3}, {"thinking_token_budget": 40}],
-    ids=lambda more: "-".join(map(str, more.values())) or "alone",
-)
-@pytest.mark.parametrize("thinks", [False, True])
-def test_the_likeliest_tokens_are_those_under_masks(llm, tokenizer, more, thinks, monkeypatch):
-    opening = tokenizer.token_to_id("<think>")
-    given = STRINGS | {"after_thinking": thinks}
-    params = params_of(given, **{"temperature": 0.0, "max_tokens": 50, **more})
-    prompts = [[*prompt, opening] if thinks else prompt for prompt in PROMPTS]
-    free = ids(generate(llm, prompts, params))
-    monkeypatch.setattr(free_runs, "FEWEST_MASKED", sys.maxsize)
-    assert free == ids(generate(llm, prompts, params))
-
-
-def second_tokens(llm, count):
-    """How often each token comes second, where half of the model's choices are allowed."""
-    given = {"regex": "x[^aeiours ]{9}"}
-    params = [params_of(given, max_tokens=2, temperature=1.0, seed=i) for i in range(count)]
-    outputs = generate(llm, PROMPTS[:1] * count, params)
-    tokens = [output.outputs[0].token_ids[1] for output in outputs]
-    return np.bincount(tokens, minlength=CONFIG.vocab_size)
-
-
-def test_tokens_that_are_drawn_freely_and_checked_have_the_distribution_of_masked_ones(
-    llm, monkeypatch
-):
-    free = second_tokens(llm, 3000)
-    monkeypatch.setattr(free_runs, "FEWEST_MASKED", sys.maxsize)
-    masked = second_tokens(llm, 3000)
-    common = free + masked >= 20
-    counts = np.stack([np.append(each[common], each[~common].sum()) for each in (free, masked)])
-    assert scipy.stats.chi2_contingency(counts).pvalue > 1e-3
-    assert (free != masked).any()
 
 
 def test_a_model_that_does_not_think_refuses_a_grammar_after_thinking(tokenizer):

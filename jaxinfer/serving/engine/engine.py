@@ -20,7 +20,6 @@ from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepObserver, StepRunner
 from jaxinfer.serving.guided.compiler import GrammarCompiler
-from jaxinfer.serving.guided.free_runs import may_run_freely
 from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
@@ -32,8 +31,6 @@ from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.spans import EnterSpan
 from jaxinfer.structured_outputs import StructuredOutputsParams
-
-_MOST_KEPT_WAITING = 64
 
 _Take = Callable[[Schedule, StepResult], None]
 
@@ -53,8 +50,7 @@ class Engine:
     The host reads each step's tokens one step later: while the device runs a step, the host reads
     and reports the previous one. A request whose sampling depends on its own tokens on the host is
     sampled late: the step's forward pass is launched as usual, and its tokens are drawn after the
-    previous step has been read, unless the host knows these tokens already. Where few such rows
-    have a step of their own, the others' next step is launched behind it before either is read.
+    previous step has been read, unless the host knows these tokens already.
 
     A step that raises leaves the KV cache invalid. The cache is allocated anew and every running
     request is recomputed; if that raises too, `Quarantine` finds the request at fault, which ends
@@ -66,7 +62,7 @@ class Engine:
         scheduler: chooses the requests of each step.
         tokenizer: None for token ids only.
         seed: source of the seeds of requests that have none.
-        pacing: limits on the work of one launch; by default one step, as large as fits.
+        pacing: limits on the tokens of a step; by default it has as many as fit.
         grammars: compiles the grammars of requests; None refuses requests that have one.
         clock: seconds; for metrics.
     """
@@ -192,13 +188,11 @@ class Engine:
         try:
             if self._observer is not None:
                 self._observer.before_step()
-            if self._first_tokens_would_wait():
-                self._read_steps(leave=0)
             with self._span("schedule"):
                 schedule = self._schedule()
             if schedule is not None and self._launch(schedule):
                 self._scheduler.settle()
-            self._read_steps(leave=self._num_left_unread(schedule))
+            self._read_steps(leave=0 if schedule is None else 1)
             with self._span("detokenize"):
                 self._requests.collect()
         except KeyboardInterrupt:
@@ -324,12 +318,10 @@ class Engine:
         if self._grammars is None:
             raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
         prompt = np.frombuffer(request.prompt.packed, np.int32)
-        runs_freely = may_run_freely(request.params)
         answer = request.answer
         return self._grammars.matcher(
             given,
             prompt,
-            runs_freely=runs_freely,
             stage=answer.stage if answer else None,
             calls=answer is not None and answer.has_calls,
         )
@@ -338,11 +330,10 @@ class Engine:
         try:
             if self._quarantine.suspicions:
                 self._quarantine.settle()
-            num_steps = self._pacing.num_steps(self._scheduler.num_running)
             most = None
             if self._pacing.num_launches_left:
                 most = self._pacing.next_max_tokens(self._scheduler.num_waiting)
-            schedule = self._scheduler.schedule(num_steps, most)
+            schedule = self._scheduler.schedule(most)
         except Exception as error:  # half-planned state is unusable: everything is requeued
             self._recover(_Fault(self._scheduler.runnable(), error))
             return None
@@ -351,21 +342,6 @@ class Engine:
         if schedule is not None and schedule.admitted:
             _note_begin(schedule.admitted, self._clock())
         return schedule
-
-    def _first_tokens_would_wait(self) -> bool:
-        """Whether to read a prefill before the next launch instead of after it.
-
-        Launching a multi-step decode can take the host as long as a prefill takes the device, and
-        would delay the prefill's first tokens. Reading first idles the device once a prompt, which
-        is too expensive while many other requests are running.
-        """
-        if not self._in_flight or self._scheduler.num_waiting:
-            return False
-        last, _ = self._in_flight[-1]
-        if last.is_decode or last.is_apart:
-            return False
-        running = self._scheduler.num_running
-        return running <= _MOST_KEPT_WAITING and self._pacing.num_steps(running) > 1
 
     def _launch(self, schedule: Schedule) -> bool:
         """Launch a step; returns whether the launch succeeded."""
@@ -393,17 +369,6 @@ class Engine:
             return False
         self._in_flight.append((schedule, step))
         return True
-
-    def _num_left_unread(self, schedule: Schedule | None) -> int:
-        """How many steps may stay in flight after the launch of one; None if there was none.
-
-        A step apart is over before the host has read the multi-step decode before it: the next one
-        is launched first. Other steps before it may have tokens for callers that wait, and masks.
-        """
-        if schedule is None:
-            return 0
-        is_behind_multi_step = len(self._in_flight) > 1 and self._in_flight[-2][0].num_steps > 1
-        return 2 if schedule.is_apart and is_behind_multi_step else 1
 
     def _read_steps(self, *, leave: int) -> None:
         """Read launched steps, oldest first, until `leave` of them are in flight."""

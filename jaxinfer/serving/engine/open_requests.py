@@ -11,7 +11,6 @@ import numpy as np
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.guided import free_runs
 from jaxinfer.serving.guided.masks import MaskBuffer, StepMasks
 from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.request import Request
@@ -26,6 +25,9 @@ from jaxinfer.serving.requests.result import (
 from jaxinfer.serving.requests.token_group import TokenCompletion, TokenGroup
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+
+FEWEST_FORCED = 2
+"""Forced tokens that are appended unsampled; one costs nothing: its step is launched anyway."""
 
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
 _NO_TOKEN = "NoTokenLeft: %s contradict each other: no token is left to go on with; change one"
@@ -105,7 +107,7 @@ class OpenRequests:
 
     def samples_late(self, schedule: Schedule) -> bool:
         """Whether sampling a row needs its last token on the host first."""
-        if not self._late or schedule.num_steps > 1:
+        if not self._late:
             return False
         return any(_samples_late(row) for row in schedule.rows)
 
@@ -119,8 +121,8 @@ class OpenRequests:
     def advance_grammars(self, schedule: Schedule) -> None:
         """Find what grammars allow next, or force, once a step's earlier tokens are taken.
 
-        Two forced tokens or more are appended at once, by `note_tokens`. For all other rows that
-        are not drawn freely the schedule gets masks. A request without a next token ends.
+        Two forced tokens or more are appended at once, by `note_tokens`. For all other rows but
+        those that think the schedule gets masks. A request without a next token ends.
         """
         masked: list[tuple[int, AnswerMatcher]] = []
         for i, row in enumerate(schedule.rows):
@@ -129,13 +131,12 @@ class OpenRequests:
                 continue
             if request.num_in_flight_tokens == 0:
                 continue  # what it samples is not wanted: it is not its next token
-            number = len(request.output_token_ids)
             try:
                 request.matcher.follow(request.output_token_ids)
                 forced = request.matcher.forced_tokens() if request.takes_forced_tokens else []
-                if len(forced) >= free_runs.FEWEST_FORCED:
+                if len(forced) >= FEWEST_FORCED:
                     self._forced.append((i, row, forced))
-                elif request.matcher.wants_mask_at(number):
+                elif request.matcher.wants_mask:
                     masked.append((i, request.matcher))
             except Exception as error:
                 self._fail_grammar(request, error)
@@ -365,8 +366,8 @@ class OpenRequests:
 def _samples_late(row: ScheduledRow) -> bool:
     """Whether a row of the last schedule can be sampled only when its earlier tokens are read."""
     request = row.request
-    stop = request.num_tokens - request.num_prompt_tokens
-    return row.samples and request.samples_late_within(stop - row.num_reserved, stop)
+    number = request.num_tokens - row.num_reserved - request.num_prompt_tokens
+    return row.samples and request.samples_late_at(number)
 
 
 def _cause(sampled: TokenScores, row: int, params: SamplingParams) -> str:

@@ -86,7 +86,6 @@ class GrammarCompiler:
         given: StructuredOutputsParams,
         prompt: np.ndarray,
         *,
-        runs_freely: bool = False,
         stage: ThinkingStage | None = None,
         calls: bool = False,
     ) -> AnswerMatcher:
@@ -95,7 +94,6 @@ class GrammarCompiler:
         Args:
             given: its grammar, compiled by the caller's thread if it is not there.
             prompt: int ``[n]``, which may have opened the answer's thinking.
-            runs_freely: whether tokens may be drawn freely, and checked when they are read.
             stage: where the prompt ends; None for what its tokens say.
             calls: see `ThinkingMatcher`.
 
@@ -104,7 +102,7 @@ class GrammarCompiler:
                 none.
             MissingPackageError: llguidance is not installed.
         """
-        matcher = self.get(given).matcher(runs_freely=runs_freely)
+        matcher = self.get(given).matcher()
         if not given.after_thinking:
             return matcher
         if self._thinking is None:
@@ -204,8 +202,7 @@ class GrammarCompiler:
         if state.is_error():
             message = one_line(grammar_error(text, state.get_error()))
             raise ValueError(f"structured_outputs.{given.kind}: {message}")
-        ends = self._eos_token_ids
-        return Grammar(state, text, self._vocab_size, vocabulary.vocab_size, ends)
+        return Grammar(state, text, self._vocab_size, vocabulary.vocab_size)
 
 
 def _give_up(outcome: "concurrent.futures.Future[Grammar]", deadline_s: float) -> None:

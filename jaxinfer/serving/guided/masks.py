@@ -34,8 +34,7 @@ class MaskBuffer:
     """The memory of masks, and their computation; not thread-safe.
 
     Two buffers are enough: when a step's masks are computed, of the steps in flight only the last
-    may have masks in one of them. All earlier ones were read, so that the device no longer needs
-    theirs, or are multi-step decodes, whose masks are elsewhere.
+    may have masks in one of them. All earlier ones were read: the device no longer needs theirs.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.serving.guided.matcher import Matcher, NextDraw
+from jaxinfer.serving.guided.matcher import Matcher
 from jaxinfer.serving.guided.thinking_tokens import Thinking, ThinkingTokens
 from jaxinfer.structured_outputs import ThinkingStage
 
@@ -38,7 +38,6 @@ class ThinkingMatcher:
         self._thinking = Thinking(tokens, stage, calls=calls)
         self._breaks = list(tokens.ending[tokens.ending.index(tokens.close) + 1 :])
         self._num_taken = 0
-        self._num_before_grammar = 0
         self._breaks_left: list[int] = []
         self._lifts_mask = False
         self.num_words = grammar.num_words
@@ -48,52 +47,27 @@ class ThinkingMatcher:
         """What the mask is computed from; None while it does not come from the grammar."""
         return None if self._stage == "open" or self._breaks_left else self._grammar.state
 
-    def is_free_at(self, number: int) -> bool:
-        """See `Matcher.is_free_at`; thinking is free to its end."""
-        if self._stage != "over" or self._breaks_left:
-            return self._stage == "open"
-        return self._grammar.is_free_at(number - self._num_before_grammar)
-
     @property
     def is_thinking(self) -> bool:
         """See `Matcher.is_thinking`."""
         return self._stage == "open"
 
-    def is_late_at(self, number: int) -> bool:
-        """See `Matcher.is_late_at`."""
-        if self._stage != "over" or self._breaks_left:
-            return self._stage != "open"
-        return self._grammar.is_late_at(number - self._num_before_grammar)
-
-    def is_redrawn_at(self, number: int) -> bool:
-        """See `Matcher.is_redrawn_at`."""
-        return self._grammar.is_redrawn_at(number - self._num_before_grammar)
-
-    def take_free(self, token_ids: Sequence[int], new: list[int]) -> int:
-        """See `Matcher.take_free`; what follows the end of the thinking is drawn again."""
-        if self._stage != "open":
-            answer = token_ids[self._num_before_grammar :]
-            num_taken = self._grammar.take_free(answer, new)
-            self._num_taken = len(token_ids) + num_taken
-            return num_taken
-        self.follow(token_ids)
-        for num_taken, token_id in enumerate(new, start=1):
-            self._take(token_id)
-            if self._stage != "open":
-                return num_taken
-        return len(new)
-
-    def wants_mask_at(self, number: int) -> bool:
-        """See `Matcher.wants_mask_at`; the mask of an answer's first token may be lifted."""
-        return self._lifts_mask or not self.is_free_at(number)
+    @property
+    def wants_mask(self) -> bool:
+        """See `Matcher.wants_mask`; the mask of an answer's first token may be lifted."""
+        return self._lifts_mask or not self.is_thinking
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """See `Matcher.follow`; thinking is anything."""
-        for i in range(self._num_taken, len(token_ids)):
+        self.consume(list(token_ids[self._num_taken :]))
+
+    def consume(self, new: list[int]) -> None:
+        """See `Matcher.consume`."""
+        for i, token_id in enumerate(new):
             if self._stage == "over":
-                self._follow_grammar(list(token_ids[i:]))
+                self._follow_grammar(new[i:])
                 return
-            self._take(token_ids[i])
+            self._take(token_id)
 
     def _take(self, token_id: int) -> None:
         """Take in a token before the grammar, or the one that it begins with."""
@@ -103,30 +77,12 @@ class ThinkingMatcher:
             self._lifts_mask = is_tag
             # White space, too, is the grammar's: the mask had it.
             self._thinking.stage = "open" if is_tag else "over"
-        if self._stage != "over":
-            self._num_taken += 1
-        elif is_tag:
-            self._num_taken += 1
-            self._breaks_left = self._breaks
-            self._num_before_grammar = self._num_taken + len(self._breaks)
-        else:
-            self._num_before_grammar = self._num_taken
+        if self._stage == "over" and not is_tag:
             self._follow_grammar([token_id])
-
-    def next_draw(self, token_ids: Sequence[int]) -> NextDraw | None:
-        """See `Matcher.next_draw`; None before the grammar begins."""
-        if self._stage != "over" or self._breaks_left:
-            return None
-        try:
-            self.follow(token_ids)
-        except Exception:
-            return None
-        return self._grammar.next_draw(token_ids[self._num_before_grammar :])
-
-    @property
-    def may_begin_a_run(self) -> bool:
-        """See `Matcher.may_begin_a_run`."""
-        return self._grammar.may_begin_a_run
+            return
+        self._num_taken += 1
+        if self._stage == "over":
+            self._breaks_left = self._breaks
 
     def forced_tokens(self) -> list[int]:
         """See `Matcher.forced_tokens`; the line break after thinking comes before the grammar's."""
@@ -143,15 +99,10 @@ class ThinkingMatcher:
             allowed[:] = 0
             _allow(allowed, self._breaks_left[0])
         elif self._stage == "possible":
-            # No run follows: whether the next token is the grammar's depends on this one.
             self._grammar.check()
             _allow(allowed, self._tokens.open)
         else:
             self._grammar.finish_mask(allowed)
-
-    def note_mask(self, allowed: np.ndarray) -> None:
-        """See `Matcher.note_mask`; of a mask that is the grammar's."""
-        self._grammar.note_mask(allowed)
 
     @property
     def may_end(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxinfer.sampling_params import SamplingMode
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import most_items
-from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode, num_special_rows
+from jaxinfer.serving.sampling.layout import SamplerMode, num_special_rows
 
 # Contexts up to here take narrow tables where that saves enough: the tables of every row are
 # uploaded with each step, 10 KB a row for contexts of 40,960. For few rows that is nothing, and a
@@ -15,16 +15,14 @@ from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode, num_specia
 _SHORT_TABLE_TOKENS = 4096
 _MOST_ROWS_OF_ONE_WIDTH = 32
 
+PLAIN_MODES: tuple[SamplerMode, ...] = ("temperature", "truncate")
+"""Modes of batches that need nothing of their slots but a mask."""
+
 # Many rows of long contexts take long anyway: they are padded to one of few sizes.
 _WIDE_ROWS = (64, 256, 1024)
 
 # Most keys of a kernel's tile: tables of whole tiles are read without a check.
 _TILE_KEYS = 128
-
-# A request that arrives waits for the multi-step decodes on their way. Steps of many rows take
-# longer, so half as many of them are enough to hide a launch, which takes the host 1.5 to 4 ms, by
-# the machine and the number of rows.
-_MOST_LONG_MULTI_STEP_ROWS = 64
 
 # Steps that read shared keys once need a kernel more in each layer, so they are programs of their
 # own, of few sizes: what they save is worth some rows of padding.
@@ -37,13 +35,13 @@ _LONG_STEP_WEIGHT_BYTES = 4 << 30
 _PADDED_TOKENS = (640, 1280, 2560)
 
 # Up to this many rows, all may as well be sampled in full where one must be; of more, the few that
-# need it are picked out (mode "mixed"). Both have few sizes, for their programs are large.
+# need it are picked out (mode "mixed").
 _MOST_FULL_ROWS = 32
-_FULL_ROWS = (32, 64)
-_MIXED_ROWS = (64, 128, 192, 256, 1024)
+_FULL_ROWS = 64
 
-# Above this many rows, drawing for a greedy row, too, is nothing beside the step.
-_MOST_GREEDY_ROWS = 8
+# A second launch takes the host about as long as a fifth of a short step, and steps of more rows
+# are long enough to hide it.
+_SAMPLED_ROWS = (2, 8, 16, 32)
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
@@ -57,54 +55,44 @@ class Buckets:
         prefill: (tokens, rows) pairs in the order in which they are tried; the last holds any
             step.
         scored: the few of these for steps whose prompt tokens are scored; the last is the same.
-        rows: sizes of decode batches, ascending; the smallest is at least 2, because XLA turns a
-            product with one row into something slow.
-        full_rows: the few sizes, of these and of multi-step decodes, that also take sampler mode
-            "full", whose programs are large.
+        rows: sizes of decode steps without their samplers, ascending; as of the next, the smallest
+            is at least 2, because XLA turns a product with one row into something slow.
+        sampled_rows: sizes of decode steps that sample in the same program, ascending.
+        full_rows: the sizes that also take sampler mode "full", whose programs are large.
         mixed_rows: likewise of mode "mixed".
-        greedy_rows: sizes whose multi-step decodes have programs for greedy rows alone.
-        greedy_steps: whether single steps have samplers for greedy rows alone.
-        multi_step_decodes: (rows, decode steps) pairs of multi-step decodes, by rows; the last
-            holds any number of rows. Empty if there are none.
         widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
             there are two, few rows have the last alone.
         wide_rows: sizes of more rows that have the last width, too; the last is the most.
-        sharing: like `multi_step_decodes`, of steps that read keys once which rows share; singly,
-            too. Their tables are always full width. Empty if kernels look at each row alone.
+        sharing: sizes of decode steps that read keys once which rows share. Their tables are always
+            full width. Empty if kernels look at each row alone.
         rows_in_item: rows whose shared keys are read at once.
     """
 
     prefill: tuple[tuple[int, int], ...]
     scored: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
+    sampled_rows: tuple[int, ...]
     full_rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
-    greedy_rows: tuple[int, ...]
-    greedy_steps: bool
-    multi_step_decodes: tuple[tuple[int, int], ...]
     widths: tuple[int, ...]
     wide_rows: tuple[int, ...]
-    sharing: tuple[tuple[int, int], ...] = ()
+    sharing: tuple[int, ...] = ()
     rows_in_item: int = 0
 
+    def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
+        """Whether a decode step of that many rows has its sampler in the same program."""
+        return mode in PLAIN_MODES and rows <= max(self.sampled_rows, default=0)
+
+    def sampled_decode_shape(self, rows: int, width: int) -> DecodeShape:
+        """The smallest bucket of a step with its sampler for a number of rows and blocks."""
+        return self._smallest(self.sampled_rows, rows, width)
+
     def decode_shape(
-        self, rows: int, width: int, *, mode: SamplerMode = "greedy", num_steps: int = 1
+        self, rows: int, width: int, *, mode: SamplerMode = "temperature"
     ) -> DecodeShape:
-        """The smallest bucket for a number of rows and the blocks of the longest."""
-        sizes = self.rows
-        if num_steps > 1:
-            sizes = tuple(size for size, steps in self.multi_step_decodes if steps == num_steps)
-        if mode in WITH_SLOTS:
-            having = self.full_rows if mode == "full" else self.mixed_rows
-            sizes = tuple(size for size in sizes if size in having)
-        _at_least(self.widths, width)
-        fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
-        shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
-        return next(
-            shape
-            for shape in shapes
-            if shape.width >= width
-            and (num_steps == 1 or mode not in WITH_SLOTS or mode in self.multi_step_modes(shape))
+        """The smallest bucket for a number of rows, the blocks of the longest and their sampler."""
+        return self._smallest(
+            [size for size in self.rows if self._samples(size, mode)], rows, width
         )
 
     def sampler_mode(
@@ -115,7 +103,7 @@ class Buckets:
         Args:
             rows: of the batch, or of its bucket.
             special: how many of them need mode "full".
-            mode: the dearest that a row needs.
+            mode: the most general that a row needs.
             truncates: whether a row has `top_k` or `top_p`.
         """
         if (
@@ -127,27 +115,10 @@ class Buckets:
             return mode
         return "mixed" if special <= num_special_rows(_at_least(self.mixed_rows, rows)) else mode
 
-    def multi_step_mode(self, shape: DecodeShape, mode: SamplerMode) -> SamplerMode:
-        """The mode of such a decode that serves this one."""
-        least = self.multi_step_modes(shape)[0]
-        return least if mode == "greedy" else mode
-
-    def single_mode(self, mode: SamplerMode) -> SamplerMode:
-        """The mode of a single step's sampler that serves this one."""
-        return "temperature" if mode == "greedy" and not self.greedy_steps else mode
-
-    def sharing_shape(
-        self, rows: int, *, mode: SamplerMode = "greedy", num_steps: int = 1
-    ) -> DecodeShape | None:
+    def sharing_shape(self, rows: int, *, mode: SamplerMode = "temperature") -> DecodeShape | None:
         """The smallest bucket for a number of rows that share keys; None if there is none."""
-        if mode in WITH_SLOTS and num_steps > 1:
-            return None
-        mode = self.single_mode(mode)
-        for size, steps in self.sharing:
-            fits = steps == num_steps or (num_steps == 1 and size in self.sampler_rows(mode))
-            if fits and rows <= size:
-                return self._sharing_shape(size)
-        return None
+        fitting = (size for size in self.sharing if rows <= size and self._samples(size, mode))
+        return next((self._sharing_shape(size) for size in fitting), None)
 
     def prefill_shape(self, tokens: int, rows: int, *, all_tokens: bool = False) -> PrefillShape:
         """The smallest bucket for a number of tokens and rows; tables are always full width."""
@@ -158,52 +129,35 @@ class Buckets:
             f"a step of {tokens} tokens in {rows} rows exceeds the largest, {self.prefill[-1]}"
         )
 
-    def multi_step_steps(self, rows: int) -> int:
-        """Decode steps of one launch for this number of rows; 1 without multi-step decodes."""
-        return next((steps for size, steps in self.multi_step_decodes if rows <= size), 1)
-
     def prefill_shapes(self) -> list[PrefillShape]:
         """Every prefill bucket, the largest last; then the buckets that score."""
         pairs = [(pair, False) for pair in self.prefill] + [(pair, True) for pair in self.scored]
         return [PrefillShape(*pair, self.widths[-1], every) for pair, every in pairs]
 
     def decode_shapes(self) -> list[DecodeShape]:
-        """Every decode bucket, the largest last."""
-        shapes = [
+        """Every bucket of a decode step without its sampler, the largest last."""
+        return self._shapes(self.rows) + [self._sharing_shape(rows) for rows in self.sharing]
+
+    def sampled_decode_shapes(self) -> list[DecodeShape]:
+        """Every bucket of a decode step with its sampler, the largest last."""
+        return self._shapes(self.sampled_rows)
+
+    def _shapes(self, sizes: Sequence[int]) -> list[DecodeShape]:
+        return [
             DecodeShape(rows, width)
             for width in self.widths
-            for rows in self.rows
+            for rows in sizes
             if width in self._widths_of(rows)
         ]
-        return shapes + [self._sharing_shape(rows) for rows, _ in self.sharing]
 
-    def multi_step_shapes(self) -> list[tuple[DecodeShape, int]]:
-        """Every bucket of a multi-step decode and its decode steps."""
-        shapes = [
-            (DecodeShape(rows, width), steps)
-            for width in self.widths
-            for rows, steps in self.multi_step_decodes
-            if width in self._widths_of(rows)
-        ]
-        if not shapes:
-            return []
-        return shapes + [(self._sharing_shape(rows), steps) for rows, steps in self.sharing]
+    def _smallest(self, sizes: Sequence[int], rows: int, width: int) -> DecodeShape:
+        _at_least(self.widths, width)
+        fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
+        shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
+        return next(shape for shape in shapes if shape.width >= width)
 
-    def multi_step_modes(self, shape: DecodeShape) -> Sequence[SamplerMode]:
-        """Modes that such decodes are compiled for, from cheapest to dearest.
-
-        Modes "mixed" and "full" have few sizes. Steps of many rows, or that read shared keys once,
-        take long enough that drawing greedy rows, too, is nothing beside them.
-        """
-        modes: list[SamplerMode] = ["temperature", "truncate"]
-        if shape.rows in self.greedy_rows and shape.work_items == 0:
-            modes.insert(0, "greedy")
-        if shape.rows in self.mixed_rows and shape.work_items == 0:
-            modes.append("mixed")
-        widest = shape.width == self.widths[-1]
-        if shape.rows in self.full_rows and shape.work_items == 0 and widest:
-            modes.append("full")
-        return modes
+    def _samples(self, rows: int, mode: SamplerMode) -> bool:
+        return rows in self.sampler_rows(mode)
 
     def _widths_of(self, rows: int) -> Sequence[int]:
         """Widths that a decode batch of one size comes in."""
@@ -215,10 +169,8 @@ class Buckets:
         return DecodeShape(rows, self.widths[-1], most_items(rows))
 
     def sampler_rows(self, mode: SamplerMode) -> list[int]:
-        """Every number of rows that a single step's sampler in that mode meets."""
+        """Every number of rows that a sampler of its own in that mode meets."""
         decode, prefill = set(self.rows), {rows for _, rows in self.prefill}
-        if mode == "greedy" and not self.greedy_steps:
-            return []
         if mode == "mixed":
             return sorted((decode | prefill) & set(self.mixed_rows))
         return sorted((decode & set(self.full_rows) if mode == "full" else decode) | prefill)
@@ -230,7 +182,6 @@ def choose_buckets(
     max_num_batched_tokens: int,
     max_model_len: int,
     block_size: int,
-    multi_step_length: int,
     platform: str,
     weight_bytes: int = 0,
     rows_in_item: int = 0,
@@ -242,36 +193,27 @@ def choose_buckets(
         max_num_batched_tokens: most tokens of a step.
         max_model_len: most tokens of a sequence.
         block_size: S.
-        multi_step_length: most decode steps of one launch, the last of which may lie beyond
-            max_model_len; 1 for no multi-step decodes.
         platform: "cpu" or that of an accelerator.
         weight_bytes: of the parameters on a device; large ones get more buckets of tokens.
         rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
     """
     most_rows = max(max_num_seqs, 2)
     most_tokens = max(max_num_batched_tokens, most_rows)
-    full_width = -(-(max_model_len + multi_step_length - 1) // block_size)
+    full_width = -(-max_model_len // block_size)
     if platform == "cpu":
         # Products take most of a CPU's step and grow with the rows, padding included: sizes closer
-        # than powers of two are worth their programs, the more so in multi-step decodes of small
-        # models, whose programs compile fast.
+        # than powers of two are worth their programs.
         rows = _up_to(most_rows, [4, 16, 32, 48, *_powers(64)])
-        sizes = _up_to(most_rows, [4, 16, 24, 32, 40, 48, 56, *_powers(64)])
-        multi_step_decodes = [(size, multi_step_length) for size in sizes]
+        sampled_rows = _up_to(most_rows, [4, 16, 24, 32, 40, 48, 56, *_powers(64)])
         few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512, 1024])
         # One short prompt takes the smallest of everything, so that it waits for least to compile.
         prefill = [(tokens[0], rows[0])]
         prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
-        widths, full_rows, greedy_rows = [full_width], sizes, sizes
-        mixed_rows = [size for size in sizes if size > _MOST_FULL_ROWS]
+        widths, full_rows, mixed_rows = [full_width], rows, rows
     else:
-        # Single steps are taken while requests are admitted, for rows that sample late, and at the
-        # end of answers: few sizes.
-        rows = _up_to(most_rows, [2, 8, 64, *_powers(256)])
-        sizes = _up_to(most_rows, [2, 8, 16, 32, 64, 128, 192, 256, 384, *_powers(512)])
-        multi_step_decodes = [
-            (size, _gpu_multi_step_steps(size, multi_step_length)) for size in sizes
-        ]
+        rows = _up_to(most_rows, [8, 64, 128, 192, 256, 384, *_powers(512)])
+        sampled_rows = [size for size in _SAMPLED_ROWS if size < most_rows]
+        sampled_rows += [most_rows] if most_rows <= _SAMPLED_ROWS[-1] else []
         # Up to some 128 tokens a step takes as long as reading the weights.
         few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(128))
         # Many rows at once are mostly a large step's; a small one may as well be padded.
@@ -281,9 +223,8 @@ def choose_buckets(
         if weight_bytes > _LONG_STEP_WEIGHT_BYTES:
             crowded = [*small[1:], *(n for n in _PADDED_TOKENS if n < most_tokens)]
         prefill += [(n, most_rows) for n in [*crowded, *tokens[len(small) :]]]
-        full_rows = [size for size in sizes if size in (few, *_FULL_ROWS, most_rows)]
-        mixed_rows = _up_to(most_rows, list(_MIXED_ROWS))
-        greedy_rows = [size for size in sizes if size <= _MOST_GREEDY_ROWS]
+        full_rows = [size for size in rows if size in (few, _FULL_ROWS, most_rows)]
+        mixed_rows = rows
         tile = max(1, _TILE_KEYS // block_size)
         full_width = -(-full_width // tile) * tile
         short = -(-_SHORT_TABLE_TOKENS // block_size)
@@ -295,24 +236,18 @@ def choose_buckets(
         prefill=tuple(prefill),
         scored=tuple(scored),
         rows=tuple(rows),
+        sampled_rows=tuple(sampled_rows),
         full_rows=tuple(full_rows),
         mixed_rows=tuple(size for size in mixed_rows if size > _MOST_FULL_ROWS),
-        greedy_rows=tuple(greedy_rows),
-        greedy_steps=platform == "cpu",
-        multi_step_decodes=tuple(multi_step_decodes) if multi_step_length > 1 else (),
         widths=tuple(widths),
         wide_rows=tuple(_up_to(most_rows, list(_WIDE_ROWS))),
         sharing=tuple(
-            (size, _gpu_multi_step_steps(size, multi_step_length))
+            size
             for size in _up_to(most_rows, list(_SHARING_ROWS))
             if rows_in_item and size >= _SHARING_ROWS[0]
         ),
         rows_in_item=rows_in_item,
     )
-
-
-def _gpu_multi_step_steps(rows: int, most: int) -> int:
-    return most if rows <= _MOST_LONG_MULTI_STEP_ROWS else max(2, most // 2)
 
 
 def _powers(first: int) -> list[int]:

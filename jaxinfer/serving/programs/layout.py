@@ -6,15 +6,18 @@ arrays there are is declared in `slots/step_data.py`.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.serving.sampling.layout import Column, SamplingArrays, num_special_rows
 from jaxinfer.serving.slots.step_data import Datum, Padding, data_of
 
 _ALIGNMENT = 64  # int32 words: 256 bytes
@@ -24,8 +27,8 @@ _PREFILL_DATA, _DECODE_DATA = data_of("prefill"), data_of("decode")
 class StepInputs(NamedTuple):
     """What the rows and tokens of a step bring: T packed tokens of B rows; None where it has none.
 
-    A packed prefill brings all but `num_tokens`, `known_tokens` and `shared`. A decoding batch, of
-    one token of each row, brings the row's arrays, and the step derives the tokens'.
+    A packed prefill brings all but `shared`. A decoding batch, of one token of each row, brings the
+    row's arrays, and the step derives the tokens'.
 
     Attributes:
         token_ids: ``[T]`` ids; in a packed batch ``-1 - slot`` where the id is in the device's
@@ -36,14 +39,10 @@ class StepInputs(NamedTuple):
         context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding. A row
             that brings no token is a fork, which attends with the last token of the row before it.
         slots: ``[B]`` where in last_tokens a sampled token goes, and a decoding row's token to feed
-            is; max_num_seqs for padding rows and rows that do not sample: the padding slot. Where a
-            row of a multi-step decode has all its tokens, an index beyond all.
-        num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
-            row; from the multi-step decode's step of that number on, the row is as good as padding.
-        known_tokens: ``[B]`` 1 plus the token that a multi-step decode feeds first; 0 for the one
-            in last_tokens.
+            is; max_num_seqs for padding rows and rows that do not sample: the padding slot.
         block_tables: ``[B, W]`` page ids.
         shared: which decoding rows begin with the same pages; None where that is not looked for.
+        sampling: how each row is sampled.
         of_tokens: ``[T]`` each, by name: what `Datum` declares beyond these.
         of_rows: ``[B]``, ``[B + 1]`` or ``[B, W]`` each, likewise.
     """
@@ -54,16 +53,56 @@ class StepInputs(NamedTuple):
     cu_seqlens: Any = None
     context_lens: Any = None
     slots: Any = None
-    num_tokens: Any = None
-    known_tokens: Any = None
     block_tables: Any = None
     shared: SharedPrefixes | None = None
+    sampling: SamplingArrays | None = None
     of_tokens: Mapping[str, Any] = {}
     of_rows: Mapping[str, Any] = {}
 
     def for_layers(self) -> "StepInputs":
-        """Without what only the sampler and the steps of a multi-step decode read."""
-        return self._replace(slots=None, num_tokens=None, known_tokens=None)
+        """Without what only the sampler reads."""
+        return self._replace(slots=None, sampling=None)
+
+
+class SampledRows(NamedTuple):
+    """What the sampler of B rows takes beside their hidden states.
+
+    Attributes:
+        slots: int32 ``[B]``, where in last_tokens each sampled token goes.
+        fed: int32 ``[B]``, each row's last token before it.
+        sampling: how each is sampled.
+    """
+
+    slots: Any
+    fed: Any
+    sampling: SamplingArrays
+
+    def joined(self) -> Any:
+        """All of it as one int32 vector, which costs a step one kernel."""
+        arrays = (self.slots, self.fed, self.sampling.scalars.ravel(), self.sampling.special)
+        return jnp.concatenate(arrays)
+
+    @staticmethod
+    def split(joined: Any, rows: int) -> "SampledRows":
+        """The inverse of `joined`, for this number of rows."""
+        shapes = ((rows,), (rows,), *_sampling_shapes(rows))
+        ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+        starts = [0, *ends[:-1]]
+        slots, fed, scalars, special = (
+            joined[start:end].reshape(shape)
+            for start, end, shape in zip(starts, ends, shapes, strict=True)
+        )
+        return SampledRows(slots, fed, SamplingArrays(scalars, special=special))
+
+    @staticmethod
+    def size(rows: int) -> int:
+        """Length of `joined`."""
+        return 2 * rows + sum(math.prod(shape) for shape in _sampling_shapes(rows))
+
+
+def _sampling_shapes(rows: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a batch's `SamplingArrays.scalars` and `special`."""
+    return (rows, len(Column)), (num_special_rows(rows),)
 
 
 @dataclass(frozen=True)
@@ -87,7 +126,7 @@ class PrefillShape:
 
     @property
     def data(self) -> tuple[Datum, ...]:
-        """All that is packed, in that order."""
+        """All that is packed first, in that order."""
         return _PREFILL_DATA + data_of("prefill", self.extra) if self.extra else _PREFILL_DATA
 
     @property
@@ -96,12 +135,17 @@ class PrefillShape:
         return _places(self)[0]
 
     def arrays(self, packed: Any) -> list[Any]:
-        """The arrays inside a packed vector ``[size]`` in the order of `data` (NumPy: views)."""
+        """The arrays inside a packed vector: `data`, then `sampling`'s (NumPy: views)."""
         return _arrays(packed, _places(self)[1])
 
     def split(self, packed: Any) -> StepInputs:
         """The arrays inside a packed vector ``[size]`` by name (NumPy: writable views)."""
-        return _named(self.data, self.arrays(packed))
+        arrays = self.arrays(packed)
+        return _named(self.data, arrays)._replace(sampling=self.sampling(arrays))
+
+    def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
+        """The last of the arrays: how rows are sampled."""
+        return SamplingArrays(arrays[-2], special=arrays[-1])
 
     def blank(self) -> np.ndarray:
         """A packed vector of padding alone, with zeros where padding differs between steps."""
@@ -109,7 +153,8 @@ class PrefillShape:
 
     def array_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of all arrays in the vector."""
-        return _shapes(self.data, self.tokens, self.rows, self.width)
+        shapes = _shapes(self.data, self.tokens, self.rows, self.width)
+        return [*shapes, *_sampling_shapes(self.rows)]
 
 
 @dataclass(frozen=True)
@@ -131,7 +176,7 @@ class DecodeShape:
 
     @property
     def data(self) -> tuple[Datum, ...]:
-        """All that is packed, in that order, except the arrays of shared keys."""
+        """All that is packed first, in that order."""
         return _DECODE_DATA + data_of("decode", self.extra) if self.extra else _DECODE_DATA
 
     @property
@@ -140,17 +185,22 @@ class DecodeShape:
         return _places(self)[0]
 
     def arrays(self, packed: Any) -> list[Any]:
-        """The arrays inside a packed vector ``[size]`` in the order of `data`, then `shared`'s."""
+        """The arrays inside a packed vector: `data`, then `shared`'s, then `sampling`'s."""
         return _arrays(packed, _places(self)[1])
 
     def split(self, packed: Any) -> StepInputs:
         """The arrays inside a packed vector ``[size]`` by name (NumPy: writable views)."""
         arrays = self.arrays(packed)
-        return _named(self.data, arrays)._replace(shared=self.shared(arrays))
+        named = _named(self.data, arrays)
+        return named._replace(shared=self.shared(arrays), sampling=self.sampling(arrays))
 
     def shared(self, arrays: Sequence[Any]) -> SharedPrefixes | None:
         """The arrays that say what rows share; None where that is not looked for."""
-        return SharedPrefixes(*arrays[len(self.data) :]) if self.work_items else None
+        return SharedPrefixes(*arrays[len(self.data) : -2]) if self.work_items else None
+
+    def sampling(self, arrays: Sequence[Any]) -> SamplingArrays:
+        """The last of the arrays: how rows are sampled."""
+        return SamplingArrays(arrays[-2], special=arrays[-1])
 
     def blank(self) -> np.ndarray:
         """A packed vector of padding alone, with zeros where padding differs between steps."""
@@ -160,14 +210,15 @@ class DecodeShape:
         """Shapes of all arrays in the vector."""
         shapes = _shapes(self.data, self.rows, self.rows, self.width)
         U = self.work_items
-        return [*shapes, (1,), (U, 4), (self.rows, 4)] if U else shapes
+        shared = [(1,), (U, 4), (self.rows, 4)] if U else []
+        return [*shapes, *shared, *_sampling_shapes(self.rows)]
 
 
 def _named(data: Sequence[Datum], arrays: Sequence[Any]) -> StepInputs:
     named: dict[str, Any] = {}
     of_tokens: dict[str, Any] = {}
     of_rows: dict[str, Any] = {}
-    for datum, array in zip(data, arrays, strict=False):  # what rows share comes after
+    for datum, array in zip(data, arrays, strict=False):  # others come after
         if datum.name in StepInputs._fields:
             group = named
         else:

@@ -28,12 +28,10 @@ def uses_pages(key: ProgramKey) -> bool:
     return kind_of(key).uses_pages
 
 
-def options_of(
-    key: ProgramKey, *, platform: str, num_devices: int, peer_buffers: bool
-) -> dict[str, Any]:
+def options_of(key: ProgramKey, *, platform: str, num_devices: int) -> dict[str, Any]:
     """XLA's options for one program, by the number of devices of the mesh."""
     if platform == "cpu":
         return {}
     # Ways to compute a product are timed, but not checked against each other, which takes longer.
-    own = kind_of(key).options(key, num_devices=num_devices, peer_buffers=peer_buffers)
+    own = kind_of(key).options(key, num_devices=num_devices)
     return {"xla_gpu_autotune_level": 1} | own

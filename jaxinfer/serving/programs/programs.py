@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages, PagesOfLayers
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
@@ -20,12 +20,8 @@ from jaxinfer.serving.programs.peer_buffers import describe_peers
 from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
-    Column,
     LogitEdits,
-    SamplerMode,
-    SamplingArrays,
     SlotState,
-    num_special_rows,
 )
 
 
@@ -144,10 +140,17 @@ class Programs:
         """Shape of an array that every device holds whole."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.context.mesh, WHOLE))
 
-    def sampling(self, rows: int, mode: SamplerMode) -> SamplingArrays:
-        """Shapes of how a number of rows is sampled."""
-        special = self.whole((num_special_rows(rows),)) if mode == "mixed" else None
-        return SamplingArrays(self.whole((rows, len(Column))), special=special)
+    def on_host(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        """Shape of an int32 array in pinned host memory, whole for every device.
+
+        Programs copy it to their devices themselves, so that the host writes the next batch where
+        the last one was, and every address of a CUDA graph stays what it is.
+        """
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._on_host)
+
+    @property
+    def _on_host(self) -> NamedSharding:
+        return NamedSharding(self.context.mesh, WHOLE, memory_kind="pinned_host")
 
     def edits(self, slots: int) -> LogitEdits:
         """Shapes of the logit edits of a number of slots."""
@@ -164,8 +167,11 @@ class Programs:
         results: Any,
         *,
         donate: tuple[int, ...],
+        to_host: tuple[int, ...] = (),
     ) -> Program:
         """A program that runs a function on every device of the mesh.
+
+        Arguments in pinned host memory (`on_host`) are copied to the devices first.
 
         Args:
             name: in profiles and in the compilation cache.
@@ -173,6 +179,7 @@ class Programs:
             arguments: trees of ``jax.ShapeDtypeStruct``.
             results: a tree of arguments that they are placed like, or of partitions.
             donate: which arguments' memory the results take.
+            to_host: results that the program copies to pinned host memory.
         """
         mesh = self.context.mesh
         out_specs = _specs(results)
@@ -183,7 +190,23 @@ class Programs:
         out_shardings = jax.tree.map(
             lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=_is_spec
         )
-        return Program(name, sharded, arguments, donate, out_shardings)
+        if to_host:
+            out_shardings = tuple(
+                self._on_host if i in to_host else each for i, each in enumerate(out_shardings)
+            )
+        copies_in = [i for i, each in enumerate(arguments) if _is_on_host(each)]
+        if not copies_in and not to_host:
+            return Program(name, sharded, arguments, donate, out_shardings)
+
+        def program(*given: Any) -> Any:
+            given = tuple(_on_device(x, mesh) if i in copies_in else x for i, x in enumerate(given))
+            results = sharded(*given)
+            return tuple(
+                jax.device_put(x, self._on_host) if i in to_host else x
+                for i, x in enumerate(results)
+            )
+
+        return Program(name, program, arguments, donate, out_shardings)
 
 
 def _specs(tree: Any) -> Any:
@@ -191,6 +214,21 @@ def _specs(tree: Any) -> Any:
     return jax.tree.map(
         lambda leaf: leaf if _is_spec(leaf) else leaf.sharding.spec, tree, is_leaf=_is_spec
     )
+
+
+def _is_on_host(argument: Any) -> bool:
+    is_array = isinstance(argument, jax.ShapeDtypeStruct)
+    return is_array and argument.sharding.memory_kind == "pinned_host"
+
+
+def _on_device(array: jax.Array, mesh: Mesh) -> jax.Array:
+    """A copy on the devices, made by a kernel of its own.
+
+    Without one, XLA has the kernels of the step read host memory, or hands them slices of the
+    argument, whose address is another one at the next launch.
+    """
+    copied = jax.device_put(array, NamedSharding(mesh, WHOLE, memory_kind="device"))
+    return jnp.maximum(copied, jnp.iinfo(jnp.int32).min + 1)
 
 
 def _is_spec(node: Any) -> bool:

@@ -25,7 +25,7 @@ from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
 from jaxinfer.model.architecture import Architecture, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
-from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, StepInputs
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows, StepInputs
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 
 KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
@@ -112,7 +112,7 @@ def prefill_step(
     context: StepContext,
     shape: PrefillShape,
     run_layers: RunLayers | None = None,
-) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"], Float[Array, "T E"] | None]:
+) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " rows"], Float[Array, "T E"] | None]:
     """Feed packed ragged rows: prompts, chunks of prompts, and single tokens between them.
 
     Args:
@@ -126,9 +126,9 @@ def prefill_step(
         run_layers: takes the place of `_run_layers`; static.
 
     Returns:
-        The pages; the final hidden state of each row's last token; for the sampler, the slot where
-        each row's token goes and the row's last token; and the residual stream before the final
-        norm, for prompt log-probabilities, of all tokens if the shape says so.
+        The pages; the final hidden state of each row's last token; for the sampler, its
+        `SampledRows.joined`; and the residual stream before the final norm, for prompt
+        log-probabilities, of all tokens if the shape says so.
     """
     batch = shape.split(packed)
     in_flight = last_tokens.at[-1 - batch.token_ids].get(mode="clip")
@@ -139,9 +139,9 @@ def prefill_step(
     last_rows = None if shape.all_tokens else ends
     kv, x = run_layers(params, kv, tokens, context, axis, last_rows=last_rows)
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
-    rows = jnp.stack([batch.slots, token_ids.at[ends].get(mode="clip")])
+    rows = SampledRows(batch.slots, token_ids.at[ends].get(mode="clip"), batch.sampling)
     hidden = context.architecture.final_hidden(params, last, context.config)
-    return kv, hidden, rows, x if shape.all_tokens else None
+    return kv, hidden, rows.joined(), x if shape.all_tokens else None
 
 
 def feed_last_tokens(
@@ -183,7 +183,7 @@ def decode_step(
     context: StepContext,
     shape: DecodeShape,
     forward: Forward = feed_last_tokens,
-) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, "2 B"]]:
+) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " rows"]]:
     """Feed the newest token of each row; where its key and value go follows from the tables.
 
     Args:
@@ -197,12 +197,12 @@ def decode_step(
         forward: takes the place of `feed_last_tokens`; static.
 
     Returns:
-        The pages, the final hidden state of each row, and for the sampler each row's slot and the
-        token that was fed.
+        The pages, the final hidden state of each row, and for the sampler its
+        `SampledRows.joined`.
     """
     batch = shape.split(packed)
     kv, hidden, fed = forward(params, kv, batch, last_tokens, peers, context=context)
-    return kv, hidden, jnp.stack([batch.slots, fed])
+    return kv, hidden, SampledRows(batch.slots, fed, batch.sampling).joined()
 
 
 def _run_layers(

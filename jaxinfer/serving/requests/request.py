@@ -11,9 +11,6 @@ from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from jaxinfer.serving.guided.matcher import NextDraw
     from jaxinfer.serving.guided.thinking import AnswerMatcher
 
 IN_FLIGHT_TOKEN = -1
@@ -125,7 +122,7 @@ class Request:
         num_in_flight_tokens: tokens reserved by launched steps that the host has not read yet;
             fewer may be accepted.
         num_void_tokens: tokens reserved by launched steps that are dropped when they are read; see
-            `cut`.
+            `note_thought`.
         num_tokens: length of the sequence, tokens in flight included.
         num_cached_tokens: leading tokens whose keys and values are in pages, launched steps
             included (in host blocks while SWAPPED). Tokens counted beyond the accepted ones are
@@ -174,7 +171,7 @@ class Request:
 
     @property
     def samples_late(self) -> bool:
-        """Whether its sampling may read its own tokens on the host; see `samples_late_within`.
+        """Whether its sampling may read its own tokens on the host; see `samples_late_at`.
 
         Bad words may be several tokens long, a grammar's next mask depends on all tokens so far,
         and a thinking budget may be spent. Nothing is proposed for such a request.
@@ -185,75 +182,47 @@ class Request:
             or params.thinking_token_budget is not None
         )
 
-    def samples_late_within(self, start: int, stop: int) -> bool:
-        """Whether the sampling of its outputs `[start, stop)` reads earlier ones on the host."""
-        params, matcher = self.params, self.matcher
-        if params.bad_words:
-            return True
-        if params.structured_outputs and (
-            matcher is None or params.has_penalties or matcher.is_late_at(start)
-        ):
+    def samples_late_at(self, number: int) -> bool:
+        """Whether the sampling of its output of that number reads earlier ones on the host."""
+        params = self.params
+        if params.bad_words or (params.structured_outputs and not self.thinks_freely):
             return True
         budget = params.thinking_token_budget  # not spent before there are as many tokens
-        return budget is not None and stop > budget
-
-    def next_draw(self) -> "NextDraw | None":
-        """How its next output can be drawn beside others' multi-step decode.
-
-        None if it has another need of its tokens on the host, or some in flight, or no token yet.
-        """
-        matcher, budget = self.matcher, self.params.thinking_token_budget
-        if matcher is None or budget is not None or not self.output_token_ids:
-            return None
-        if self.num_in_flight_tokens:
-            return None
-        draw = matcher.next_draw(self.output_token_ids)
-        # Without a mask its last token does not come from the host.
-        return None if draw and draw.mask is None and not self.decodes_on_device else draw
+        return budget is not None and number >= budget
 
     @property
-    def may_begin_a_run(self) -> bool:
-        """Whether its `next_draw` may be of a token behind which others can be drawn freely."""
-        return self.matcher is not None and self.matcher.may_begin_a_run
+    def thinks_freely(self) -> bool:
+        """Whether it is within a thinking, behind which its grammar begins.
 
-    def note_mask(self, allowed: "np.ndarray") -> None:
-        """Its next output will be drawn under the mask of `next_draw`."""
-        if self.matcher is not None:
-            self.matcher.note_mask(allowed)
-
-    def is_free_at(self, number: int) -> bool:
-        """Whether its grammar leaves an output to the model, and checks it when it is read.
-
-        Outputs after one that is refused, or that ends the thinking, are dropped, but penalties
-        would count them.
-
-        Args:
-            number: of the output.
+        Its outputs are drawn before those ahead of them are read. Those that turn out to be behind
+        the end are dropped, but penalties would count them.
         """
         matcher = self.matcher
-        return matcher is not None and not self.params.has_penalties and matcher.is_free_at(number)
+        return matcher is not None and matcher.is_thinking and not self.params.has_penalties
 
-    def has_free_output(self, count: int) -> bool:
-        """Whether, of its next outputs, one `is_free_at` its place: the last, if any."""
-        return self.is_free_at(len(self.output_token_ids) + count - 1)
+    @property
+    def is_unedited(self) -> bool:
+        """Whether it `thinks_freely`, and no budget can end that."""
+        return self.thinks_freely and self.params.thinking_token_budget is None
 
-    def is_unedited_at(self, number: int) -> bool:
-        """Whether an output `is_free_at` its place, and no budget can end its thinking there."""
-        matcher = self.matcher
-        if matcher is None or not self.is_free_at(number):
-            return False
-        return self.params.thinking_token_budget is None or not matcher.is_thinking
+    def note_thought(self, token_ids: Sequence[int]) -> None:
+        """Take in outputs of one that `thinks_freely`, as they are read, before they are its own.
 
-    def take_free(self, token_ids: list[int]) -> int:
-        """Have its grammar check the next outputs, from one that `is_free_at` its place on.
-
-        Returns:
-            How many of them count, from the first.
+        If they end the thinking, what was launched behind them is dropped as if it had not been:
+        its next row feeds the last of them again, and samples by the grammar.
         """
         matcher = self.matcher
         if matcher is None:
-            return len(token_ids)
-        return matcher.take_free(self.output_token_ids, token_ids)
+            return
+        matcher.consume(list(token_ids))
+        if matcher.is_thinking:
+            return
+        self.num_void_tokens = self.num_in_flight_tokens
+        self.num_in_flight_tokens = 0
+        self.num_tokens = self.num_known_tokens + len(token_ids)
+        # 0 if it was preempted meanwhile.
+        self.num_cached_tokens = min(self.num_cached_tokens, self.num_tokens - 1)
+        self.decodes_on_device = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -310,21 +279,6 @@ class Request:
         """Make the tokens that the host has read all there is; no more of it will be read."""
         self.num_in_flight_tokens = self.num_void_tokens = 0
         self.num_tokens = self.num_known_tokens
-
-    def cut(self, num_tokens: int) -> None:
-        """End what was launched of it at a token that is being read, as if no more were sampled.
-
-        Its next row feeds that token again.
-
-        Args:
-            num_tokens: length of the sequence up to that token.
-        """
-        self.num_void_tokens = self.num_in_flight_tokens
-        self.num_in_flight_tokens = 0
-        self.num_tokens = num_tokens
-        # 0 if it was preempted meanwhile.
-        self.num_cached_tokens = min(self.num_cached_tokens, num_tokens - 1)
-        self.decodes_on_device = False
 
     def give_up_tokens(self, count: int) -> None:
         """Shorten it by reserved tokens that were not accepted; nothing of it is in flight."""

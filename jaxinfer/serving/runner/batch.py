@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.serving.guided.masks import MASK_ROWS
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
@@ -14,12 +13,8 @@ from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import (
     MODES,
-    OTHER_SEED,
     Column,
-    Need,
     SamplerMode,
-    SamplingArrays,
-    num_special_rows,
 )
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.row_edits import LateEdits
@@ -41,13 +36,13 @@ _KEYS_FOR_PADDING = 256
 
 @dataclass(frozen=True)
 class Batch:
-    """One step, ready to be uploaded.
+    """One step, ready for its programs.
 
     Attributes:
         shape: the bucket that the arrays fill.
         packed: int32 ``[shape.size]``, laid out by `shape`.
         mode: what the sampler must be able to do.
-        sampling: how each of the bucket's rows is sampled; what slots hold is on the device.
+        samples_at_once: whether the step's own program samples.
         edits: what slots must be told before.
         counts: likewise.
         targets: int32 ``[T]``, the token after each packed one, or None if no row wants prompt
@@ -58,7 +53,7 @@ class Batch:
     shape: PrefillShape | DecodeShape
     packed: np.ndarray
     mode: SamplerMode
-    sampling: SamplingArrays
+    samples_at_once: bool = False
     edits: Sequence[EditsUpdate] = ()
     counts: Sequence[CountsUpdate] = ()
     targets: np.ndarray | None = None
@@ -130,35 +125,31 @@ class BatchBuilder:
             mode=MODES[int(levels.max())],
             truncates=bool(self._mirror.truncates[sample_slots].any()),
         )
+        targets, verify, at_once = None, None, False
         if schedule.is_decode:
             mode = choose_mode(len(rows))
-            shape, packed = self._pack_decode(schedule, slots, context, mode)
-            targets = verify = None
-            if schedule.num_steps > 1:
-                mode = self._buckets.multi_step_mode(shape, mode)
+            at_once = not schedule.samples_late and self._buckets.samples_at_once(len(rows), mode)
+            step = self._step_rows(rows, slots, sample_slots, context, slots)
+            shape, packed, arrays = self._pack_decode(step, mode, samples_at_once=at_once)
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)
             verifies = schedule.num_proposed > 0
-            shape, packed = self._pack_prefill(
-                rows, slots, sample_slots, context, scores=scores or verifies
-            )
+            total = sum(row.num_fed for row in rows)
+            shape = self._buckets.prefill_shape(total, len(rows), all_tokens=scores or verifies)
+            step = self._step_rows(rows, slots, sample_slots, context, _read_tables(rows, slots))
+            packed, arrays = _pack(shape, step)
             targets = _targets(rows, shape.tokens) if scores else None
             mode = choose_mode(shape.rows)
             verify = _verified(rows, shape.rows, schedule.num_proposed) if verifies else None
-        if schedule.num_steps == 1:
-            mode = self._buckets.single_mode(mode)
-        arrays = self._pack_scalars(sample_slots, context, shape.rows)
-        if schedule.samples_late:
-            _draw_anew(rows, arrays.scalars)
-        elif schedule.num_steps > 1:
-            _mask_once(rows, arrays.scalars)
+        sampling = shape.sampling(arrays)
+        self._write_scalars(sampling.scalars, sample_slots, context)
         if mode == "mixed":
-            arrays = arrays._replace(special=_filled_up(special, shape.rows))
+            _fill_up(sampling.special, special, shape.rows)
         edits: Sequence[EditsUpdate] = ()
         counts: Sequence[CountsUpdate] = ()
         if self._mirror.new_holders:
             edits, counts = self._updates_of_new_holders()
-        return Batch(shape, packed, mode, arrays, edits, counts, targets, verify)
+        return Batch(shape, packed, mode, at_once, edits, counts, targets, verify)
 
     def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
         """What slots must be told once all earlier tokens are read: edits that depend on them.
@@ -198,23 +189,6 @@ class BatchBuilder:
             slots.append(self._updates.num_slots if slot is None else slot)
         return list(self._updates.masks(slots, masks.allowed))
 
-    def only_masks(self, schedule: Schedule) -> list[MasksUpdate]:
-        """The masks of a multi-step decode's rows that have one, of their first tokens.
-
-        Args:
-            schedule: of the last `build`.
-        """
-        masks = {
-            row.request.slot: row.only_mask
-            for row in schedule.rows
-            if row.only_mask is not None and row.request.slot is not None
-        }
-        if not masks:
-            return []
-        allowed = np.zeros((MASK_ROWS, len(next(iter(masks.values())))), np.int32)
-        allowed[: len(masks)] = list(masks.values())
-        return list(self._updates.masks(list(masks), allowed))
-
     def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
         edits, penalised = [], []
         for slot, request in self._mirror.take_new_holders().items():
@@ -227,27 +201,27 @@ class BatchBuilder:
         return list(self._updates.edits(edits)), list(self._updates.counts(penalised))
 
     def _pack_decode(
-        self, schedule: Schedule, slots: np.ndarray, context: np.ndarray, mode: SamplerMode
-    ) -> tuple[DecodeShape, np.ndarray]:
-        num_steps = schedule.num_steps
-        last = int(context.max()) + num_steps - 1
-        width = -(-last // self._block_size)
-        tables = self._mirror.tables[slots, :width]
-        shape, groups = self._decode_shape(tables, context, mode, num_steps)
-        step = self._step_rows(schedule.rows, slots, slots, context, tables)
+        self, step: StepRows, mode: SamplerMode, *, samples_at_once: bool
+    ) -> tuple[DecodeShape, np.ndarray, list[np.ndarray]]:
+        """The bucket, the packed vector, and the arrays in it."""
+        groups: list[Group] = []
+        if samples_at_once:
+            shape = self._buckets.sampled_decode_shape(*step.tables.shape)
+        else:
+            shape, groups = self._decode_shape(step.tables, step.context, mode)
         packed, arrays = _pack(shape, step)
         shared = shape.shared(arrays)
         if shared is not None:
             write_items(shared, groups)
-        return shape, packed
+        return shape, packed, arrays
 
     def _decode_shape(
-        self, tables: np.ndarray, context: np.ndarray, mode: SamplerMode, num_steps: int
+        self, tables: np.ndarray, context: np.ndarray, mode: SamplerMode
     ) -> tuple[DecodeShape, list[Group]]:
         """The bucket, and what rows share if it is worth one in which that is read once."""
         count, width = tables.shape
-        shape = self._buckets.decode_shape(count, width, mode=mode, num_steps=num_steps)
-        sharing = self._buckets.sharing_shape(count, mode=mode, num_steps=num_steps)
+        shape = self._buckets.decode_shape(count, width, mode=mode)
+        sharing = self._buckets.sharing_shape(count, mode=mode)
         if sharing is None:
             return shape, []
         groups = find_groups(
@@ -262,63 +236,29 @@ class BatchBuilder:
             return shape, []
         return sharing, groups
 
-    def _pack_prefill(
-        self,
-        rows: Sequence[ScheduledRow],
-        slots: np.ndarray,
-        sample_slots: np.ndarray,
-        context: np.ndarray,
-        *,
-        scores: bool,
-    ) -> tuple[PrefillShape, np.ndarray]:
-        total = sum(row.num_fed for row in rows)
-        shape = self._buckets.prefill_shape(total, len(rows), all_tokens=scores)
-        tables = self._mirror.tables[_read_tables(rows, slots), : shape.width]
-        packed, _ = _pack(shape, self._step_rows(rows, slots, sample_slots, context, tables))
-        return shape, packed
-
     def _step_rows(
         self,
         rows: Sequence[ScheduledRow],
         slots: np.ndarray,
         sample_slots: np.ndarray,
         context: np.ndarray,
-        tables: np.ndarray,
+        table_slots: np.ndarray,
     ) -> StepRows:
+        """A step's rows, with block tables as wide as the longest of them needs."""
+        width = -(-int(context.max()) // self._block_size)
+        tables = self._mirror.tables[table_slots, :width]
         return StepRows(
             rows, slots, sample_slots, context, tables, self._padding_slot, self._block_size
         )
 
-    def _pack_scalars(
-        self, sample_slots: np.ndarray, context: np.ndarray, num_rows: int
-    ) -> SamplingArrays:
-        padded = np.full(num_rows, self._padding_slot, np.int32)
-        padded[: len(sample_slots)] = sample_slots
-        scalars = self._mirror.scalars[padded]
-        scalars[: len(context), Column.POSITION] = context
-        return SamplingArrays(scalars)
-
-
-def _draw_anew(rows: Sequence[ScheduledRow], scalars: np.ndarray) -> None:
-    """Give tokens that are drawn again after a refusal other random bits, by another seed."""
-    for i, row in enumerate(rows):
-        if _is_redrawn(row):
-            scalars[i, [Column.SEED_LOW, Column.SEED_HIGH]] ^= OTHER_SEED
-
-
-def _mask_once(rows: Sequence[ScheduledRow], scalars: np.ndarray) -> None:
-    """Have rows with an `only_mask` read it, and draw their first token anew, in one step alone."""
-    for i, row in enumerate(rows):
-        if row.only_mask is not None:
-            scalars[i, Column.NEEDS] |= Need.EDITS_ONCE
-            if _is_redrawn(row):
-                scalars[i, Column.NEEDS] |= Need.OTHER_SEED_ONCE
-                scalars[i, [Column.SEED_LOW, Column.SEED_HIGH]] ^= OTHER_SEED
-
-
-def _is_redrawn(row: ScheduledRow) -> bool:
-    number = row.start + row.num_fed - row.request.num_prompt_tokens
-    return row.request.matcher is not None and row.request.matcher.is_redrawn_at(number)
+    def _write_scalars(
+        self, scalars: np.ndarray, sample_slots: np.ndarray, context: np.ndarray
+    ) -> None:
+        """Fill `SamplingArrays.scalars` for rows of these slots, and for padding after them."""
+        count = len(sample_slots)
+        scalars[:count] = self._mirror.scalars[sample_slots]
+        scalars[count:] = self._mirror.scalars[self._padding_slot]
+        scalars[:count, Column.POSITION] = context
 
 
 def _read_tables(rows: Sequence[ScheduledRow], slots: np.ndarray) -> np.ndarray:
@@ -330,18 +270,17 @@ def _read_tables(rows: Sequence[ScheduledRow], slots: np.ndarray) -> np.ndarray:
     return slots[np.maximum.accumulate(leaders)]
 
 
-def _filled_up(special: np.ndarray, num_rows: int) -> np.ndarray:
-    """Places of special rows as `SamplingArrays.special`."""
-    filled = np.full(num_special_rows(num_rows), num_rows, np.int32)
-    filled[: len(special)] = special
-    return filled
+def _fill_up(into: np.ndarray, special: np.ndarray, num_rows: int) -> None:
+    """Fill `SamplingArrays.special` with the places of special rows."""
+    into[:] = num_rows
+    into[: len(special)] = special
 
 
 def _pack(shape: PrefillShape | DecodeShape, step: StepRows) -> tuple[np.ndarray, list[np.ndarray]]:
     """The packed vector ``[shape.size]``, and the arrays in it."""
     packed = shape.blank()
     arrays = shape.arrays(packed)
-    for datum, array in zip(shape.data, arrays, strict=False):  # what rows share comes after
+    for datum, array in zip(shape.data, arrays, strict=False):  # others come after
         datum.write(array, step)
     return packed, arrays
 

@@ -1,7 +1,7 @@
 """Records of launched steps, whose tokens are on the way to the host or yet to be drawn."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -16,9 +16,8 @@ class UnsampledStep(NamedTuple):
         schedule: the rows that were launched.
         batch: the arrays that were uploaded for it.
         hidden: final hidden states ``[B, E]`` on the device.
-        rows: int32 ``[2, B]``: each row's slot and the token it was fed last.
+        rows: `SampledRows.joined`.
         residual: the residual stream ``[T, E]`` of a step whose prompt tokens are scored, or none.
-        sampling: `Batch.sampling` on the device.
     """
 
     schedule: Schedule
@@ -26,15 +25,14 @@ class UnsampledStep(NamedTuple):
     hidden: jax.Array
     rows: jax.Array
     residual: Sequence[jax.Array]
-    sampling: Any
 
 
 class InFlightStep(NamedTuple):
     """A step that was launched and not yet read.
 
     Attributes:
-        sampled: int32 ``[B, columns]``, or ``[steps, B, columns]`` of a multi-step decode or of
-            a step that verifies, on the device.
+        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies, in
+            pinned host memory once the device is done.
         prompt: int32 ``[T, columns]`` on the device, or None.
         num_rows: rows of the schedule.
         num_tokens: packed tokens of the schedule.

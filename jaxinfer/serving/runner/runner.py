@@ -18,8 +18,8 @@ from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import all_programs
@@ -28,9 +28,10 @@ from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.result import StepResult, unpack_step
 from jaxinfer.serving.runner import host_params, kv_cache
-from jaxinfer.serving.runner.batch import Batch, BatchBuilder
+from jaxinfer.serving.runner.batch import BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 from jaxinfer.serving.runner.engine_plan import EnginePlan
+from jaxinfer.serving.runner.host_inputs import HostInputs
 from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
 from jaxinfer.serving.runner.runner_memory import RunnerMemory
 from jaxinfer.serving.runner.slot_writes import SlotWriter
@@ -88,6 +89,7 @@ class Runner:
         context = plan.programs.context
         self._mesh = context.mesh
         self._whole = NamedSharding(self._mesh, PartitionSpec())
+        self._inputs = HostInputs(plan.programs.on_host(()).sharding)
         self.wanted_params = plan.programs.params
         self._params: Any = params
         self._owns_params = owns_params
@@ -153,10 +155,6 @@ class Runner:
         """How long steps have waited for programs that were compiled at their first use."""
         return self._compiled.seconds_waited
 
-    def multi_step_steps(self, rows: int) -> int:
-        """Decode steps of one launch for this number of rows; 1 without multi-step decodes."""
-        return self._buckets.multi_step_steps(rows)
-
     def compile_all(self) -> None:
         """Compile every program there is, so that nothing compiles while requests run.
 
@@ -221,21 +219,21 @@ class Runner:
         if batch.edits or batch.counts:
             self._slots = self._writer.edits(self._slots, batch.edits)
             self._slots = self._writer.counts(self._slots, batch.counts)
-        packed, sampling = upload((batch.packed, batch.sampling), self._whole)
-        if schedule.num_steps > 1:
-            self._slots = self._writer.masks(self._slots, self._builder.only_masks(schedule))
-            return self._launch_multi_step(schedule, batch, packed, sampling)
+        packed = self._inputs.write(batch.packed)
+        if batch.samples_at_once and isinstance(batch.shape, DecodeShape):
+            return self._launch_sampled(schedule, SampledDecodeKey(batch.shape, batch.mode), packed)
         if batch.shape not in self._compiled:
             self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
         self._kv, hidden, rows, *residual = self._program(batch.shape)(
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
+        self._inputs.read_by(rows)
         self._watchdog.expect(hidden, batch.shape)
         self._await_if_emulated(hidden)
         if copies := schedule.block_copies:
             program = self._compiled.__getitem__
             self._kv = kv_cache.copy_blocks(self._kv, copies, program, self._whole)
-        step = UnsampledStep(schedule, batch, hidden, rows, residual, sampling)
+        step = UnsampledStep(schedule, batch, hidden, rows, residual)
         return step if schedule.samples_late else self._sample(step)
 
     def sample(self, step: UnsampledStep) -> InFlightStep:
@@ -277,6 +275,7 @@ class Runner:
             jax.block_until_ready(self._kv)
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
+        self._inputs.clear()
         self.memory.mark("KV cache allocated")
 
     def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
@@ -383,7 +382,7 @@ class Runner:
         batch = step.batch
         key = SamplerKey(batch.shape.rows, batch.mode)
         sample = self._program(key)
-        inputs = (self._head, step.hidden, step.rows, step.sampling, self._last_tokens)
+        inputs = (self._head, step.hidden, step.rows, self._last_tokens)
         if batch.mode in WITH_SLOTS:
             self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
         else:
@@ -402,26 +401,23 @@ class Runner:
         key = VerifyKey(tokens, rows, positions, batch.mode)
         verify = self._program(key)
         places = upload(where, self._whole)
-        inputs = (self._head, residual, step.rows, *places, step.sampling, self._last_tokens)
+        inputs = (self._head, residual, step.rows, *places, self._last_tokens)
         self._last_tokens, sampled = verify(*inputs)
         self._watchdog.expect(sampled, key)
         return sampled
 
-    def _launch_multi_step(
-        self, schedule: Schedule, batch: Batch, packed: jax.Array, sampling: Any
+    def _launch_sampled(
+        self, schedule: Schedule, key: SampledDecodeKey, packed: jax.Array
     ) -> InFlightStep:
-        if not isinstance(batch.shape, DecodeShape):
-            raise ValueError("a multi-step decode holds decoding rows only")
-        key = MultiStepDecodeKey(batch.shape, batch.mode, schedule.num_steps)
-        multi_step = self._program(key)
-        inputs = (self._params, self._kv, packed, sampling, self._last_tokens)
-        if batch.mode in WITH_SLOTS:
-            self._kv, self._last_tokens, self._slots, sampled = multi_step(
-                *inputs, self._slots, *self._peers
-            )
-        else:
-            allowed = self._slots.edits.allowed
-            self._kv, self._last_tokens, sampled = multi_step(*inputs, allowed, *self._peers)
+        self._kv, self._last_tokens, sampled = self._program(key)(
+            self._params,
+            self._kv,
+            packed,
+            self._last_tokens,
+            self._slots.edits.allowed,
+            *self._peers,
+        )
+        self._inputs.read_by(sampled)
         self._watchdog.expect(sampled, key)
         return self._in_flight(schedule, sampled, None)
 
@@ -434,10 +430,10 @@ class Runner:
     def _in_flight(
         self, schedule: Schedule, sampled: jax.Array, prompt: jax.Array | None
     ) -> InFlightStep:
-        for array in (sampled, prompt):
-            if array is not None:
-                self._await_if_emulated(array)
-                array.copy_to_host_async()
+        self._await_if_emulated(sampled)  # which the program has copied to the host
+        if prompt is not None:
+            self._await_if_emulated(prompt)
+            prompt.copy_to_host_async()
         rows = schedule.rows
         proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
         return InFlightStep(sampled, prompt, len(rows), schedule.num_tokens, proposed)

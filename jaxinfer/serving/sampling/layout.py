@@ -5,14 +5,14 @@ from typing import Any, Literal, NamedTuple
 
 from jaxinfer.sampling_params import SamplingMode
 
-SamplerMode = Literal["greedy", "temperature", "truncate", "mixed", "full"]
+SamplerMode = Literal["temperature", "truncate", "mixed", "full"]
 """A sampler's mode: one for all of its rows, or "mixed": "full" for a few of them, without
 `top_k` and `top_p`, and "temperature" for the others."""
 
 WITH_SLOTS: tuple[SamplerMode, ...] = ("full", "mixed")
 """Modes whose programs take `SlotState`."""
 
-MODES: tuple[SamplingMode, ...] = ("greedy", "temperature", "truncate", "full")
+MODES: tuple[SamplingMode, ...] = ("temperature", "truncate", "full")
 """From cheapest to dearest; each can serve what the ones before it can."""
 
 EDIT_WIDTH = 640
@@ -20,9 +20,6 @@ EDIT_WIDTH = 640
 
 ALWAYS = 2**31 - 1
 """Position up to which an edit applies that never ends."""
-
-OTHER_SEED = 0x6A09E667
-"""Turns the words of a seed into another one's, for a token that is drawn again."""
 
 IN_PROMPT, IN_OUTPUT = 1, 2
 """What a token adds to its count: once for the prompt, each time it is generated."""
@@ -46,17 +43,10 @@ class Column(IntEnum):
 
 
 class Need(IntFlag):
-    """What a row's sampling reads of its slot's state; bits of `Column.NEEDS`.
-
-    The last two are for rows of a multi-step decode whose first token alone is drawn under a mask:
-    they read edits once, and if that token is drawn again, the words of the seed are `OTHER_SEED`'s
-    until then.
-    """
+    """What a row's sampling reads of its slot's state; bits of `Column.NEEDS`."""
 
     EDITS = 1
     HISTORY = 2
-    EDITS_ONCE = 4
-    OTHER_SEED_ONCE = 8
 
 
 class LogitEdits(NamedTuple):
@@ -100,7 +90,7 @@ class SamplingArrays(NamedTuple):
         masks: int32 `[B, ceil(V / 32)]` as `LogitEdits.allowed`, read in modes but "full" where the
             row needs `Need.EDITS`: there is no other edit of such a row. None if no row does.
         special: int32 `[K]`, places in the batch of the rows that mode "mixed" samples in full,
-            filled up with B; None in other modes.
+            filled up with B; not read in other modes.
     """
 
     scalars: Any

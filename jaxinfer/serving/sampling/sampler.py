@@ -1,4 +1,4 @@
-"""The sampler: from logits to tokens on the device, in one of four static modes for a batch."""
+"""The sampler: from logits to tokens on the device, in one of three static modes for a batch."""
 
 from typing import Any, NamedTuple
 
@@ -19,9 +19,6 @@ from jaxinfer.serving.sampling.custom import (
 from jaxinfer.serving.sampling.draw import draw_tokens
 from jaxinfer.serving.sampling.edits import edit_logits
 from jaxinfer.serving.sampling.layout import (
-    OTHER_SEED,
-    Column,
-    Need,
     SamplerMode,
     SamplingArrays,
 )
@@ -42,7 +39,6 @@ __all__ = [
     "LogitsProcessor",
     "SamplerState",
     "StepOutput",
-    "advance",
     "check_logits_processor",
     "check_sampler",
     "merge",
@@ -60,7 +56,7 @@ class StepOutput(NamedTuple):
             sampler left the vocabulary; else `OK`. Only then do a row's other values mean anything.
         logprobs: float32 `[B]`, the chosen token's log-probability in the distribution that was
             sampled, for greedy rows at temperature 1; raw ones, where mode "full" reports these,
-            in the model's own. None in mode "greedy".
+            in the model's own.
         top_ids: int32 `[B, k]`, the likeliest tokens of the same distribution in descending order;
             only in mode "full".
         top_logprobs: float32 `[B, k]`, their log-probabilities. Truncated and banned tokens have
@@ -71,7 +67,7 @@ class StepOutput(NamedTuple):
 
     tokens: jax.Array
     status: jax.Array
-    logprobs: jax.Array | None = None
+    logprobs: jax.Array
     top_ids: jax.Array | None = None
     top_logprobs: jax.Array | None = None
     ranks: jax.Array | None = None
@@ -137,9 +133,6 @@ def sample(
     best, largest, sane = largest_logit(logits, vocab_axis)
     sane = sane if raw_sane is None else sane & raw_sane
     status = jnp.where(sane, jnp.where(largest > -jnp.inf, OK, NO_TOKEN), NOT_FINITE)
-    if mode == "greedy" and sampler is None:
-        return StepOutput(best, status)
-
     distribution = with_temperature(largest, rows)
     if sampler is not None:
         tokens = sampler(vocab_axis.whole(logits), state, row_keys(rows))
@@ -160,30 +153,6 @@ def sample(
         report = report_log_softmax(raw, tokens, raw_largest, total, max_logprobs, vocab_axis)
         return StepOutput(tokens, status, *report)
     return _report(logits, tokens, total, status, distribution, mode, max_logprobs, vocab_axis)
-
-
-def advance(arrays: SamplingArrays, steps: jax.Array | int = 1) -> SamplingArrays:
-    """Move every row on by some tokens, for several steps in one jitted call.
-
-    The counts of tokens stay as they are: rows whose history is needed are sampled singly.
-    """
-    scalars = arrays.scalars.at[:, Column.POSITION].add(steps)
-    return arrays._replace(scalars=scalars)
-
-
-def after_first(arrays: SamplingArrays, step: jax.Array) -> SamplingArrays:
-    """What holds for a multi-step decode's first step alone, put back in its later ones."""
-    scalars, is_later = arrays.scalars, step > 0
-    needs = scalars[:, Column.NEEDS]
-
-    def ends(need: Need) -> jax.Array:
-        return is_later & ((needs & need) != 0)
-
-    seeds = slice(Column.SEED_LOW, Column.SEED_HIGH + 1)
-    other = jnp.where(ends(Need.OTHER_SEED_ONCE), OTHER_SEED, 0)[:, None]
-    scalars = scalars.at[:, seeds].set(scalars[:, seeds] ^ other)
-    needs = jnp.where(ends(Need.EDITS_ONCE), needs & ~Need.EDITS, needs)
-    return arrays._replace(scalars=scalars.at[:, Column.NEEDS].set(needs))
 
 
 def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> StepOutput:

@@ -1,6 +1,4 @@
-"""Limits the work of one launch, so that an arriving request does not wait long for it."""
-
-from collections.abc import Callable
+"""Limits the tokens of a step, so that an arriving request does not wait long for it."""
 
 _CPU_TOKENS, _GPU_TOKENS = 512, 2048
 _LAUNCHES_AFTER_AN_ARRIVAL = 32
@@ -20,18 +18,11 @@ class Pacing:
     an engine, which see the same calls, must plan the same steps.
 
     Args:
-        multi_step_steps: decode steps of a multi-step decode, for a number of running requests.
         arrival_tokens: most tokens of a step while requests arrive; None launches as much as ever,
             for a caller that brings all requests at once.
     """
 
-    def __init__(
-        self,
-        multi_step_steps: Callable[[int], int] = lambda rows: 1,
-        arrival_tokens: int | None = None,
-    ) -> None:
-        self.num_steps = multi_step_steps
-        """Decode steps of a launch, for a number of running requests."""
+    def __init__(self, arrival_tokens: int | None = None) -> None:
         self.num_launches_left = 0
         """Launches that are still limited by `next_max_tokens`."""
         self._arrival_tokens = arrival_tokens

@@ -8,8 +8,6 @@ from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import Request
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from jaxinfer.serving.guided.masks import StepMasks
 
 
@@ -28,16 +26,11 @@ class ScheduledRow:
       before, or before other forks of it. It samples from the same hidden state, at `start`, the
       prompt's length.
     - A decode feeds 1 and reserves 1.
-    - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
-      feeds the token at `start + i`. The block table has room for all steps; in steps beyond
-      `num_reserved` the row is padding, which leaves the device's `last_tokens[slot]` alone, and
-      their tokens are surplus that the host drops. With `only_mask`, the token that it feeds first
-      comes from the host.
     - A row that verifies feeds k proposed tokens last, samples after each of them and after the
       token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
       their place, up to the first that does not, and the token sampled after them.
 
-    In all but the last, what is reserved is accepted, unless a grammar refuses some of it.
+    In all but the last, what is reserved is accepted, unless it follows a thinking that has ended.
 
     Attributes:
         request: the sequence; its `slot` and `blocks.table` are the ones to use.
@@ -45,8 +38,6 @@ class ScheduledRow:
         num_fed: tokens fed, proposals included.
         num_reserved: tokens that the row can gain; 0 if it samples nothing.
         proposed_token_ids: the last of the tokens fed, if they are guesses.
-        only_mask: int32 words; its first token in a multi-step decode is drawn under this mask, and
-            the others freely. None if all are.
     """
 
     request: Request
@@ -54,7 +45,6 @@ class ScheduledRow:
     num_fed: int
     num_reserved: int
     proposed_token_ids: Sequence[int] = ()
-    only_mask: "np.ndarray | None" = None
 
     @property
     def samples(self) -> bool:
@@ -84,10 +74,8 @@ class Schedule:
 
     Attributes:
         rows: never empty; running requests by rank, then the admitted ones by rank.
-        is_decode: every row feeds exactly the token in the device's `last_tokens[slot]`, unless it
-            has an `only_mask`, and samples, so nothing but tables and lengths must be uploaded.
-        num_steps: 1, or the length of a multi-step decode.
-        is_apart: a step of rows that sample late, between multi-step decodes of the others.
+        is_decode: every row feeds exactly the token in the device's `last_tokens[slot]`, and
+            samples, so nothing but tables and lengths must be uploaded.
         num_proposed: proposed tokens of the row that feeds most of them; 0 if none verifies.
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
@@ -96,7 +84,7 @@ class Schedule:
             prompt's last block, if that is not full. No block is in both places.
         preempted: requests that lost their blocks to ones of lower rank in this step.
         admitted: requests that began or resumed running in it.
-        num_tokens: tokens fed in total (in a multi-step decode: by its first inner step).
+        num_tokens: tokens fed in total.
         num_prefill_tokens: of these, tokens fed in rows of more than one, proposals left out.
         num_prefill_pairs: pairs of such a token and a token that it attends to, itself included.
         num_context_tokens: tokens whose keys and values are in pages, about.
@@ -109,8 +97,6 @@ class Schedule:
 
     rows: list[ScheduledRow]
     is_decode: bool
-    num_steps: int = 1
-    is_apart: bool = False
     num_proposed: int = 0
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)

@@ -93,7 +93,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.swap_space = SwapSpace(num_host_blocks)
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
-        self._planner = StepPlanner(self._queues, max_num_batched_tokens, max_model_len)
+        self._planner = StepPlanner(self._queues, max_num_batched_tokens)
         self._epoch = 0
         self._kept: set[str] | None = None
 
@@ -191,23 +191,17 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
 
-    def schedule(self, num_steps: int = 1, max_tokens: int | None = None) -> Schedule | None:
+    def schedule(self, max_tokens: int | None = None) -> Schedule | None:
         """Plan the next step and move every counter past it, as if it were launched.
 
         Args:
-            num_steps: length of the multi-step decode wanted. There is one only if no request
-                waits or every slot is taken, every row is a decode, all blocks for it are free, and
-                some row can use all of it; otherwise one step is planned. Most rows that sample
-                late don't take part: unless they are the majority, every other step is theirs.
-            max_tokens: most tokens of that step, at least `max_num_seqs`; None is
+            max_tokens: most tokens of the step, at least `max_num_seqs`; None is
                 `max_num_batched_tokens`.
 
         Returns:
             The step, or None if nothing can run before tokens in flight are read (or at all).
         """
-        schedule = self._planner.plan_multi_step(num_steps) if num_steps > 1 else None
-        if schedule is None:
-            schedule = self._planner.plan_step(max_tokens)
+        schedule = self._planner.plan_step(max_tokens)
         if schedule is not None:
             schedule.epoch = self._epoch
         return schedule
@@ -238,8 +232,8 @@ class Scheduler:
             num_ok: leading good tokens of each row, all if None. A row with fewer than are accepted
                 ends with the reason "error" after the good ones.
             num_accepted: leading tokens of each row that count, from 1 to its `num_reserved`; what
-                it says of rows without proposals is ignored: all of theirs count that a grammar
-                allows. None if no row has proposals.
+                it says of rows without proposals is ignored: all of theirs count. None if no row
+                has proposals.
 
         Returns:
             One entry for each row that gained tokens or ended, in the order of the rows.
@@ -264,14 +258,12 @@ class Scheduler:
                     num_new = _accepted(row, num_accepted[i] if num_accepted else None)
                     request.give_up_tokens(row.num_reserved - num_new)
                 tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                if request.matcher is not None and request.has_free_output(num_new):
-                    kept = self._append_free(request, tokens, num_new)
-                    if not kept and not request.is_finished:
-                        continue
-                else:
-                    kept = self._append(request, tokens, num_new)
-                    if not request.decodes_on_device:
-                        request.follow_proposals(kept)
+                is_thought = request.matcher is not None and request.thinks_freely
+                if is_thought:
+                    request.note_thought(tokens[:num_new])
+                kept = self._append(request, tokens, num_new)
+                if not request.decodes_on_device and not is_thought:
+                    request.follow_proposals(kept)
                 updates.append(RowUpdate(i, request, kept))
             elif row.ends_prefill_only:
                 self.finish(request, "length")
@@ -391,16 +383,6 @@ class Scheduler:
         )
         if num_partial > 1:
             raise RuntimeError("several requests are partly prefilled")
-
-    def _append_free(
-        self, request: Request, token_ids: Sequence[int], num_new: int
-    ) -> Sequence[int]:
-        """As `_append`, up to where its answer is free no longer: what follows is drawn again."""
-        num_kept = request.take_free(list(token_ids[:num_new]))
-        if request.is_free_at(len(request.output_token_ids) + num_kept):
-            return self._append(request, token_ids, num_new)
-        request.cut(request.num_known_tokens + num_kept)
-        return self._append(request, token_ids, num_kept)
 
     def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
         """Append the leading `num_new` tokens up to one that ends the request; returns them.

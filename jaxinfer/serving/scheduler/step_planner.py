@@ -1,74 +1,9 @@
 """Plans one step: its requests, the tokens of each, and preemption when blocks run out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.forks import can_fork
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.guided.matcher import NextDraw
-
-# While requests wait for slots, this share of the running ones may end before a multi-step decode
-# does. Their slots' empty steps cost less than a launch for each token of the others.
-_MOST_ENDING = 1 / 16
-
-# Rows of a multi-step decode whose first token may depend on the host. Their masks are computed one
-# by one while the step is planned, some 50 us each; more rows get a step of their own.
-_MOST_DRAWS = 16
-
-# Rows that may get only one token of a multi-step decode, for each that gets all. A step of their
-# own would give them twice as many tokens, and delay all others by a tenth.
-_MOST_LONE = 1 / 4
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What part each running request has in a multi-step decode.
-
-    Attributes:
-        together: requests that take part.
-        draws: how the first token is drawn of those for whom it depends on the host, by request id.
-        late: requests that sample late, and may take part if they have a draw.
-        apart: others that sample late, and take no part.
-        num_unread: others that sample late and have tokens in flight, which must be read before.
-        num_ended: others, which end when their tokens are read.
-    """
-
-    together: list[Request] = field(default_factory=list)
-    draws: "dict[str, NextDraw]" = field(default_factory=dict)
-    late: list[Request] = field(default_factory=list)
-    apart: list[Request] = field(default_factory=list)
-    num_unread: int = 0
-    num_ended: int = 0
-
-    def place_late(self) -> None:
-        """Have late requests take part, or set them apart; all are by rank then.
-
-        First come those that may begin a run, and so use the whole launch.
-        """
-        if not self.late:
-            return
-        are_few = len(self.late) <= _MOST_LONE * len(self.together)
-        for request in sorted(self.late, key=lambda request: not request.may_begin_a_run):
-            draw = None
-            if len(self.draws) < _MOST_DRAWS and (are_few or request.may_begin_a_run):
-                draw = request.next_draw()
-            if draw is None or (draw.is_alone and not are_few):
-                self.apart.append(request)
-            else:
-                self.draws[request.request_id] = draw
-                self.together.append(request)
-        self.together.sort(key=lambda request: request.rank)
-        self.apart.sort(key=lambda request: request.rank)
-
-    def most_tokens(self, request: Request, num_steps: int) -> int:
-        """Tokens that a request taking part can gain in a launch of `num_steps`."""
-        draw = self.draws.get(request.request_id)
-        return 1 if draw is not None and draw.is_alone else num_steps
 
 
 class StepPlanner:
@@ -82,34 +17,25 @@ class StepPlanner:
     Args:
         queues: the requests, their slots and blocks.
         max_num_batched_tokens: tokens in a step at most, at least the number of slots.
-        max_model_len: no sequence is longer; a multi-step decode never writes beyond the last block
-            of it.
     """
 
-    def __init__(
-        self, queues: RequestQueues, max_num_batched_tokens: int, max_model_len: int
-    ) -> None:
+    def __init__(self, queues: RequestQueues, max_num_batched_tokens: int) -> None:
         self.queues = queues
         self.pool = queues.pool
         self.max_num_batched_tokens = max_num_batched_tokens
-        self._table_capacity = self.pool.blocks_for(max_model_len) * self.pool.block_size
         self._held_up: tuple[Request, int] | None = None
-        self._were_apart = False
         self._budget = max_num_batched_tokens
 
-    def plan_step(
-        self, max_tokens: int | None = None, only: Sequence[Request] | None = None
-    ) -> Schedule | None:
+    def plan_step(self, max_tokens: int | None = None) -> Schedule | None:
         """Plan one token for each decode and as many prompt tokens as fit; None if nothing can.
 
         Args:
             max_tokens: tokens of the step at most, at least the number of slots; None is
                 `max_num_batched_tokens`, which is never exceeded.
-            only: running requests, by rank; None is all of them.
         """
         self._budget = min(max_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
         schedule = Schedule(rows=[], is_decode=True)
-        all_placed = self._place_running(schedule, only)
+        all_placed = self._place_running(schedule)
         if all_placed and self.queues.waiting:
             self._admit_waiting(schedule)
         if not schedule.rows:
@@ -118,116 +44,11 @@ class StepPlanner:
             schedule.swap_out = self.queues.swap_space.pop_copies_out()
         return schedule
 
-    def plan_multi_step(self, num_steps: int) -> Schedule | None:
-        """Plan `num_steps` decode steps at once for running requests.
-
-        A few whose next token alone depends on the host take part, with that token or, if what
-        follows does not wait for it, with all. Others that sample late do not. They get a step of
-        their own first, which is what is returned then, and so on in turns, so that neither holds
-        up the other; those of which a token must be read before sit out.
-
-        Returns:
-            None if a request waits while a slot is free or too many are about to be, a row is no
-            decode or verifies, more sample late than not, blocks are not all free, the block table
-            could not hold a row's last token, or no row could keep that many tokens.
-        """
-        if self.queues.waiting and self.queues.free_slots:
-            return None
-        parts = _Parts()
-        for request in self.queues.running.values():
-            if not self._place_in(parts, request, num_steps):
-                return None
-        parts.place_late()
-        if len(parts.apart) + parts.num_unread > len(parts.together):
-            return None
-        missing = self._blocks_for_steps(parts, num_steps)
-        if missing is None:
-            return None
-        self._were_apart = bool(parts.apart) and not self._were_apart
-        if self._were_apart:
-            return self._plan_apart(parts.apart)
-        return self._plan_together(parts, num_steps, missing)
-
-    def _place_in(self, parts: _Parts, request: Request, num_steps: int) -> bool:
-        """Give a running request its part in a multi-step decode; False if there can be none."""
-        pending = request.num_pending_tokens
-        if pending == 0:
-            parts.num_ended += 1  # once its tokens in flight are read
-            return True
-        start = request.num_tokens - request.num_prompt_tokens
-        is_late = request.samples_late and request.samples_late_within(start, start + num_steps)
-        fits = pending == 1 and request.num_cached_tokens + num_steps <= self._table_capacity
-        if fits and not is_late and request.decodes_on_device:
-            parts.together.append(request)
-        elif not request.samples_late or request.num_cached_tokens < request.num_prompt_tokens:
-            return False
-        elif is_late and request.matcher is not None and request.num_in_flight_tokens:
-            parts.num_unread += 1
-        elif is_late and fits:
-            parts.late.append(request)
-        else:
-            parts.apart.append(request)
-        return True
-
-    def _plan_apart(self, requests: Sequence[Request]) -> Schedule | None:
-        """Plan a step of these alone; None if blocks lack, which only others could give up."""
-        missing = [
-            self._num_missing_blocks(r, r.num_cached_tokens + r.num_pending_tokens)
-            for r in requests
-        ]
-        if sum(missing) > self.pool.num_free_blocks:
-            return None
-        schedule = self.plan_step(only=requests)
-        if schedule is not None:
-            schedule.is_apart = True
-        return schedule
-
-    def _blocks_for_steps(self, parts: _Parts, num_steps: int) -> list[int] | None:
-        """Blocks that each request taking part lacks, or None if there can be no multi-step decode.
-
-        Args:
-            parts: whose requests decode; nothing of them must be read before.
-            num_steps: of the launch.
-        """
-        missing: list[int] = []
-        longest, num_ending = 0, parts.num_ended
-        for request in parts.together:
-            num_left = request.limits.num_tokens - request.num_tokens
-            most = parts.most_tokens(request, num_steps)
-            longest = max(longest, min(num_left, most))
-            num_ending += num_left < most
-            missing.append(self._num_missing_blocks(request, request.num_cached_tokens + most))
-        if longest < num_steps or sum(missing) > self.pool.num_free_blocks:
-            return None
-        if self.queues.waiting and num_ending > len(self.queues.running) * _MOST_ENDING:
-            return None
-        return missing
-
-    def _plan_together(self, parts: _Parts, num_steps: int, missing: Sequence[int]) -> Schedule:
-        """Plan `num_steps` decode steps for requests that lack these numbers of blocks."""
-        schedule = Schedule(rows=[], is_decode=True, num_steps=num_steps)
-        for request, count in zip(parts.together, missing, strict=True):
-            num_left = request.limits.num_tokens - request.num_tokens
-            num_reserved = min(num_left, parts.most_tokens(request, num_steps))
-            draw = parts.draws.get(request.request_id)
-            mask = draw.mask if draw is not None else None
-            start = request.num_cached_tokens
-            row = ScheduledRow(request, start, 1, num_reserved, only_mask=mask)
-            if mask is not None:
-                request.note_mask(mask)
-                request.decodes_on_device = True
-            schedule.rows.append(row)
-            if count:
-                request.blocks.table += self.pool.allocate(count)
-            self._advance(row)
-        schedule.num_tokens = len(schedule.rows)
-        return schedule
-
-    def _place_running(self, schedule: Schedule, only: Sequence[Request] | None) -> bool:
+    def _place_running(self, schedule: Schedule) -> bool:
         """Give running requests their tokens; whether all of them got some."""
         rows = schedule.rows
         block_size = self.pool.block_size
-        for request in list(self.queues.running.values()) if only is None else only:
+        for request in list(self.queues.running.values()):
             start = request.num_cached_tokens
             end = start + 1
             if (

@@ -30,8 +30,8 @@ class RowSampling:
         settled_mode: The mode from then on.
         masked_mode: The mode while the row has no other edit than its grammar's mask; None if it
             may have one, or reports log-probabilities.
-        free_mode: The mode while the grammar leaves the row to the model and no budget can end its
-            thinking; None if there are other edits.
+        free_mode: The mode within a thinking before a grammar, if no budget can end it; None if
+            there are other edits.
         scalars: int32 `[len(Column)]`, all but the position.
         edits: What changes logits beside penalties; None if nothing does.
     """

@@ -49,7 +49,7 @@ class SlotMirror:
         self._holders: list[Request | None] = [None] * num_slots
         self._admissions = [0] * num_slots
         self._lengths = [0] * num_slots
-        # Requests whose mode gets cheaper once min_tokens are out, or where a grammar sets no mask.
+        # Requests whose mode gets cheaper once min_tokens are out, or while a thinking has no mask.
         self._changing = [False] * num_slots
         self.new_holders: dict[int, Request] = {}
 
@@ -102,10 +102,10 @@ class SlotMirror:
         self.new_holders[slot] = request
 
     def _set_level(self, slot: int, request: Request, number: int) -> None:
-        """Set how an output of that number is sampled, which its grammar may make cheaper."""
+        """Set how an output of that number is sampled, which is cheaper within a thinking."""
         sampling = self.sampling[slot]
         mode, needs = sampling.mode(number), int(sampling.scalars[Column.NEEDS])
-        if sampling.free_mode is not None and request.is_unedited_at(number):
+        if sampling.free_mode is not None and request.is_unedited:
             mode, needs = sampling.free_mode, needs & ~Need.EDITS
         elif sampling.masked_mode is not None:
             mode = sampling.masked_mode

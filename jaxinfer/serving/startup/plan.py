@@ -303,7 +303,6 @@ def _compiler(
             key,
             platform=platform,
             num_devices=context.num_devices,
-            peer_buffers=context.peer_buffers,
         )
         return own | dict(options)
 

@@ -5,7 +5,7 @@ function of that whole context. So a wrong table, a block freed too early or a f
 changes what comes out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,7 @@ class FakeRunner:
     def launch(self, schedule: Schedule) -> Any:
         number = self.num_launches
         self.num_launches += 1
-        is_one_unread = self.unread < 2 or self.launches[-2].num_steps > 1
-        _require(is_one_unread, "a step that may have masks or first tokens stays unread")
+        _require(self.unread < 2, "a step that may have masks or first tokens stays unread")
         if number in self.fail_launches:
             self._pages.clear()
             raise RuntimeError(f"launch {number} ran out of memory")
@@ -82,10 +81,8 @@ class FakeRunner:
         for device, host in schedule.swap_in:
             self._copy(self._host_pages, self._pages, [(host, device)])
         self._masked = [self._is_masked(row) for row in schedule.rows]
-        has_mask = [row.only_mask is not None for row in schedule.rows]
-        _require(schedule.samples_late or has_mask == self._masked, "a row gets no mask")
-        num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
-        tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
+        _require(schedule.samples_late or not any(self._masked), "a row gets no mask")
+        tokens = np.zeros((len(schedule.rows), schedule.num_proposed + 1), np.int32)
         num_accepted = []
         targets: list[int] = []
         table: list[int] = []
@@ -97,7 +94,7 @@ class FakeRunner:
                 num_accepted.append(count_accepted(row.proposed_token_ids, sampled))
                 self._last_tokens[_slot(row)] = sampled[num_accepted[-1] - 1]
             else:
-                tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule, table))
+                tokens[i, 0] = self._run_row(row, schedule, table)
                 num_accepted.append(row.num_reserved)
             targets += self._targets(row)
         self._copy(self._pages, self._pages, schedule.block_copies)
@@ -122,11 +119,11 @@ class FakeRunner:
         for row in schedule.rows:
             request = row.request
             number = row.start + row.num_fed - request.num_prompt_tokens
-            if request.slot is None or not request.samples_late_within(number, number + 1):
+            if request.slot is None or not request.samples_late_at(number):
                 continue
             unread = request.num_in_flight_tokens - row.num_reserved
             _require(unread <= 0, "earlier tokens are not read yet")
-            if request.matcher is not None and not request.matcher.is_free_at(number):
+            if request.matcher is not None and not request.matcher.is_thinking:
                 self._last_tokens[_slot(row)] = 0  # what samples nothing leaves rubbish in its slot
         masks = schedule.masks
         for before in self.launches[-self.unread : -1] if masks else ():
@@ -137,7 +134,7 @@ class FakeRunner:
             if row.request.slot is None:
                 continue
             if i in new:
-                _require(self._masked[i], "a row is drawn freely and gets a mask")
+                _require(self._masked[i], "a row thinks and gets a mask")
                 self._masks[row.request.slot] = _holder(row), new[i].copy()
             if self._masked[i]:
                 self._sample_allowed(row, step[1].sampled.tokens[i])
@@ -175,32 +172,25 @@ class FakeRunner:
     def close(self) -> None:
         self.closed = True
 
-    def _run_row(self, row: ScheduledRow, schedule: Schedule, table: list[int]) -> Iterator[int]:
+    def _run_row(self, row: ScheduledRow, schedule: Schedule, table: list[int]) -> int:
         slot = _slot(row)
         stop = row.start + row.num_fed
         # The scheduler has moved past the row: what it will sample is not there to be fed.
         fed = np.frombuffer(row.packed_tokens(), np.int32).tolist()
-        if schedule.is_decode and row.only_mask is None:
+        if schedule.is_decode:
             fed = [self._last_tokens[slot]]
-        for step in range(schedule.num_steps):
-            self._write(row, row.start + step, fed)
-            context = self._context(table, stop + step)
-            if step == 0 and row.only_mask is not None:
-                token_id = _allowed_token(context, row.only_mask)
-            else:
-                token_id = self._next(context)
-            if step < row.num_reserved:
-                self._last_tokens[slot] = token_id
-            fed = [token_id]
-            yield token_id
+        self._write(row, row.start, fed)
+        token_id = self._next(self._context(table, stop))
+        if row.samples:
+            self._last_tokens[slot] = token_id
+        return token_id
 
     def _is_masked(self, row: ScheduledRow) -> bool:
         """Whether a row will be sampled under what its slot allows; a new holder's allows all."""
         request, slot = row.request, _slot(row)
         if slot not in self._masks or self._masks[slot][0] != _holder(row):
             self._masks[slot] = _holder(row), None
-        number = row.start + row.num_fed - request.num_prompt_tokens
-        return row.samples and request.matcher is not None and not request.is_free_at(number)
+        return row.samples and request.matcher is not None and not request.thinks_freely
 
     def _sample_allowed(self, row: ScheduledRow, tokens: np.ndarray) -> None:
         """Draw again, by the last mask that its slot was given, unless that allows all."""

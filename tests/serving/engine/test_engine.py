@@ -33,7 +33,6 @@ class Setup:
     def __init__(self, *, num_blocks=64, block_size=8, tokenizer=None, token_map=None, **options):
         own = [name for name in ("seed", "grammars") if name in options]
         engine_options = {name: options.pop(name) for name in own}
-        steps = options.pop("num_decode_steps", 1)
         arrival_tokens = options.pop("arrival_tokens", None)
         vocab_size = VOCAB if tokenizer is None else tokenizer.vocab_size
         self.runner = FakeRunner(vocab_size=vocab_size, block_size=block_size, token_map=token_map)
@@ -45,7 +44,7 @@ class Setup:
             self.runner,
             self.scheduler,
             tokenizer,
-            pacing=Pacing(lambda rows: steps, arrival_tokens),
+            pacing=Pacing(arrival_tokens),
             **engine_options,
         )
 
@@ -110,17 +109,6 @@ def test_blocks_are_hashed_while_the_device_runs_the_step_that_fills_them():
     assert num_cached == [0, 16]
 
 
-def test_first_tokens_are_read_before_a_multi_step_is_launched():
-    setup = Setup(num_decode_steps=4)
-    setup.add("a", [1, 2, 3], "delta", max_tokens=9)
-    unread = []
-    launch = setup.runner.launch
-    setup.runner.launch = lambda schedule: (unread.append(setup.runner.unread), launch(schedule))[1]
-    setup.run()
-    assert [schedule.num_steps for schedule in setup.runner.launches] == [1, 4, 4]
-    assert unread == [0, 0, 1]
-
-
 def _unread_at_launches(setup):
     unread, launch = [], setup.runner.launch
     setup.runner.launch = lambda schedule: (unread.append(setup.runner.unread), launch(schedule))[1]
@@ -140,19 +128,13 @@ def _unread_at_launches(setup):
     ids=str,
 )
 def test_no_way_of_sampling_makes_a_launch_wait_for_the_step_before(params):
-    setup = Setup(num_decode_steps=4)
+    setup = Setup()
     setup.add("a", [1, 2, 3], max_tokens=9, **params)
     setup.add("b", [4, 5], max_tokens=9)
     unread = _unread_at_launches(setup)
     setup.run()
-    steps = [schedule.num_steps for schedule in setup.runner.launches]
-    if "bad_words" in params:
-        assert steps == [1, 1, 4, 1, 4, *[1] * 6]  # in turns with the others, as long as there are
-        assert unread == [0, 0, 1, 1, 2, *[1] * 6]  # the second is launched behind the late step
-        assert setup.runner.late_samples == 9
-    else:
-        assert steps == [1, 4, 4]
-        assert unread == [0, 0, 1]
+    assert unread == [0, *[1] * 8]
+    assert setup.runner.late_samples == (9 if "bad_words" in params else 0)
 
 
 @pytest.mark.parametrize("fails", ["fail_launches", "fail_samples", "fail_fetches"])
@@ -174,18 +156,16 @@ def test_a_step_that_samples_late_and_raises_costs_nothing_but_time(fails, numbe
     st.sampled_from([8, 16]),
     st.sampled_from([17, 20, 64]),
     st.sampled_from([8, 32]),
-    st.sampled_from([1, 4]),
     st.sampled_from(["recompute", "swap"]),
 )
-def test_batches_chunks_multi_step_decodes_and_preemption_never_change_tokens(
-    seed, block_size, num_blocks, budget, multi_step, preemption_mode
+def test_batches_chunks_and_preemption_never_change_tokens(
+    seed, block_size, num_blocks, budget, preemption_mode
 ):
     rng = random.Random(seed)
     setup = Setup(
         num_blocks=max(num_blocks, 128 // block_size + 1),
         block_size=block_size,
         max_num_batched_tokens=budget,
-        num_decode_steps=multi_step,
         preemption_mode=preemption_mode,
         num_host_blocks=8 if preemption_mode == "swap" else 0,
     )
@@ -205,7 +185,7 @@ def test_batches_chunks_multi_step_decodes_and_preemption_never_change_tokens(
     assert {o.request_id: o.outputs[0].token_ids for o in outputs} == expected
 
 
-def test_eos_ends_a_request_and_surplus_tokens_are_dropped():
+def test_eos_ends_a_request_and_the_token_behind_it_is_dropped():
     setup = Setup(token_map=lambda context: EOS if len(context) == 5 else 3)
     setup.add("a", [1, 2, 3], max_tokens=50, ignore_eos=False)
     (output,) = setup.run()
@@ -235,13 +215,8 @@ def spelled(text, *, prompt_length):
 
 
 @pytest.mark.parametrize("kind", ["final", "cumulative", "delta"])
-@pytest.mark.parametrize("multi_step", [1, 4])
-def test_a_stop_string_ends_the_request_and_its_tokens(kind, multi_step):
-    setup = Setup(
-        tokenizer=TOKENIZER,
-        token_map=spelled("hello world", prompt_length=2),
-        num_decode_steps=multi_step,
-    )
+def test_a_stop_string_ends_the_request_and_its_tokens(kind):
+    setup = Setup(tokenizer=TOKENIZER, token_map=spelled("hello world", prompt_length=2))
     setup.add("a", [1, 2], kind, max_tokens=60, stop=["o w"])
     outputs = setup.run()
     last = outputs[-1].outputs[0]

@@ -6,14 +6,12 @@ import random
 import jsonschema
 import pytest
 
-from jaxinfer.serving.guided import free_runs
+from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided.matcher import Matcher
 from jaxinfer.serving.requests.request_group import Completion
 from tests.serving.engine.fake_runner import continuation
 from tests.serving.engine.test_engine import Setup
 from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_compiler
-
-pytestmark = pytest.mark.usefixtures("masks_only")
 
 FIXED_KEYS = [
     {
@@ -101,7 +99,7 @@ def masks_alone(monkeypatch):
 
     def run_alone(setup):
         with monkeypatch.context() as patch:
-            patch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
+            patch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
             return run(setup)
 
     return run_alone
@@ -148,7 +146,6 @@ def test_batches_chunks_faults_and_preemption_change_no_answer(seed, masks_alone
         block_size=rng.choice([8, 16]),
         num_blocks=rng.choice([16, 200]),
         max_num_batched_tokens=rng.choice([8, 32]),
-        num_decode_steps=rng.choice([1, 4]),
         preemption_mode="swap" if swaps else "recompute",
         num_host_blocks=8 if swaps else 0,
         max_num_seqs=4,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import StructuredOutputsParams
-from jaxinfer.serving.guided import free_runs
+from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided.masks import MaskBuffer
 from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
 from tests.serving.engine.fake_runner import next_token
@@ -17,7 +17,6 @@ from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_com
 TOKENS = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
 BREAK = list(TOKENS.ending[TOKENS.ending.index(TOKENS.close) + 1 :])
 ENDS = bundled_tokenizer().eos_token_ids
-pytestmark = pytest.mark.usefixtures("masks_only")
 
 CHOICE = {"choice": ["yes", "no"]}
 
@@ -82,7 +81,7 @@ def answers(setup):
 
 
 def test_thinking_is_free_and_then_the_grammar_begins():
-    setup, prompt = thinking_setup(num_decode_steps=4), [1, 2, TOKENS.open]
+    setup, prompt = thinking_setup(), [1, 2, TOKENS.open]
     add(setup, "a", prompt, CHOICE)
     (output,) = run(setup).values()
     tokens = output.outputs[0].token_ids
@@ -92,12 +91,10 @@ def test_thinking_is_free_and_then_the_grammar_begins():
     assert output.outputs[0].finish_reason == "stop"
 
 
-def test_thinking_takes_part_in_multi_step_decodes():
-    setup, prompt = thinking_setup(num_decode_steps=4), [3, 15, TOKENS.open]
+def test_no_token_of_a_thinking_waits_for_the_one_before_it():
+    setup, prompt = thinking_setup(), [3, 15, TOKENS.open]
     add(setup, "a", prompt, CHOICE)
-    num_thinking = answers(setup)["a"].index(TOKENS.close)
-    assert num_thinking > 20
-    assert sum(launch.num_steps == 4 for launch in setup.runner.launches) >= num_thinking // 4
+    assert answers(setup)["a"].index(TOKENS.close) > 20
     assert setup.runner.late_samples < 8
 
 
@@ -108,7 +105,7 @@ def test_a_prompt_that_has_closed_the_thinking_leaves_the_grammar_alone():
 
 
 def test_an_answer_opens_its_thinking_or_begins_with_its_grammar():
-    setup, beginnings = thinking_setup(num_decode_steps=4), set()
+    setup, beginnings = thinking_setup(), set()
     for i in range(20):
         add(setup, f"{i}", [i, i], {"regex": "[ab]c"})
     for name, tokens in answers(setup).items():
@@ -119,7 +116,7 @@ def test_an_answer_opens_its_thinking_or_begins_with_its_grammar():
 
 @pytest.mark.parametrize("more", [{"n": 3}, {"logprobs": 1}, {"presence_penalty": 1.0}])
 def test_other_parameters_go_with_thinking(more):
-    setup, prompt = thinking_setup(num_decode_steps=4), [1, 2, TOKENS.open]
+    setup, prompt = thinking_setup(), [1, 2, TOKENS.open]
     grammar = {"json": FIXED_KEYS[0]}
     add(setup, "a", prompt, grammar, **more)
     for answer in run(setup)["a"].outputs:
@@ -129,7 +126,7 @@ def test_other_parameters_go_with_thinking(more):
 
 
 def test_a_stop_string_ends_the_thinking_and_the_answer():
-    setup, prompt = thinking_setup(num_decode_steps=4), [1, 2, TOKENS.open]
+    setup, prompt = thinking_setup(), [1, 2, TOKENS.open]
     add(setup, "a", prompt, CHOICE, stop=["</think>"])
     (answer,) = run(setup)["a"].outputs
     assert (answer.finish_reason, answer.stop_reason) == ("stop", "</think>")
@@ -139,13 +136,12 @@ def test_a_stop_string_ends_the_thinking_and_the_answer():
 def test_batches_faults_and_preemption_change_no_answer(seed, monkeypatch):
     rng = random.Random(seed)
     if rng.random() < 0.3:
-        monkeypatch.setattr(free_runs, "FEWEST_FORCED", 1 << 30)
+        monkeypatch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
     swaps = rng.random() < 0.5
     setup = thinking_setup(
         block_size=rng.choice([8, 16]),
         num_blocks=rng.choice([16, 200]),
         max_num_batched_tokens=rng.choice([8, 32]),
-        num_decode_steps=rng.choice([1, 4, 4]),
         preemption_mode="swap" if swaps else "recompute",
         num_host_blocks=8 if swaps else 0,
         max_num_seqs=4,

@@ -89,7 +89,6 @@ parameters = st.fixed_dictionaries(
     num_blocks=st.sampled_from([64, 14, 17]),
     block_size=st.sampled_from([8, 16]),
     budget=st.sampled_from([32, 8, 64]),
-    num_decode_steps=st.sampled_from([1, 4]),
     num_host_blocks=st.sampled_from([0, 12]),
     most_good=st.sampled_from([6, 0, 20]),
     share=st.sampled_from([1.0, 0.3, 0.05]),
@@ -105,7 +104,6 @@ def test_answers_are_those_of_an_engine_without_proposals(
         "tokenizer": TOKENIZER,
         "token_map": letters,
         "max_num_batched_tokens": options["budget"],
-        "num_decode_steps": options["num_decode_steps"],
         "preemption_mode": "swap" if options["num_host_blocks"] else "recompute",
         "num_host_blocks": options["num_host_blocks"],
     }

@@ -64,7 +64,7 @@ def threads(request):
 
 
 def test_every_request_gets_the_models_tokens(threads):
-    with Group(threads=threads, num_decode_steps=4) as group:
+    with Group(threads=threads) as group:
         prompts = {f"r{i}": [i % 5, i, 2 * i] for i in range(40)}
         for name, prompt in prompts.items():
             group.add(name, prompt, GREEDY.clone(max_tokens=3 + len(name) * 4))
@@ -323,7 +323,7 @@ def test_nothing_is_lost_whatever_happens_in_whatever_order(seed, threads, count
     rng = random.Random(seed)
     prefix = list(range(16))
     outputs, expected = {}, {}
-    with Group(count, threads=threads, num_blocks=24, num_decode_steps=rng.choice([1, 4])) as group:
+    with Group(count, threads=threads, num_blocks=24) as group:
         for i in range(30):
             name = str(i)
             prompt = prefix[: rng.randrange(17)] + [i] * rng.randrange(1, 20)

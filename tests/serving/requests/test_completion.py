@@ -32,7 +32,7 @@ def completion(**params):
     return Completion(0, host_request("a", [1], SamplingParams(**params)), TOKENIZER)
 
 
-def test_a_stop_string_beats_a_stop_token_that_comes_after_it_in_the_same_multi_step():
+def test_a_stop_string_beats_a_stop_token_that_comes_after_it_in_the_same_step():
     made = completion(stop=["b"], stop_token_ids=letters("d"), logprobs=0)
     made.request.finish_reason, made.request.stop_reason = "stop", letters("d")[0]
     made.extend(letters("abcd"), scores(letters("abcd")), 0)

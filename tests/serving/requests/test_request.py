@@ -90,5 +90,5 @@ def test_no_output_of_a_penalised_answer_is_free_to_be_dropped(penalty, is_free)
     params = SamplingParams(structured_outputs={"regex": "a"}, presence_penalty=penalty)
     request = host_request("a", [1], params)
     request.matcher = ThinkingMatcher(matcher(regex="a"), tokens, "open")
-    assert request.is_free_at(3) is is_free
-    assert request.samples_late_within(3, 4) is not is_free
+    assert request.thinks_freely is is_free
+    assert request.samples_late_at(3) is not is_free

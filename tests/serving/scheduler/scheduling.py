@@ -27,10 +27,10 @@ def add(scheduler, *requests):
     return requests
 
 
-def step(scheduler, device, num_steps=1):
+def step(scheduler, device):
     """Schedule, run and read one step."""
     device.note_waiting()
-    schedule = scheduler.schedule(num_steps)
+    schedule = scheduler.schedule()
     assert schedule is not None
     read(scheduler, schedule, device.launch(schedule))
     scheduler.check_invariants()

@@ -52,7 +52,7 @@ def test_a_row_feeds_its_last_token_and_the_proposals_and_keeps_the_good_ones():
     assert (request.num_in_flight_tokens, request.num_tokens) == (0, 15)
     assert request.num_cached_tokens == 14
     assert step(scheduler, device).is_decode
-    step(scheduler, device, num_steps=8)
+    step(scheduler, device)
     scheduler.propose(request, guess(request, 4))
     while scheduler.has_unfinished:
         step(scheduler, device)

@@ -81,12 +81,10 @@ def test_small_request_does_not_jump_a_large_one_that_waits_for_blocks():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("num_steps", [1, 4])
-def test_reading_late_and_multi_step_decodes_change_no_token(depth, num_steps):
+def test_reading_late_changes_no_token(depth):
     scheduler, device = make_scheduler()
     requests = add(scheduler, *(make_request(i, 5 + i, 9 + i, first=i) for i in range(4)))
-    schedules = run_to_end(scheduler, device, depth=depth, num_steps=num_steps)
-    assert any(schedule.num_steps == num_steps for schedule in schedules)
+    run_to_end(scheduler, device, depth=depth)
     assert_solo(*requests)
 
 
@@ -106,7 +104,7 @@ def test_end_of_sequence_given_to_the_scheduler_stops():
     outputs, _, _ = solo_run(make_request(0, 5, 30), NO_EOS, 200)
     scheduler, device = make_scheduler(eos_token_ids=[outputs[3]])
     (request,) = add(scheduler, make_request(0, 5, 30))
-    run_to_end(scheduler, device, num_steps=4)
+    run_to_end(scheduler, device)
     assert request.output_token_ids == outputs[: outputs.index(outputs[3]) + 1]
     assert (request.finish_reason, request.stop_reason) == ("stop", None)
 
@@ -133,77 +131,15 @@ def test_nothing_to_run_until_tokens_are_read_is_none():
     assert scheduler.schedule() is None
 
 
-def test_multi_step_only_when_nobody_waits_for_less_than_a_slot_and_all_decode():
-    scheduler, device = make_scheduler(max_num_seqs=2, num_blocks=4)
-    add(scheduler, make_request(0, 4, 11), make_request(1, 20, 2))
-    assert step(scheduler, device, num_steps=4).num_steps == 1
-    assert step(scheduler, device, num_steps=4).num_steps == 1  # a slot is free, and blocks lack
-    scheduler.abort("1")
-    multi_step = step(scheduler, device, num_steps=4)
-    assert multi_step.num_steps == 4
-    assert [row.num_reserved for row in multi_step.rows] == [4]
-
-
-def test_who_waits_for_a_slot_holds_up_no_multi_step_until_rows_are_about_to_end():
-    scheduler, device = make_scheduler(max_num_seqs=2)
-    add(scheduler, *(make_request(i, 4, 11 + i, first=i) for i in range(3)))
-    steps = [step(scheduler, device, num_steps=4).num_steps for _ in range(5)]
-    assert steps == [1, 4, 4, 1, 1]
-    assert scheduler.num_waiting == 1
-    assert step(scheduler, device, num_steps=4).admitted
-
-
 def test_who_waits_for_the_slot_of_a_request_whose_last_token_is_in_flight_gets_it_soon():
     scheduler, device = make_scheduler(max_num_seqs=2)
     add(scheduler, make_request(0, 4, 2), make_request(1, 4, 30), make_request(2, 4))
     step(scheduler, device)
-    last = scheduler.schedule(num_steps=4)
+    last = scheduler.schedule()
     tokens = device.launch(last)
-    assert scheduler.schedule(num_steps=4).num_steps == 1
+    scheduler.schedule()
     read(scheduler, last, tokens)
-    assert [each.request_id for each in scheduler.schedule(num_steps=4).admitted] == ["2"]
-
-
-def test_few_rows_that_end_early_hold_up_no_multi_step():
-    scheduler, device = make_scheduler(max_num_seqs=16, max_num_batched_tokens=256)
-    add(scheduler, *(make_request(i, 4, 20 if i else 3, first=i) for i in range(17)))
-    assert step(scheduler, device, num_steps=4).num_steps == 1
-    assert [row.num_reserved for row in step(scheduler, device, num_steps=4).rows] == [2] + [4] * 15
-
-
-def test_multi_step_never_outgrows_the_block_table():
-    scheduler, device = make_scheduler(max_model_len=24)
-    (request,) = add(scheduler, make_request(0, 14, None))
-    schedules = run_to_end(scheduler, device, num_steps=6)
-    assert [schedule.num_steps for schedule in schedules] == [1, 6, 1, 1, 1]
-    assert_solo(request, max_model_len=24)
-    scheduler, device = make_scheduler(max_model_len=23)
-    (request,) = add(scheduler, make_request(0, 8, None))
-    schedules = run_to_end(scheduler, device, num_steps=9)
-    assert [schedule.num_steps for schedule in schedules] == [1, 9, 1, 1, 1, 1, 1]
-    scheduler, device = make_scheduler(max_model_len=24)
-    requests = add(scheduler, make_request(0, 15, None), make_request(1, 5, 19, first=9))
-    schedules = run_to_end(scheduler, device, num_steps=12)
-    assert {schedule.num_steps for schedule in schedules} == {1}
-    assert_solo(*requests, max_model_len=24)
-
-
-def test_multi_step_never_preempts():
-    scheduler, device = make_scheduler(num_blocks=4, caching=False)
-    requests = add(scheduler, make_request(0, 8, 9), make_request(1, 8, 9, first=5))
-    assert [step(scheduler, device, num_steps=8).num_steps for _ in range(2)] == [1, 1]
-    run_to_end(scheduler, device, num_steps=8)
-    assert_solo(*requests)
-
-
-def test_multi_step_has_room_for_the_surplus_of_rows_that_end_in_it():
-    scheduler, device = make_scheduler()
-    requests = add(scheduler, make_request(0, 7, 2), make_request(1, 7, 20, first=5))
-    step(scheduler, device)
-    multi_step = step(scheduler, device, num_steps=8)
-    assert [row.num_reserved for row in multi_step.rows] == [1, 8]
-    run_to_end(scheduler, device)
-    assert_solo(*requests)
+    assert [each.request_id for each in scheduler.schedule().admitted] == ["2"]
 
 
 def test_tokens_beyond_those_planned_are_dropped():
@@ -219,10 +155,10 @@ def test_last_token_of_a_prompt_left_over_by_chunking_is_no_decode():
     scheduler, device = make_scheduler(max_num_batched_tokens=8)
     (request,) = add(scheduler, make_request(0, 9, 9))
     step(scheduler, device)
-    last_chunk = step(scheduler, device, num_steps=4)
+    last_chunk = step(scheduler, device)
     assert shape(last_chunk) == [("0", 8, 1)]
     assert not last_chunk.is_decode
-    assert step(scheduler, device, num_steps=4).num_steps == 4
+    assert step(scheduler, device).is_decode
     run_to_end(scheduler, device)
     assert_solo(request)
 
@@ -289,15 +225,15 @@ def test_bad_row_ends_with_an_error_and_leaves_its_neighbours():
     scheduler, device = make_scheduler()
     requests = add(scheduler, *(make_request(i, 5, 9, first=i) for i in range(3)))
     step(scheduler, device)
-    multi_step = scheduler.schedule(4)
-    changes = scheduler.update(multi_step, device.launch(multi_step), num_ok=[4, 2, 4])
-    assert [len(change.token_ids) for change in changes] == [4, 2, 4]
+    decode = scheduler.schedule()
+    changes = scheduler.update(decode, device.launch(decode), num_ok=[1, 0, 1])
+    assert [len(change.token_ids) for change in changes] == [1, 0, 1]
     assert [r.finish_reason for r in requests] == [None, "error", None]
     scheduler.check_invariants()
     run_to_end(scheduler, device)
     assert_solo(requests[0], requests[2])
     full, _, _ = solo_run(requests[1], NO_EOS, 200)
-    assert requests[1].output_token_ids == full[:3]
+    assert requests[1].output_token_ids == full[:1]
 
 
 def test_destroyed_cache_requeues_all_in_order_and_forgets_tokens_in_flight():

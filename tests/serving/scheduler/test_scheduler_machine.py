@@ -7,7 +7,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request, RequestStatus
-from jaxinfer.serving.scheduler import step_planner
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
@@ -18,7 +17,6 @@ from tests.serving.runner.fake_device import EOS, FakeDevice, accepted, late_row
 
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 44
-MOST_LONE = step_planner._MOST_LONE
 EOS_IDS = frozenset([EOS])
 LATE = {
     "grammar": {"structured_outputs": StructuredOutputsParams(regex="a+"), "min_tokens": 0},
@@ -36,8 +34,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         num_host_blocks=st.sampled_from([0, 12, 3]),
         has_priorities=st.sampled_from([True, True, False]),
-        num_steps=st.sampled_from([1, 3]),
-        most_lone=st.sampled_from([2.0, MOST_LONE]),
     )
     def build(
         self,
@@ -47,12 +43,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching,
         num_host_blocks,
         has_priorities,
-        num_steps,
-        most_lone,
     ):
-        step_planner._MOST_LONE = most_lone
         self.has_priorities = has_priorities
-        self.num_steps = num_steps
         self.scheduler = Scheduler(
             BlockPool(num_blocks, BLOCK_SIZE, caching),
             max_num_seqs=max_num_seqs,
@@ -106,13 +98,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def urgent_request_comes(self, priority, length):
         params = {"max_tokens": 9, "ignore_eos": True}
         self.add(1, 0, length, [], None, False, [priority], None, **params)
-        self.run(3, 1, 0)
+        self.run(3, 0)
 
     @precondition(lambda self: len(self.in_flight) < 3)
-    @rule(num_steps=st.sampled_from([1, 1, 1, 3]))
-    def schedule(self, num_steps):
+    @rule()
+    def schedule(self):
         running = self.of_status(RequestStatus.RUNNING)
-        schedule = self.scheduler.schedule(num_steps)
+        schedule = self.scheduler.schedule()
         if schedule is not None:
             self.check_order(schedule, running)
             self.in_flight.append((schedule, self.launch(schedule)))
@@ -163,19 +155,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             row = schedule.rows[change.row]
             assert row.request is change.request
             assert change.token_ids == tokens[change.row][: len(change.token_ids)]
-            if not change.request.is_finished and change.request.matcher is None:
+            if not change.request.is_finished:
                 assert len(change.token_ids) == num_accepted[change.row]
 
     @precondition(lambda self: self.scheduler.has_unfinished)
-    @rule(
-        count=st.integers(2, 12), num_steps=st.sampled_from([1, 3]), depth=st.sampled_from([1, 0])
-    )
-    def run(self, count, num_steps, depth):
+    @rule(count=st.integers(2, 12), depth=st.sampled_from([1, 0]))
+    def run(self, count, depth):
         """Steps, each read `depth` steps late."""
         for _ in range(count):
             newest = self.in_flight[-1:]
             if len(self.in_flight) < 3:
-                self.schedule(num_steps)
+                self.schedule()
             self.everything_is_accounted_for()
             if self.in_flight and (self.in_flight[-1:] == newest or len(self.in_flight) > depth):
                 self.update()
@@ -192,7 +182,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bad_request = schedule.rows[bad].request
         was_finished, held = bad_request.is_finished, set(bad_request.blocks.table)
         self.scheduler.update(schedule, tokens, num_ok, num_accepted)
-        counts = bad_request.matcher is None  # otherwise a token before it may be refused
+        counts = bad_request.matcher is None  # otherwise it may be behind a thinking's end
         if schedule.rows[bad].samples and counts and not stale and not was_finished:
             assert bad_request.is_finished or self.scheduler.num_waiting
         if bad_request.finish_reason == "error" and not was_finished:
@@ -224,7 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 wrong = [(token + (i == 3)) % 24 for i, token in enumerate(good)]
                 if not request.new.prefill_only and not request.samples_late:
                     self.scheduler.propose(request, wrong)
-            self.run(2, 3, 0)
+            self.run(2, 0)
 
     def found_again(self, failed):
         """The blocks that a request with the tokens of one that failed finds."""
@@ -308,12 +298,6 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (request.finish_reason, request.stop_reason) == (reason, stop_reason)
 
     def teardown(self):
-        try:
-            self.finish_all()
-        finally:
-            step_planner._MOST_LONE = MOST_LONE
-
-    def finish_all(self):
         if not hasattr(self, "scheduler"):
             return
         self.alone = None
@@ -321,7 +305,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(5000):
             if not self.scheduler.has_unfinished:
                 break
-            self.run(1, self.num_steps, 1)
+            self.run(1, 1)
         assert not self.scheduler.has_unfinished, "a request starves"
         self.outputs_are_those_of_the_solo_run()
         assert self.scheduler.pool.num_free_blocks == self.scheduler.pool.num_usable_blocks

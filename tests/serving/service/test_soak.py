@@ -52,7 +52,7 @@ async def run_one(llm, prompt, params, leave_after):
 def test_every_request_gets_what_it_would_get_alone(num_requests):
     rng = random.Random(num_requests)
     requests = [random_request(rng, i) for i in range(num_requests)]
-    service = ToyService(num_blocks=20, num_decode_steps=4, arrival_tokens=16)
+    service = ToyService(num_blocks=20, arrival_tokens=16)
     launches = {rng.randrange(400) for _ in range(8)}
     service.setup.runner.fail_launches |= launches
     service.setup.runner.fail_fetches |= {launch + 50 for launch in launches}

@@ -1,4 +1,4 @@
-"""Programs of one decode step: a token of each row through the layers."""
+"""Programs of one decode step without its sampler: a token of each row through the layers."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
-from jaxinfer.serving.programs.kinds.padding import decode_padding, uploaded
+from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.steps import decode_step
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DecodeKind(ProgramKind[DecodeShape]):
-    """Programs of single decode steps, keyed by bucket."""
+    """Programs of decode steps without their samplers, keyed by bucket."""
 
     key_type = DecodeShape
 
@@ -38,14 +38,14 @@ class DecodeKind(ProgramKind[DecodeShape]):
         step = functools.partial(decode_step, forward=programs.forward)
         return step_program(programs, "decode_step", step, key, num_outputs=2)
 
-    def options(self, key: DecodeShape, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+    def options(self, key: DecodeShape, *, num_devices: int) -> dict[str, Any]:
         """The options of a step: see `step_options`."""
-        return step_options(key.rows, num_devices=num_devices, peer_buffers=peer_buffers)
+        return step_options(key.rows)
 
     def warm_up(
         self, programs: "Programs", key: DecodeShape, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
         """Run it on a batch of one token in the first row."""
-        packed = uploaded(programs, decode_padding(key))
+        packed = on_host(programs, decode_padding(key))
         kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
         return replace(arrays, kv=kv)

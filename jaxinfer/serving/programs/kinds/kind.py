@@ -85,13 +85,12 @@ class ProgramKind[Key: ProgramKey](ABC):
         """Keys of the programs that may have the largest peak memory of the engine."""
         return ()
 
-    def options(self, key: Key, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+    def options(self, key: Key, *, num_devices: int) -> dict[str, Any]:
         """XLA's options for a program on a GPU, beside the options of all programs.
 
         Args:
             key: the program.
             num_devices: of the mesh.
-            peer_buffers: whether small sums over devices go through `PeerBuffers`.
         """
         return {}
 

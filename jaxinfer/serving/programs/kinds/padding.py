@@ -16,13 +16,18 @@ def decode_padding(shape: DecodeShape) -> np.ndarray:
     """A packed batch of one token in the first row."""
     packed = shape.blank()
     fields = shape.split(packed)
-    fields.context_lens[0] = fields.num_tokens[0] = 1
+    fields.context_lens[0] = 1
     return packed
 
 
 def zeros(structs: Any) -> Any:
     """NumPy arrays of zeros for a tree of ``jax.ShapeDtypeStruct``."""
     return jax.tree.map(lambda struct: np.zeros(struct.shape, struct.dtype), structs)
+
+
+def on_host(programs: "Programs", packed: np.ndarray) -> jax.Array:
+    """A packed batch where a step's program takes it."""
+    return upload(packed, programs.on_host(packed.shape).sharding)
 
 
 def uploaded(programs: "Programs", arrays: Any) -> Any:

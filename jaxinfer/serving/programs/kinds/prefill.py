@@ -10,7 +10,7 @@ import numpy as np
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
-from jaxinfer.serving.programs.kinds.padding import uploaded
+from jaxinfer.serving.programs.kinds.padding import on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
 from jaxinfer.serving.programs.layout import PrefillShape
 from jaxinfer.serving.programs.steps import prefill_step
@@ -43,14 +43,9 @@ class PrefillKind(ProgramKind[PrefillShape]):
             step = functools.partial(prefill_step, run_layers=in_parts)
         return step_program(programs, "prefill_step", step, key, num_outputs=3)
 
-    def options(self, key: PrefillShape, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+    def options(self, key: PrefillShape, *, num_devices: int) -> dict[str, Any]:
         """The options of a step whose tokens may go through the layers in parts."""
-        return step_options(
-            key.tokens,
-            num_devices=num_devices,
-            peer_buffers=peer_buffers,
-            num_parts=len(part_sizes(key.tokens, num_devices)),
-        )
+        return step_options(key.tokens, num_parts=len(part_sizes(key.tokens, num_devices)))
 
     def kernels(self, key: PrefillShape) -> Hashable:
         """The same kernels for any number of tokens."""
@@ -64,7 +59,7 @@ class PrefillKind(ProgramKind[PrefillShape]):
         self, programs: "Programs", key: PrefillShape, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
         """Run it on a batch of one token in the first row."""
-        packed = uploaded(programs, _padding(key))
+        packed = on_host(programs, _padding(key))
         kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
         return replace(arrays, kv=kv)
 

@@ -47,8 +47,6 @@ class PromptLogprobsKind(ProgramKind[PromptLogprobsKey]):
         )
         return programs.sharded("prompt_logprobs_step", run, arguments, WHOLE, donate=())
 
-    def options(
-        self, key: PromptLogprobsKey, *, num_devices: int, peer_buffers: bool
-    ) -> dict[str, Any]:
+    def options(self, key: PromptLogprobsKey, *, num_devices: int) -> dict[str, Any]:
         """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)

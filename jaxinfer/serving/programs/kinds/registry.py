@@ -6,9 +6,9 @@ from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKind, SwapKind
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKind
 from jaxinfer.serving.programs.kinds.decode import DecodeKind
 from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKind
 from jaxinfer.serving.programs.kinds.prefill import PrefillKind
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKind, SetMasksKind
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKind
@@ -18,7 +18,7 @@ KINDS: dict[type, ProgramKind[Any]] = {
     for kind in (
         DecodeKind(),
         PrefillKind(),
-        MultiStepDecodeKind(),
+        SampledDecodeKind(),
         SamplerKind(),
         SetEditsKind(),
         SetMasksKind(),

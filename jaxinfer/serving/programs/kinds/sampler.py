@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
+from jaxinfer.serving.programs.layout import SampledRows
 from jaxinfer.serving.programs.sample_steps import sample_full_step, sample_step
 from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode
 
@@ -48,22 +51,24 @@ class SamplerKind(ProgramKind[SamplerKey]):
 
     def program(self, programs: "Programs", key: SamplerKey) -> "Program":
         """The program of `sample_steps.sample_step` or, with the slots, `sample_full_step`."""
-        inputs = (
-            programs.context.architecture.head_params(programs.params),
-            *_inputs(programs, key),
+        head = programs.context.architecture.head_params(programs.params)
+        arguments = (head, *_inputs(programs, key), programs.last_tokens)
+        name, with_slots = f"sample_{key.mode}", key.mode in WITH_SLOTS
+        step = functools.partial(
+            sample_full_step if with_slots else sample_step, context=programs.context, mode=key.mode
         )
-        arguments = (*inputs, programs.last_tokens)
-        if key.mode in WITH_SLOTS:
-            run = functools.partial(sample_full_step, context=programs.context, mode=key.mode)
+
+        def run(head: Any, hidden: jax.Array, rows: jax.Array, *kept: Any) -> Any:
+            return step(head, hidden, SampledRows.split(rows, key.rows), *kept)
+
+        if with_slots:
             arguments = (*arguments, programs.slot_state)
             results = (WHOLE, programs.slot_state, WHOLE)
-            return programs.sharded(f"sample_{key.mode}", run, arguments, results, donate=(4, 5))
-        run = functools.partial(sample_step, context=programs.context, mode=key.mode)
+            return programs.sharded(name, run, arguments, results, donate=(3, 4), to_host=(2,))
         arguments = (*arguments, programs.slot_state.edits.allowed)
-        name = f"sample_{key.mode}"
-        return programs.sharded(name, run, arguments, (WHOLE, WHOLE), donate=(4,))
+        return programs.sharded(name, run, arguments, (WHOLE, WHOLE), donate=(3,), to_host=(1,))
 
-    def options(self, key: SamplerKey, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+    def options(self, key: SamplerKey, *, num_devices: int) -> dict[str, Any]:
         """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)
 
@@ -81,6 +86,6 @@ class SamplerKind(ProgramKind[SamplerKey]):
 
 
 def _inputs(programs: "Programs", key: SamplerKey) -> tuple[Any, ...]:
-    """The sampler's inputs: hidden states of the rows, their slots, and how they are sampled."""
+    """The sampler's inputs: hidden states of the rows, and their `SampledRows.joined`."""
     hidden = programs.whole((key.rows, programs.context.config.hidden_size), programs.dtype)
-    return hidden, programs.whole((2, key.rows)), programs.sampling(key.rows, key.mode)
+    return hidden, programs.whole((SampledRows.size(key.rows),))

@@ -6,11 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.kernels.matmul.op import MERGED_BELOW_ROWS
-from jaxinfer.serving.programs.collectives import (
-    OVERLAP_OPTIONS,
-    choose_collectives,
-    collective_options,
-)
+from jaxinfer.serving.programs.collectives import OVERLAP_OPTIONS
 from jaxinfer.serving.programs.kinds.kind import WHOLE
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 
@@ -40,15 +36,13 @@ def step_program(
         num_outputs: results beside the pages.
     """
     run = functools.partial(step, context=programs.context, shape=shape)
-    packed = programs.whole((shape.size,))
+    packed = programs.on_host((shape.size,))
     arguments = (programs.params, programs.kv, packed, programs.last_tokens, *programs.peers)
     results = (programs.kv, *[WHOLE] * num_outputs)
     return programs.sharded(name, run, arguments, results, donate=(1,))
 
 
-def step_options(
-    rows: int, *, num_devices: int, peer_buffers: bool, num_steps: int = 1, num_parts: int = 1
-) -> dict[str, Any]:
+def step_options(rows: int, *, num_parts: int = 1) -> dict[str, Any]:
     """XLA's options on a GPU.
 
     On an H200, XLA's Triton matrix products lose 5% to cuBLAS at 256 rows and win 22% at 2. They
@@ -57,17 +51,12 @@ def step_options(
 
     Args:
         rows: of the products.
-        num_devices: of the mesh.
-        peer_buffers: whether small sums over devices go through `PeerBuffers`.
-        num_steps: decode steps in the program.
         num_parts: parts of the tokens that go through each layer one after the other.
     """
-    # Launched through a slice of the batch vector, a kernel stays out of the CUDA graph.
+    # Launched through a slice of the batch vector, a kernel is no plain node of a CUDA graph.
     options: dict[str, Any] = {"xla_gpu_enable_dynamic_slice_fusion": False}
     if rows >= MERGED_BELOW_ROWS:
         options |= {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
-    if num_devices > 1:
-        options |= collective_options(choose_collectives(num_steps, peer_buffers=peer_buffers))
     if num_parts > 1:
         options |= OVERLAP_OPTIONS
     return options

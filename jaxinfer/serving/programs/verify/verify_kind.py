@@ -1,13 +1,15 @@
 """Programs that verify proposed tokens with the hidden states of their prefill step."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
+from jaxinfer.serving.programs.layout import SampledRows
 from jaxinfer.serving.programs.verify.verify_step import verify_step
 from jaxinfer.serving.sampling.layout import SamplerMode
 
@@ -38,19 +40,26 @@ class VerifyKind(ProgramKind[VerifyKey]):
 
     def program(self, programs: "Programs", key: VerifyKey) -> "Program":
         """The program of `verify_step`."""
-        run = functools.partial(verify_step, context=programs.context, mode=key.mode)
         whole = programs.whole
+
+        def run(head: Any, residual: jax.Array, rows: jax.Array, *given: jax.Array) -> Any:
+            split = SampledRows.split(rows, key.rows)
+            return verify_step(
+                head, residual, split, *given, context=programs.context, mode=key.mode
+            )
+
         arguments = (
             programs.context.architecture.head_params(programs.params),
             whole((key.tokens, programs.context.config.hidden_size), programs.dtype),
-            whole((2, key.rows)),
+            whole((SampledRows.size(key.rows),)),
             whole((key.rows,)),
             whole((key.rows, key.positions)),
-            programs.sampling(key.rows, key.mode),
             programs.last_tokens,
         )
-        return programs.sharded(f"verify_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(6,))
+        return programs.sharded(
+            f"verify_{key.mode}", run, arguments, (WHOLE, WHOLE), donate=(5,), to_host=(1,)
+        )
 
-    def options(self, key: VerifyKey, *, num_devices: int, peer_buffers: bool) -> dict[str, Any]:
+    def options(self, key: VerifyKey, *, num_devices: int) -> dict[str, Any]:
         """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)

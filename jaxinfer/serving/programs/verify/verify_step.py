@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.serving.programs.layout import SampledRows
 from jaxinfer.serving.programs.sample_steps import sample_step
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.requests.result import TOKEN
@@ -31,10 +32,9 @@ class VerifyArrays(NamedTuple):
 def verify_step(
     head: Mapping[str, Any],
     residual: Float[Array, "T E"],
-    rows: Int32[Array, "2 B"],
+    rows: SampledRows,
     ends: Int32[Array, " B"],
     fed: Int32[Array, "B N"],
-    arrays: SamplingArrays,
     last_tokens: Int32[Array, " slots"],
     *,
     context: StepContext,
@@ -48,9 +48,8 @@ def verify_step(
     Args:
         head: from `Architecture.head_params`.
         residual: the residual stream of all tokens, from `prefill_step`.
-        rows: each row's slot and the token it was fed last, from `prefill_step`.
+        rows: from `prefill_step`; each is sampled so after its last token.
         ends: as in `VerifyArrays`; so is `fed`.
-        arrays: how each row is sampled after its last token.
         last_tokens: newest token of each slot; donated.
         context: static.
         mode: what the batch needs at most, but not "full" or "mixed"; static.
@@ -59,7 +58,7 @@ def verify_step(
         The newest tokens, of each row the last that `count_accepted` counts; and what the host
         reads. A row's entries past its k + 1 mean nothing.
     """
-    slots, last_fed = rows[0], rows[1]
+    slots, last_fed, arrays = rows
     B, N = fed.shape
     proposed = fed[:, 1:].T
     num_proposed = jnp.sum(proposed >= 0, axis=0, dtype=jnp.int32)
@@ -72,8 +71,7 @@ def verify_step(
     last_tokens, packed = sample_step(
         head,
         context.architecture.final_hidden(head, hidden, context.config),
-        jnp.stack([nowhere, last_ids]),
-        SamplingArrays(scalars),
+        SampledRows(nowhere, last_ids, SamplingArrays(scalars)),
         last_tokens,
         context=context,
         mode=mode,

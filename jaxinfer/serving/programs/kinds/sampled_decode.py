@@ -1,0 +1,83 @@
+"""Programs of one decode step with its sampler, for steps as short as a second launch is long."""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.serving.programs.buckets import PLAIN_MODES, Buckets
+from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
+from jaxinfer.serving.programs.kinds.step_program import step_options
+from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.sample_steps import sampled_decode_step
+from jaxinfer.serving.sampling.layout import SamplerMode
+
+if TYPE_CHECKING:
+    from jaxinfer.serving.programs.programs import Program, Programs
+
+
+@dataclass(frozen=True)
+class SampledDecodeKey:
+    """The key of a decode step with its sampler."""
+
+    shape: DecodeShape
+    mode: SamplerMode
+
+
+class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
+    """Programs of decode steps with their samplers, keyed by bucket and mode."""
+
+    key_type = SampledDecodeKey
+    runs_user_code = True
+
+    def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SampledDecodeKey]:
+        """A key for each bucket of such steps, in each mode."""
+        return [
+            SampledDecodeKey(shape, mode)
+            for shape in buckets.sampled_decode_shapes()[::-1]
+            for mode in PLAIN_MODES
+        ]
+
+    def program(self, programs: "Programs", key: SampledDecodeKey) -> "Program":
+        """The program of `sample_steps.sampled_decode_step`."""
+        run = functools.partial(
+            sampled_decode_step,
+            context=programs.context,
+            shape=key.shape,
+            mode=key.mode,
+            forward=programs.forward,
+        )
+        arguments = (
+            programs.params,
+            programs.kv,
+            programs.on_host((key.shape.size,)),
+            programs.last_tokens,
+            programs.slot_state.edits.allowed,
+            *programs.peers,
+        )
+        results = (programs.kv, WHOLE, WHOLE)
+        return programs.sharded(
+            "sampled_decode_step", run, arguments, results, donate=(1, 3), to_host=(2,)
+        )
+
+    def options(self, key: SampledDecodeKey, *, num_devices: int) -> dict[str, Any]:
+        """The options of a step: see `step_options`."""
+        return step_options(key.shape.rows)
+
+    def kernels(self, key: SampledDecodeKey) -> Hashable:
+        """As of a decode step without its sampler."""
+        return key.shape
+
+    def warm_up(
+        self,
+        programs: "Programs",
+        key: SampledDecodeKey,
+        run: Callable[..., Any],
+        arrays: DeviceArrays,
+    ) -> DeviceArrays:
+        """Run it on a batch of one token in the first row."""
+        packed = on_host(programs, decode_padding(key.shape))
+        allowed = arrays.slots.edits.allowed
+        kv, last_tokens, _ = run(arrays.params, arrays.kv, packed, arrays.last_tokens, allowed)
+        return replace(arrays, kv=kv, last_tokens=last_tokens)

@@ -1,0 +1,28 @@
+"""Where a thinking ends, its grammar begins."""
+
+import pytest
+
+from jaxinfer.serving.guided.thinking import ThinkingMatcher
+from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
+from tests.serving.guided.grammars import bundled_tokenizer, matcher
+
+TOKENS = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
+
+
+def ids(text):
+    return bundled_tokenizer().encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("all_at_once", [True, False])
+def test_a_call_ends_thoughts_and_is_the_grammar_s(all_at_once):
+    own, [b] = matcher(grammar='start: "a"+ | <tool_call> "b"'), ids("b")
+    guided, answer = ThinkingMatcher(own, TOKENS, "open", calls=True), [5, 6, TOKENS.call]
+    for tokens in [answer] if all_at_once else [[token] for token in answer]:
+        assert guided.is_thinking
+        assert not guided.wants_mask
+        guided.consume(tokens)
+    assert not guided.is_thinking
+    assert guided.wants_mask
+    assert guided.forced_tokens() == [b]
+    guided.follow([*answer, b])
+    assert guided.may_end
