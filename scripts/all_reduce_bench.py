@@ -2,16 +2,13 @@
 
     python scripts/all_reduce_bench.py --model-shape 8b
 
-At decode an all-reduce moves a few KB, so what counts is how it is launched. XLA can run it as a
-kernel of its own or through NCCL, inside or outside a CUDA graph. The first table is a chain of
-dependent all-reduces of bf16 ``[B, 4096]``, the second whole decode steps of a model (the real
+At decode an all-reduce moves a few KB, so what counts is how it is launched: "peer_buffers" is the
+engine's own kernel, inside the step's CUDA graph, and "kernel" is XLA's. The first table is a chain
+of dependent all-reduces of bf16 ``[B, 4096]``, the second whole decode steps of a model (the real
 programs, random weights). Every repeat goes to benchmarks/results/ as JSON.
-`NCCL_GRAPH_MIXING_SUPPORT=0` in the environment makes NCCL's launches inside graphs cheaper; the
-record says whether it was set.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -19,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +30,6 @@ from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
-from jaxinfer.serving.programs.collectives import CollectiveChoice, collective_options
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import options_of
 from jaxinfer.serving.programs.programs import Programs
@@ -43,7 +39,8 @@ from scripts.measurements.results import RESULTS, save_result
 
 _LAUNCHES, _WIDTH = 56, 4096
 _BLOCK_SIZE, _CONTEXT = 16, 1024
-_CHOICES: tuple[CollectiveChoice, ...] = ("peer_buffers", "kernel", "nccl")
+_Choice = Literal["peer_buffers", "kernel"]
+_CHOICES: tuple[_Choice, ...] = ("peer_buffers", "kernel")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{row['what']:<24} {row['rows']:>4} rows  {row['us']:>9.1f} us", flush=True)
     figures = {
         "num_devices": len(jax.devices()),
-        "nccl_graph_mixing": os.environ.get("NCCL_GRAPH_MIXING_SUPPORT", "default"),
         "model_shape": arguments.model_shape,
         "rows": rows,
     }
@@ -95,8 +91,7 @@ def chains(mesh: Mesh, sizes: Sequence[int], repeats: int) -> Iterator[dict[str,
             split = jax.shard_map(
                 chain, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False
             )
-            options = collective_options(choice)
-            run = jax.jit(split).lower(*inputs).compile(compiler_options=options)
+            run = jax.jit(split).lower(*inputs).compile()
             taken = seconds_of(lambda run=run, inputs=inputs: run(*inputs), repeats)
             yield _row(f"all-reduce, {choice}", rows, [t / _LAUNCHES for t in taken])
 
@@ -106,7 +101,7 @@ def steps(mesh: Mesh, shape: str, sizes: Sequence[int], repeats: int) -> Iterato
     width = _CONTEXT // _BLOCK_SIZE
     programs = _programs(mesh, shape, num_blocks=1 + max(sizes) * width)
     shapes = [DecodeShape(rows, width) for rows in sizes]
-    cases: list[tuple[DecodeShape, CollectiveChoice]] = [
+    cases: list[tuple[DecodeShape, _Choice]] = [
         (shape, choice) for shape in shapes for choice in _CHOICES
     ]
     with ThreadPoolExecutor() as pool:
@@ -130,8 +125,9 @@ class _State:
 
     def caller(self, programs: Programs, shape: DecodeShape, run: Any) -> Callable[[], Any]:
         """A function that runs a program once."""
-        batch = _batch(shape, _CONTEXT)
-        packed = jax.device_put(batch, NamedSharding(programs.context.mesh, PartitionSpec()))
+        packed = jax.device_put(
+            _batch(shape, _CONTEXT), programs.program(shape).arguments[2].sharding
+        )
         peers = self.peers if programs.context.peer_buffers else []
 
         def step() -> Any:
@@ -141,13 +137,12 @@ class _State:
         return step
 
 
-def _compile(programs: Programs, shape: DecodeShape, choice: CollectiveChoice) -> Any:
-    options = options_of(shape, platform=jax.default_backend(), num_devices=1, peer_buffers=False)
-    lowered = _with(programs, choice).lower(shape)
-    return lowered.compile(compiler_options=options | collective_options(choice))
+def _compile(programs: Programs, shape: DecodeShape, choice: _Choice) -> Any:
+    options = options_of(shape, platform=jax.default_backend(), num_devices=1)
+    return _with(programs, choice).lower(shape).compile(compiler_options=options)
 
 
-def _with(programs: Programs, choice: CollectiveChoice) -> Programs:
+def _with(programs: Programs, choice: _Choice) -> Programs:
     context = replace(programs.context, peer_buffers=choice == "peer_buffers")
     return replace(programs, context=context)
 

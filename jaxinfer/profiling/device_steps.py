@@ -12,7 +12,8 @@ from jaxinfer.profiling.trace.xplane import KernelEvent
 Programs = Mapping[str, tuple[str, Mapping[str, Kernel]]]
 """By key as in `StepFacts.programs`: the module's name, and what its instructions are."""
 _UNKNOWN = Kernel(None, None, None)
-_FORWARD = ("jit_prefill", "jit_decode")
+_WITH_SAMPLER = "jit_sampled_decode"
+_FORWARD = ("jit_prefill", "jit_decode", _WITH_SAMPLER)
 
 
 class PartEvent(NamedTuple):
@@ -83,7 +84,9 @@ def device_steps(
 ) -> list[DeviceStep]:
     """The steps of one recording, as far as the trace holds kernels of them.
 
-    The device runs programs in order, and every step begins with a forward pass.
+    The device runs programs in order, and every step begins with a forward pass. Where a trace does
+    not number the runs of programs, one begins with another program. A decode step with its
+    sampler, which the next may follow at once, begins where its first instruction comes again.
 
     Args:
         steps: in the order of their launches.
@@ -92,15 +95,17 @@ def device_steps(
     """
     found: list[list[KernelEvent]] = []
     runs: dict[tuple[str, int], int] = {}
-    last = ("", 0)
+    last, first, before = ("", 0), "", ""  # the run, its first instruction, the one before
     for event in kernels:
         run = (event.module, event.run)
-        is_new = run not in runs if event.run else run != last
+        comes_again = event.module.startswith(_WITH_SAMPLER) and event.op == first != before
+        is_new = run not in runs if event.run else run != last or comes_again
         if is_new and event.module.startswith(_FORWARD):
             found.append([])
         if is_new:
             runs[run] = len(found) - 1
-        last = run if event.module else last
+        if event.module:
+            last, before, first = run, event.op, event.op if is_new else first
         index = runs.get(run, len(found) - 1)
         if index >= 0:
             found[index].append(event)

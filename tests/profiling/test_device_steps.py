@@ -32,6 +32,20 @@ def test_runs_with_numbers_are_told_apart_though_their_kernels_mix():
     assert [each.event.start_ns for each in second.kernels] == [20]
 
 
+def test_runs_without_numbers_of_one_program_begin_where_its_first_instruction_comes_again():
+    def run(start):
+        return [
+            KernelEvent("Memset 3", "dot.1", "jit_sampled_decode_step", 0, start, 1),
+            KernelEvent("dot.1", "dot.1", "jit_sampled_decode_step", 0, start + 2, 10),
+            KernelEvent("copy", "copy", "jit_sampled_decode_step", 0, start + 20, 10),
+            KernelEvent("MemcpyH2D", "", "", 0, start + 40, 5),
+        ]
+
+    steps = device_steps([DECODE] * 3, [*run(0), *run(100), *run(200)], PROGRAMS)
+    assert [step.kernels[0].event.start_ns for step in steps] == [0, 100, 200]
+    assert [len(step.kernels) for step in steps] == [4, 4, 4]
+
+
 def test_time_without_a_kernel_is_a_gap_and_overlap_counts_once():
     prefill, decode = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
     assert prefill.gaps_s == pytest.approx([190e-9])

@@ -87,7 +87,7 @@ def main(shape: str, directory: str, cores: str) -> None:
     lowering = Lowering(ProgramStore(directory))
 
     def options(key: ProgramKey) -> dict:
-        return options_of(key, platform="gpu", num_devices=1, peer_buffers=False)
+        return options_of(key, platform="gpu", num_devices=1)
 
     compiled = CompiledPrograms(functools.partial(lowering.lower, programs), options)
     try:
