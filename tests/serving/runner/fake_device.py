@@ -107,7 +107,7 @@ class FakeDevice:
                 self.oldest_weights[request] = self.weights
 
     def launch(self, schedule: Schedule) -> list[list[int]]:
-        """Run a step; tokens of `[row][inner step]`, arbitrary where a row does not sample."""
+        """Run a step; tokens of each row, arbitrary where a row does not sample."""
         self.check_shape(schedule)
         for block, host_block in schedule.swap_out:
             self.host[host_block] = list(self.pages[block])
@@ -116,14 +116,13 @@ class FakeDevice:
         for row in schedule.rows:
             self.note_read(row)
         results: list[list[int]] = [[] for _ in schedule.rows]
-        for step in range(schedule.num_steps):
-            for row in schedule.rows:
-                self.write(row, step, schedule)
-            leader = schedule.rows[0]
-            for row, result in zip(schedule.rows, results, strict=True):
-                leader = row if row.num_fed else leader
-                tokens = self.verify(row) if row.proposed_token_ids else None
-                result += tokens or [self.attend(row, step, leader.request.blocks.table)]
+        for row in schedule.rows:
+            self.write(row, schedule)
+        leader = schedule.rows[0]
+        for row, result in zip(schedule.rows, results, strict=True):
+            leader = row if row.num_fed else leader
+            tokens = self.verify(row) if row.proposed_token_ids else None
+            result += tokens or [self.attend(row, leader.request.blocks.table)]
         for source, target in schedule.block_copies:
             self.pages[target] = list(self.pages[source])
         for row in schedule.rows:
@@ -143,20 +142,20 @@ class FakeDevice:
             if request.num_in_flight_tokens == 0:
                 continue  # what was read has ended it, or is to be followed by something else
             assert request.num_in_flight_tokens == row.num_reserved == 1, "drawn before it is known"
-            matcher, number = request.matcher, len(request.output_token_ids)
+            matcher = request.matcher
             if matcher is None:
                 continue
             if forced := matcher.forced_after(request.output_token_ids):
                 self.last_tokens[request.slot] = None
                 self.scheduler.append_forced(row, forced)
-            elif not request.is_free_at(number):
+            elif not request.thinks_freely:
                 drawn[0] = masked_token(chain_of(self.true_tokens[request][:-1]))
                 self.true_tokens[request][-1] = self.last_tokens[request.slot] = drawn[0]
 
     def note_read(self, row: ScheduledRow) -> None:
         """Take over what the host knows of an answer with a grammar, before its row is launched.
 
-        Tokens that the device drew may have been refused, and others forced.
+        Tokens that the device drew may have been dropped, and others forced.
         """
         request = row.request
         true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
@@ -187,11 +186,8 @@ class FakeDevice:
             assert len(row.request.blocks.table) <= max_table_len
             assert 0 not in row.request.blocks.table
             assert (row.num_reserved > 0) == row.samples
-            if schedule.num_steps > 1:
-                assert schedule.is_decode
-            else:
-                assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
-                assert row.num_reserved != 1 or not row.proposed_token_ids
+            assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
+            assert row.num_reserved != 1 or not row.proposed_token_ids
             assert len(row.proposed_token_ids) <= schedule.num_proposed
             if schedule.is_decode:
                 assert row.samples
@@ -208,13 +204,13 @@ class FakeDevice:
             and prompts[0].cache_salt == prompts[1].cache_salt
         )
 
-    def write(self, row: ScheduledRow, step: int, schedule: Schedule) -> None:
+    def write(self, row: ScheduledRow, schedule: Schedule) -> None:
         request = row.request
-        start = row.start + step
+        start = row.start
         true_tokens = self.true_tokens[request]
-        if row.num_fed == 0 or (step > 0 and step >= row.num_reserved):
+        if row.num_fed == 0:
             return
-        if schedule.is_decode and (step or row.only_mask is None):
+        if schedule.is_decode:
             tokens = [self.last_tokens[request.slot]]
         else:
             tokens = unpack_ids(row.packed_tokens())
@@ -243,16 +239,12 @@ class FakeDevice:
         self.last_tokens[row.request.slot] = kept[-1]
         return tokens
 
-    def attend(self, row: ScheduledRow, step: int, table: list[int]) -> int:
+    def attend(self, row: ScheduledRow, table: list[int]) -> int:
         """Check all that the row reads through its table, or a fork's leader's; its next token."""
         request = row.request
-        if step > 0 and step >= row.num_reserved:
-            return 0
         true_tokens = self.true_tokens[request]
-        context_len = row.start + step + row.num_fed
-        chain = self.check_context(request, context_len, table)
-        is_masked = row.only_mask is not None and step == 0
-        token = masked_token(chain) if is_masked else next_token(chain)
+        context_len = row.start + row.num_fed
+        token = next_token(self.check_context(request, context_len, table))
         if row.samples:
             self.last_tokens[request.slot] = token
             assert len(true_tokens) == context_len or true_tokens[context_len] == token
@@ -286,9 +278,7 @@ def late_rows(schedule: Schedule) -> list[int]:
     found = []
     for i, row in enumerate(schedule.rows):
         number = row.start + row.num_fed - row.request.num_prompt_tokens
-        if row.only_mask is not None:
-            assert row.request.num_in_flight_tokens == row.num_reserved, "drawn before it is known"
-        elif row.samples and row.request.samples_late_within(number, number + row.num_reserved):
+        if row.samples and row.request.samples_late_at(number):
             found.append(i)
     return found
 
@@ -312,15 +302,13 @@ def unpack_ids(packed: bytes) -> list[int]:
     return array("i", packed).tolist()
 
 
-def run_to_end(
-    scheduler: Scheduler, device: FakeDevice, *, depth: int = 1, num_steps: int = 1
-) -> list[Schedule]:
+def run_to_end(scheduler: Scheduler, device: FakeDevice, *, depth: int = 1) -> list[Schedule]:
     """Run everything, reading tokens `depth` steps late; all schedules in order."""
     schedules: list[Schedule] = []
     in_flight: list[tuple[Schedule, list[list[int]]]] = []
     while scheduler.has_unfinished:
         device.note_waiting()
-        schedule = scheduler.schedule(num_steps)
+        schedule = scheduler.schedule()
         if schedule is not None:
             schedules.append(schedule)
             in_flight.append((schedule, device.launch(schedule)))
