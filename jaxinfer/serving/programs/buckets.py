@@ -259,7 +259,7 @@ def _up_to(most: int, sizes: list[int]) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def _at_least(sizes: tuple[int, ...] | list[int], needed: int) -> int:
+def _at_least(sizes: Sequence[int], needed: int) -> int:
     index = bisect.bisect_left(sizes, needed)
     if index == len(sizes):
         raise ValueError(f"{needed} exceeds the largest bucket, {sizes[-1]}")

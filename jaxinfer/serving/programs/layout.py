@@ -63,6 +63,16 @@ class StepInputs(NamedTuple):
         """Without what only the sampler reads."""
         return self._replace(slots=None, sampling=None)
 
+    def sampled_rows(self, fed: Any) -> "SampledRows":
+        """What the sampler takes, given the token that each row was fed last.
+
+        Raises:
+            ValueError: it is `for_layers`.
+        """
+        if self.sampling is None:
+            raise ValueError("these inputs do not say how their rows are sampled")
+        return SampledRows(self.slots, fed, self.sampling)
+
 
 class SampledRows(NamedTuple):
     """What the sampler of B rows takes beside their hidden states.

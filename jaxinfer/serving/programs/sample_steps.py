@@ -121,12 +121,9 @@ def sampled_decode_step(
     """
     batch = shape.split(packed)
     kv, hidden, fed = forward(params, kv, batch, last_tokens, peers, context=context)
-    head, rows = (
-        context.architecture.head_params(params),
-        SampledRows(batch.slots, fed, batch.sampling),
-    )
+    head = context.architecture.head_params(params)
     last_tokens, output = sample_step(
-        head, hidden, rows, last_tokens, allowed, context=context, mode=mode
+        head, hidden, batch.sampled_rows(fed), last_tokens, allowed, context=context, mode=mode
     )
     return kv, last_tokens, output
 

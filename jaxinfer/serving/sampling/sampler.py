@@ -175,10 +175,11 @@ def merge(plain: StepOutput, full: StepOutput, special: Int[Array, "K"]) -> Step
         is_special = jnp.expand_dims(place < count, range(1, new.ndim))
         return jnp.where(is_special, jnp.take(new, place, axis=0, mode="clip"), old)
 
-    reports = list(zip(full, plain, strict=True))[2:]
+    reports = list(zip(full, plain, strict=True))[3:]
     return StepOutput(
         put(full.tokens, plain.tokens),
         put(full.status, plain.status),
+        put(full.logprobs, plain.logprobs),
         *[None if new is None else put(new, old) for new, old in reports],
     )
 
