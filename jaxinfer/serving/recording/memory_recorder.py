@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
+from jaxinfer.profiling.memory.memory_marks import device_bytes, in_use_bytes, memory_mark
 from jaxinfer.profiling.memory.phases import memory_phases
 from jaxinfer.profiling.memory.recording import MemoryRecording
 from jaxinfer.profiling.memory.report import MemoryReport
@@ -14,7 +15,6 @@ from jaxinfer.serving.compile.program_bytes import program_bytes
 from jaxinfer.serving.engine.sleep import SleepTag
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.replicas.started_engine import StartedEngine
-from jaxinfer.serving.runner.memory_marks import device_bytes, in_use_bytes, memory_mark
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.scheduler.schedule import Schedule
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.profiling.memory.holdings import PhaseName
+from jaxinfer.profiling.memory.memory_marks import memory_mark
 from jaxinfer.profiling.memory.phases import HeldBytes, MemoryMark
 from jaxinfer.serving.compile.program_bytes import program_bytes
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.runner.engine_plan import EnginePlan
-from jaxinfer.serving.runner.memory_marks import memory_mark
 
 
 class RunnerMemory:

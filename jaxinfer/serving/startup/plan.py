@@ -17,6 +17,7 @@ from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
+from jaxinfer.profiling.memory.memory_marks import memory_mark
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
@@ -34,7 +35,6 @@ from jaxinfer.serving.programs.program_set import (
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner.engine_plan import EnginePlan
-from jaxinfer.serving.runner.memory_marks import memory_mark
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup import memory
 from jaxinfer.startup_report import StartupReport

@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from jaxinfer.serving.runner import memory_marks
-from jaxinfer.serving.runner.memory_marks import device_bytes, in_use_bytes, memory_mark
+from jaxinfer.profiling.memory import memory_marks
+from jaxinfer.profiling.memory.memory_marks import device_bytes, in_use_bytes, memory_mark
 
 GIB = 2**30
 
