@@ -1,48 +1,43 @@
-"""Which all-reduce a program gets."""
+"""Programs get XLA's options for their collectives where there is something to overlap."""
 
 import pytest
 
-from jaxinfer.serving.programs.collectives import choose_collectives
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.collectives import OVERLAP_OPTIONS
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import options_of
 
-_KERNELS = "xla_gpu_experimental_use_collective_kernels"
-_MULTI_STEP = MultiStepDecodeKey(DecodeShape(2, 64), "greedy", 8)
+_HALVED = PrefillShape(8192, 8, 64)
 
 
-def _options(key, platform="gpu", num_devices=2, peer_buffers=False):
-    return options_of(key, platform=platform, num_devices=num_devices, peer_buffers=peer_buffers)
-
-
-def test_without_peer_buffers_multi_step_decodes_reduce_through_nccl_inside_one_graph():
-    assert choose_collectives(8, peer_buffers=False) == "nccl"
-    options = _options(_MULTI_STEP)
-    assert options[_KERNELS] == ""
-    assert "COLLECTIVES" in options["xla_gpu_enable_command_buffer"]
-
-
-@pytest.mark.parametrize(
-    "key", [DecodeShape(2, 64), DecodeShape(256, 64), PrefillShape(8192, 8, 64)]
-)
-def test_single_steps_keep_the_kernel(key):
-    assert choose_collectives(1, peer_buffers=False) == "kernel"
-    assert _KERNELS not in _options(key)
-
-
-@pytest.mark.parametrize("key", [_MULTI_STEP, DecodeShape(256, 64)])
-def test_with_peer_buffers_nothing_is_left_to_nccl(key):
-    assert choose_collectives(8, peer_buffers=True) == "peer_buffers"
-    assert _KERNELS not in _options(key, peer_buffers=True)
-
-
-def test_one_device_and_cpus_get_no_such_options():
-    assert _KERNELS not in _options(_MULTI_STEP, num_devices=1)
-    assert _options(_MULTI_STEP, platform="cpu") == {}
+def _options(key, platform="gpu", num_devices=2):
+    return options_of(key, platform=platform, num_devices=num_devices)
 
 
 def test_prefills_in_parts_ask_for_the_scheduler_that_overlaps():
-    name = "xla_gpu_enable_latency_hiding_scheduler"
-    assert _options(PrefillShape(8192, 8, 64))[name]
-    for key, devices in [(PrefillShape(1024, 8, 64), 2), (PrefillShape(8192, 8, 64), 1)]:
-        assert name not in _options(key, num_devices=devices)
+    assert OVERLAP_OPTIONS.items() <= _options(_HALVED).items()
+    assert OVERLAP_OPTIONS["xla_gpu_enable_latency_hiding_scheduler"]
+
+
+@pytest.mark.parametrize(
+    ("key", "num_devices"),
+    [
+        (_HALVED, 1),
+        (PrefillShape(1024, 8, 64), 2),
+        (DecodeShape(256, 64), 2),
+        (SampledDecodeKey(DecodeShape(2, 64), "temperature"), 2),
+    ],
+    ids=str,
+)
+def test_where_nothing_overlaps_collectives_stay_as_xla_has_them(key, num_devices):
+    assert not OVERLAP_OPTIONS.keys() & _options(key, num_devices=num_devices).keys()
+
+
+def test_a_cpu_gets_no_options():
+    assert _options(_HALVED, platform="cpu") == {}
+
+
+@pytest.mark.parametrize("rows", [2, 256])
+def test_a_decode_step_is_compiled_alike_with_and_without_its_sampler(rows):
+    shape = DecodeShape(rows, 64)
+    assert _options(SampledDecodeKey(shape, "truncate")) == _options(shape)

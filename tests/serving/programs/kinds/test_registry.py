@@ -36,7 +36,6 @@ _BUCKETS = choose_buckets(
     max_num_batched_tokens=1024,
     max_model_len=40_960,
     block_size=16,
-    multi_step_length=8,
     platform="gpu",
     rows_in_item=64,
 )
@@ -70,7 +69,7 @@ class AddKind(ProgramKind[AddKey]):
             donate=(0,),
         )
 
-    def options(self, key, *, num_devices, peer_buffers):
+    def options(self, key, *, num_devices):
         return {"xla_gpu_rows": key.shape.rows * num_devices}
 
     def kernels(self, key):
@@ -101,9 +100,9 @@ def test_its_programs_belong_to_the_engines():
 
 
 def test_it_is_compiled_with_its_options_on_a_gpu_only():
-    gpu = options_of(_KEY, platform="gpu", num_devices=2, peer_buffers=False)
+    gpu = options_of(_KEY, platform="gpu", num_devices=2)
     assert gpu == {"xla_gpu_autotune_level": 1, "xla_gpu_rows": 8}
-    assert options_of(_KEY, platform="cpu", num_devices=2, peer_buffers=False) == {}
+    assert options_of(_KEY, platform="cpu", num_devices=2) == {}
 
 
 def test_it_is_lowered_through_the_store_but_with_a_callers_function(tmp_path):
@@ -174,7 +173,7 @@ def test_it_is_warmed_up():
 
 
 def test_keys_of_every_kind_survive_json():
-    keys = [*all_programs(_BUCKETS, swaps=True), VerifyKey(64, 8, 4, "greedy")]
+    keys = [*all_programs(_BUCKETS, swaps=True), VerifyKey(64, 8, 4, "temperature")]
     assert {type(key) for key in keys} == {*KINDS}
     for key in keys:
         again = key_from_values(json.loads(json.dumps(key_values(key))))
@@ -185,7 +184,7 @@ def test_keys_of_every_kind_survive_json():
 
 
 _MAY_COMPARE = {("serving/runner/runner.py", "DecodeShape")}
-"""A multi-step decode is launched with a decode shape: the runner refuses others by name."""
+"""A step that samples at once is a decode, of which the runner makes the key."""
 
 
 def _compared(source):
