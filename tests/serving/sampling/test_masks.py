@@ -1,4 +1,4 @@
-"""Masks of grammars in the modes that know no other edit, and in the first of several steps."""
+"""Masks of grammars in the modes that know no other edit."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,12 @@ from jaxinfer.serving.requests.result import NO_TOKEN, NOT_FINITE, OK
 from jaxinfer.serving.sampling import sampler
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
-    OTHER_SEED,
     Column,
     LogitEdits,
     Need,
     SamplingArrays,
 )
 from jaxinfer.serving.sampling.masks import with_masks
-from jaxinfer.serving.sampling.sampler import advance, after_first
 
 B, V = 6, 70
 SLOTS = jnp.array([4, 0, 3, 1, 5, 2])
@@ -52,7 +50,7 @@ def in_full(rows, words):
 
 
 @pytest.mark.parametrize(
-    ("mode", "temperature"), [("greedy", 0.0), ("temperature", 1.0), ("truncate", 1.0)]
+    ("mode", "temperature"), [("temperature", 0.0), ("temperature", 1.0), ("truncate", 1.0)]
 )
 def test_a_masked_row_is_sampled_as_in_mode_full(mode, temperature):
     rng = np.random.default_rng(0)
@@ -69,7 +67,7 @@ def test_a_masked_row_is_sampled_as_in_mode_full(mode, temperature):
     assert (free.tokens == plain.tokens)[4:].all()
 
 
-@pytest.mark.parametrize("mode", ["greedy", "temperature", "truncate"])
+@pytest.mark.parametrize("mode", ["temperature", "truncate"])
 def test_a_row_that_may_choose_nothing_says_so(mode):
     rows = scalars(1.0)
     nothing = SamplingArrays(rows, masks=jnp.zeros((B, 3), jnp.int32))
@@ -77,7 +75,7 @@ def test_a_row_that_may_choose_nothing_says_so(mode):
     assert output.status.tolist() == [NO_TOKEN] * 4 + [OK] * 2
 
 
-@pytest.mark.parametrize("mode", ["greedy", "temperature", "truncate", "full"])
+@pytest.mark.parametrize("mode", ["temperature", "truncate", "full"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_logit_of_a_token_that_is_not_allowed_is_reported(mode, bad):
     rows, words = scalars(1.0), jnp.full((B, 3), 6, jnp.int32)
@@ -86,23 +84,3 @@ def test_a_bad_logit_of_a_token_that_is_not_allowed_is_reported(mode, bad):
     output = sample(logits, arrays, mode=mode)
     bad = NOT_FINITE
     assert output.status.tolist() == [OK, OK, bad, OK, OK, bad]
-
-
-def test_what_holds_once_is_put_back_after_the_first_step():
-    rows = np.array(scalars(1.0))
-    rows[0, Column.NEEDS] = Need.EDITS | Need.EDITS_ONCE | Need.OTHER_SEED_ONCE
-    rows[1, Column.NEEDS] = Need.EDITS | Need.EDITS_ONCE
-    seeds = rows[:, [Column.SEED_LOW, Column.SEED_HIGH]]
-
-    def at(step):
-        step = jnp.int32(step)
-        return np.asarray(after_first(advance(SamplingArrays(jnp.asarray(rows)), step), step)[0])
-
-    assert (at(0) == rows).all()
-    later = at(3)
-    assert (later[:, Column.NEEDS] & Need.EDITS).tolist() == [0, 0, 1, 1, 0, 0]
-    assert (
-        later[0, [Column.SEED_LOW, Column.SEED_HIGH]].tolist() == (seeds[0] ^ OTHER_SEED).tolist()
-    )
-    assert (later[1:, [Column.SEED_LOW, Column.SEED_HIGH]] == seeds[1:]).all()
-    assert (later[:, Column.POSITION] == 3).all()

@@ -26,7 +26,7 @@ def random_logits() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(ROWS, VOCAB)).astype(np.float32)
 
 
-@pytest.mark.parametrize("mode", ["greedy", "truncate"])
+@pytest.mark.parametrize("mode", ["temperature", "truncate"])
 def test_logits_processor_acts_in_every_mode(mode: str) -> None:
     def ban_even(logits, state):
         return jnp.where(jnp.arange(VOCAB) % 2 == 0, -jnp.inf, logits)
@@ -93,7 +93,7 @@ def test_state_tells_what_its_documentation_says() -> None:
     assert seen["output_counts"][0].tolist() == [OUTPUT.count(token) for token in range(VOCAB)]
 
 
-@pytest.mark.parametrize("mode", ["greedy", "temperature"])
+@pytest.mark.parametrize("mode", ["temperature", "truncate"])
 def test_custom_sampler_replaces_the_draw(mode: str) -> None:
     def gumbel(logits, state, keys):
         noise = jax.vmap(lambda key: jax.random.gumbel(key, (VOCAB,)))(keys)

@@ -1,7 +1,5 @@
 """The sampled distribution: chi-squared, exact supports, ties, and rules between parameters."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,8 @@ from scipy import stats
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.result import OK
-from jaxinfer.serving.sampling.sampler import advance, sample
+from jaxinfer.serving.sampling.layout import Column
+from jaxinfer.serving.sampling.sampler import sample
 from tests.serving.sampling.sampling_reference import (
     batch_mode,
     make_rows,
@@ -37,11 +36,11 @@ def draw_many(logits: np.ndarray, params: list[SamplingParams], steps: int) -> n
 
     @jax.jit
     def draw(arrays):
-        arrays = jax.tree.map(jnp.asarray, arrays)
-        one = partial(sample, tiled, mode=mode)
-        return jax.lax.map(
-            lambda step: one(advance(arrays, step)).tokens, jnp.arange(steps, dtype=jnp.int32)
-        )
+        def one(step):
+            scalars = arrays.scalars.at[:, Column.POSITION].add(step)
+            return sample(tiled, arrays._replace(scalars=scalars), mode=mode).tokens
+
+        return jax.lax.map(one, jnp.arange(steps, dtype=jnp.int32))
 
     tokens = np.asarray(draw(arrays))  # [steps, rows]
     return tokens.reshape(steps, len(params), COPIES).swapaxes(0, 1).reshape(len(params), -1)

@@ -51,7 +51,6 @@ def expected():
     "options",
     [
         {},
-        {"num_decode_steps": 1},
         {"num_left": 4},  # blocks, of which they want more, so that some are preempted
         {"num_left": 4, "preemption_mode": "swap", "swap_space": 0.01},
         {"max_num_batched_tokens": 5},

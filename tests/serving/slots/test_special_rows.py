@@ -7,8 +7,6 @@ from jaxinfer.serving.runner.batch import BatchBuilder
 from tests.serving.small_llm import GREEDY, PROMPTS, small_llm
 
 EXHAUSTIVE = pytest.mark.exhaustive
-# A token from each prompt's step, then one multi-step decode: no row is left over for a smaller
-# program.
 COUNT, ROWS = 9, 40
 SPECIAL = [
     GREEDY.clone(max_tokens=COUNT, repetition_penalty=1.4, frequency_penalty=0.8, logprobs=2),
@@ -44,22 +42,17 @@ def alone():
         }
 
 
-# Decodes take several steps a launch by default.
-SINGLE_STEP, TENSOR_PARALLEL = {"num_decode_steps": 1}, {"tensor_parallel_size": 2}
-BOTH = SINGLE_STEP | TENSOR_PARALLEL  # multi-step decodes on a mesh are test_row_needs.py's
+ON_ONE, ON_TWO = {}, {"tensor_parallel_size": 2}
 MIXED, MANY, TRUNCATING = (8, False, "mixed"), (9, False, "full"), (8, True, "full")
-# Room for all prompts in one step, and tables as wide for one decode step a launch as for several.
+# Room for all prompts in one step.
 WIDE = {
     "max_num_seqs": ROWS,
     "max_num_batched_tokens": 256,
     "num_kv_blocks": 200,
     "max_model_len": 57,
 }
-# Where rows are sampled apart, with every option; where they are not, each number of steps.
-COVERING = [
-    *((MIXED, {}), (MIXED, SINGLE_STEP), (MIXED, BOTH)),
-    *((MANY, {}), (TRUNCATING, SINGLE_STEP)),
-]
+# Where rows are sampled apart, on a mesh, too; where they are not, on one device.
+COVERING = [(MIXED, ON_ONE), (MIXED, ON_TWO), (MANY, ON_ONE), (TRUNCATING, ON_ONE)]
 
 
 @pytest.mark.slow
@@ -68,7 +61,7 @@ COVERING = [
     [
         pytest.param(*case, options, marks=[] if (case, options) in COVERING else EXHAUSTIVE)
         for case in (MIXED, MANY, TRUNCATING)
-        for options in ({}, SINGLE_STEP, TENSOR_PARALLEL, BOTH)
+        for options in (ON_ONE, ON_TWO)
     ],
 )
 def test_all_rows_get_what_they_get_alone(

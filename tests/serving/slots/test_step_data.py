@@ -44,18 +44,28 @@ TABLE = (
 )
 
 
+def _declaring(shape):
+    return dataclasses.replace(shape, extra=TABLE)
+
+
 class _BucketsWithTable(Buckets):
     def decode_shape(self, *args, **kwargs):
-        return dataclasses.replace(super().decode_shape(*args, **kwargs), extra=TABLE)
+        return _declaring(super().decode_shape(*args, **kwargs))
+
+    def sampled_decode_shape(self, *args, **kwargs):
+        return _declaring(super().sampled_decode_shape(*args, **kwargs))
 
     def prefill_shape(self, *args, **kwargs):
-        return dataclasses.replace(super().prefill_shape(*args, **kwargs), extra=TABLE)
+        return _declaring(super().prefill_shape(*args, **kwargs))
 
     def decode_shapes(self):
-        return [dataclasses.replace(shape, extra=TABLE) for shape in super().decode_shapes()]
+        return [*map(_declaring, super().decode_shapes())]
+
+    def sampled_decode_shapes(self):
+        return [*map(_declaring, super().sampled_decode_shapes())]
 
     def prefill_shapes(self):
-        return [dataclasses.replace(shape, extra=TABLE) for shape in super().prefill_shapes()]
+        return [*map(_declaring, super().prefill_shapes())]
 
 
 def _with_table(**arguments):
@@ -76,7 +86,6 @@ def _build(*rows, is_decode=False):
         max_num_batched_tokens=64,
         max_model_len=64,
         block_size=8,
-        multi_step_length=1,
         platform="cpu",
     )
     builder = BatchBuilder(
@@ -94,7 +103,7 @@ def _build(*rows, is_decode=False):
         request = host_request(f"r{slot}", [*range(length)], params, seed=30 + slot)
         request.slot, request.blocks.table = slot, [slot + 1, slot + 11]
         scheduled.append(ScheduledRow(request, start, length - start, 1))
-    return builder.build(Schedule(scheduled, is_decode, 1, num_tokens=0))
+    return builder.build(Schedule(scheduled, is_decode, num_tokens=0))
 
 
 def _received(batch, step, **arguments):
@@ -158,7 +167,7 @@ def test_a_declared_datum_reaches_the_layers_of_an_engine_without_another_edit(
 
     monkeypatch.setattr(steps, "_run_layers", spy)
     monkeypatch.setattr("jaxinfer.serving.startup.plan.choose_buckets", _with_table)
-    runner = make_runner(num_decode_steps=1, compilation_cache_dir=str(tmp_path))
+    runner = make_runner(compilation_cache_dir=str(tmp_path))
     loop, asked = Loop(runner), prompts(np.random.default_rng(0), [3, 17])
     for prompt in asked:
         loop.add(prompt)
@@ -183,7 +192,7 @@ def test_what_is_added_lies_after_what_every_step_has(shape):
     more = dataclasses.replace(shape, extra=TABLE)
     before = shape.split(np.arange(shape.size, dtype=np.int32))
     after = more.split(np.arange(more.size, dtype=np.int32))
-    for name in set(StepInputs._fields) - {"shared", "of_tokens", "of_rows"}:
+    for name in set(StepInputs._fields) - {"shared", "sampling", "of_tokens", "of_rows"}:
         np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
 
 

@@ -66,7 +66,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 @pytest.fixture(scope="module")
 def llm():
     options = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64}
-    with LLM(**options, num_kv_blocks=257, num_decode_steps=4, show_progress=False) as llm:
+    with LLM(**options, num_kv_blocks=257, show_progress=False) as llm:
         yield llm
 
 
@@ -132,22 +132,3 @@ def test_preemption_keeps_the_count(llm):
     finally:
         del scheduler.schedule
     assert answers == expected
-
-
-def test_multi_step_decodes_go_on_until_it_may_be_spent(llm):
-    scheduler = llm._handle.loaded.replicas[0].scheduler
-    plan, steps = scheduler.schedule, []
-
-    def recording(*args, **options):
-        schedule = plan(*args, **options)
-        if schedule is not None:
-            steps.append(schedule.num_steps)
-        return schedule
-
-    scheduler.schedule = recording
-    try:
-        ask(llm, QUESTIONS[:1], GREEDY.clone(thinking_token_budget=9, ignore_eos=True))
-    finally:
-        del scheduler.schedule
-    assert max(steps[:4]) > 1
-    assert set(steps[6:]) == {1}
