@@ -27,7 +27,7 @@ _PREFILL_DATA, _DECODE_DATA = data_of("prefill"), data_of("decode")
 class StepInputs(NamedTuple):
     """What the rows and tokens of a step bring: T packed tokens of B rows; None where it has none.
 
-    A packed prefill brings all but `shared`. A decoding batch, of one token of each row, brings the
+    A packed prefill brings all but `num_tokens` and `shared`. A decoding batch, of one token of each row, brings the
     row's arrays, and the step derives the tokens'.
 
     Attributes:
@@ -39,7 +39,10 @@ class StepInputs(NamedTuple):
         context_lens: ``[B]`` keys of each row up to the last of these tokens; 0 for padding. A row
             that brings no token is a fork, which attends with the last token of the row before it.
         slots: ``[B]`` where in last_tokens a sampled token goes, and a decoding row's token to feed
-            is; max_num_seqs for padding rows and rows that do not sample: the padding slot.
+            is; max_num_seqs for padding rows and rows that do not sample: the padding slot. Where a
+            row of a multi-step decode has all its tokens, an index beyond all.
+        num_tokens: ``[B]`` tokens of the step or multi-step decode that the host will keep of the
+            row; from the multi-step decode's step of that number on, the row is as good as padding.
         block_tables: ``[B, W]`` page ids.
         shared: which decoding rows begin with the same pages; None where that is not looked for.
         sampling: how each row is sampled.
@@ -53,6 +56,7 @@ class StepInputs(NamedTuple):
     cu_seqlens: Any = None
     context_lens: Any = None
     slots: Any = None
+    num_tokens: Any = None
     block_tables: Any = None
     shared: SharedPrefixes | None = None
     sampling: SamplingArrays | None = None
@@ -60,8 +64,8 @@ class StepInputs(NamedTuple):
     of_rows: Mapping[str, Any] = {}
 
     def for_layers(self) -> "StepInputs":
-        """Without what only the sampler reads."""
-        return self._replace(slots=None, sampling=None)
+        """Without what only the sampler and the steps of a multi-step decode read."""
+        return self._replace(slots=None, num_tokens=None, sampling=None)
 
 
 class SampledRows(NamedTuple):
