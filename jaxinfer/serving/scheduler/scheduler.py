@@ -10,7 +10,7 @@ from jaxinfer.serving.requests.stopping import check_stop, set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
-from jaxinfer.serving.scheduler.step_planner import MultiStep, StepPlanner
+from jaxinfer.serving.scheduler.step_planner import ONE_STEP, MultiStep, StepPlanner
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
 
 PreemptionMode = Literal["recompute", "swap"]
@@ -69,7 +69,7 @@ class Scheduler:
         preemption_mode: PreemptionMode = "recompute",
         num_host_blocks: int = 0,
         is_fair: bool = False,
-        multi_step: MultiStep = MultiStep(),
+        multi_step: MultiStep = ONE_STEP,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 1:
             raise ValueError(

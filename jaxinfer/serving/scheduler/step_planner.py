@@ -20,6 +20,10 @@ class MultiStep(NamedTuple):
     most_rows: int = 0
 
 
+ONE_STEP = MultiStep()
+"""Every launch has one step."""
+
+
 class StepPlanner:
     """Plans steps over the queues, by rank: by priority, then first come first served.
 
