@@ -27,8 +27,8 @@ _PREFILL_DATA, _DECODE_DATA = data_of("prefill"), data_of("decode")
 class StepInputs(NamedTuple):
     """What the rows and tokens of a step bring: T packed tokens of B rows; None where it has none.
 
-    A packed prefill brings all but `num_tokens` and `shared`. A decoding batch, of one token of each
-    row, brings the row's arrays, and the step derives the tokens'.
+    A packed prefill brings all but `num_tokens` and `shared`. A decoding batch, of one token of
+    each row, brings the row's arrays, and the step derives the tokens'.
 
     Attributes:
         token_ids: ``[T]`` ids; in a packed batch ``-1 - slot`` where the id is in the device's
