@@ -117,8 +117,8 @@ class Scheduler:
     @property
     def may_launch_several(self) -> bool:
         """Whether the next launch may have several decode steps, as far as numbers say."""
-        most = self._planner.multi_step.most_rows
-        return self.num_running <= most and not self._queues.waiting
+        num_steps, most_rows = self._planner.multi_step
+        return num_steps > 1 and self.num_running <= most_rows and not self._queues.waiting
 
     @property
     def num_preemptions(self) -> int:

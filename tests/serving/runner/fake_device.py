@@ -143,20 +143,20 @@ class FakeDevice:
             if request.num_in_flight_tokens == 0:
                 continue  # what was read has ended it, or is to be followed by something else
             assert request.num_in_flight_tokens == row.num_reserved == 1, "drawn before it is known"
-            matcher, number = request.matcher, len(request.output_token_ids)
+            matcher = request.matcher
             if matcher is None:
                 continue
             if forced := matcher.forced_after(request.output_token_ids):
                 self.last_tokens[request.slot] = None
                 self.scheduler.append_forced(row, forced)
-            elif not request.is_free_at(number):
+            elif not request.thinks_freely:
                 drawn[0] = masked_token(chain_of(self.true_tokens[request][:-1]))
                 self.true_tokens[request][-1] = self.last_tokens[request.slot] = drawn[0]
 
     def note_read(self, row: ScheduledRow) -> None:
         """Take over what the host knows of an answer with a grammar, before its row is launched.
 
-        Tokens that the device drew may have been refused, and others forced.
+        Tokens that the device drew may have been dropped, and others forced.
         """
         request = row.request
         true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
@@ -189,6 +189,8 @@ class FakeDevice:
             assert (row.num_reserved > 0) == row.samples
             if schedule.num_steps > 1:
                 assert schedule.is_decode
+                assert row.request.matcher is None
+                assert row.num_reserved <= schedule.num_steps
             else:
                 assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
                 assert row.num_reserved != 1 or not row.proposed_token_ids
@@ -214,7 +216,7 @@ class FakeDevice:
         true_tokens = self.true_tokens[request]
         if row.num_fed == 0 or (step > 0 and step >= row.num_reserved):
             return
-        if schedule.is_decode and (step or row.only_mask is None):
+        if schedule.is_decode:
             tokens = [self.last_tokens[request.slot]]
         else:
             tokens = unpack_ids(row.packed_tokens())
@@ -250,9 +252,7 @@ class FakeDevice:
             return 0
         true_tokens = self.true_tokens[request]
         context_len = row.start + step + row.num_fed
-        chain = self.check_context(request, context_len, table)
-        is_masked = row.only_mask is not None and step == 0
-        token = masked_token(chain) if is_masked else next_token(chain)
+        token = next_token(self.check_context(request, context_len, table))
         if row.samples:
             self.last_tokens[request.slot] = token
             assert len(true_tokens) == context_len or true_tokens[context_len] == token
@@ -286,9 +286,7 @@ def late_rows(schedule: Schedule) -> list[int]:
     found = []
     for i, row in enumerate(schedule.rows):
         number = row.start + row.num_fed - row.request.num_prompt_tokens
-        if row.only_mask is not None:
-            assert row.request.num_in_flight_tokens == row.num_reserved, "drawn before it is known"
-        elif row.samples and row.request.samples_late_within(number, number + row.num_reserved):
+        if row.samples and row.request.samples_late_at(number):
             found.append(i)
     return found
 
@@ -312,15 +310,13 @@ def unpack_ids(packed: bytes) -> list[int]:
     return array("i", packed).tolist()
 
 
-def run_to_end(
-    scheduler: Scheduler, device: FakeDevice, *, depth: int = 1, num_steps: int = 1
-) -> list[Schedule]:
+def run_to_end(scheduler: Scheduler, device: FakeDevice, *, depth: int = 1) -> list[Schedule]:
     """Run everything, reading tokens `depth` steps late; all schedules in order."""
     schedules: list[Schedule] = []
     in_flight: list[tuple[Schedule, list[list[int]]]] = []
     while scheduler.has_unfinished:
         device.note_waiting()
-        schedule = scheduler.schedule(num_steps)
+        schedule = scheduler.schedule()
         if schedule is not None:
             schedules.append(schedule)
             in_flight.append((schedule, device.launch(schedule)))
