@@ -71,7 +71,7 @@ def test_host_and_device_are_recorded_by_one_clock(engine, tmp_path):
     launches = [span for span in trace.spans if span.name == "launch"]
     fetches = [span for span in trace.spans if span.name == "fetch"]
     runs = {(event.module, event.run) for event in trace.kernels if event.run}
-    forward = [run for run in runs if run[0].startswith(("jit_prefill", "jit_decode"))]
+    forward = [run for run in runs if run[0].startswith(("jit_prefill", "jit_sampled_decode"))]
     assert len(launches) == len(fetches) == len(forward) == 5
     # No kernel of a step begins before its launch does, or ends after its tokens were read.
     events = [
