@@ -22,6 +22,8 @@ AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 _MAX_LENGTH = 1 << 24
 _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
+_SHORT_STEP_CPU_BYTES = 64 << 20
+_SHORT_STEP_GPU_BYTES = 4 << 30
 _VLLM_DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -115,6 +117,10 @@ class EngineConfig:
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.
         show_progress: progress bars and the start-up summary on stderr.
+        num_decode_steps: decode steps of one launch while no request waits and at most 8 sequences
+            run that need nothing but temperature, `min_p`, `top_k` and `top_p`: a launch costs the
+            host as much as several steps of a small model take the device. None is 8, or 4 with
+            `online`, for weights of up to 4 GiB a device (64 MiB on a CPU), and 1 for larger ones.
         device_timeout: seconds that a device may take for one step, and at start for the first runs
             of one program; after that the process ends and names the device and the program,
             because such a wait can't be interrupted. 0 waits forever; None is 300 on a GPU, 60 at
@@ -152,6 +158,7 @@ class EngineConfig:
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
     show_progress: bool = True
+    num_decode_steps: int | None = None
     device_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -181,6 +188,8 @@ class EngineConfig:
         self._check_integer("block_size", 8, 256)
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
+        if self.num_decode_steps is not None:
+            self._check_integer("num_decode_steps", 1, 1024)
         if self.max_model_len is not None:
             self._check_integer("max_model_len", 1, _MAX_LENGTH)
         if self.num_kv_blocks is not None:
@@ -262,6 +271,16 @@ class EngineConfig:
             return self.max_num_batched_tokens
         on_gpu = 8192 if self.online else 16384
         return max(2048 if platform == "cpu" else on_gpu, self.max_num_seqs)
+
+    def decode_steps(self, platform: str, weight_bytes: int) -> int:
+        """Decode steps of a launch of few rows, for weights of this size a device."""
+        if self.num_decode_steps is not None:
+            return self.num_decode_steps
+        # Steps of larger weights hide a launch, and several of them would let a stream stutter.
+        most = _SHORT_STEP_CPU_BYTES if platform == "cpu" else _SHORT_STEP_GPU_BYTES
+        if weight_bytes > most:
+            return 1
+        return 4 if self.online else 8
 
     def step_time_limit(self, platform: str) -> float:
         """Most seconds for a step on `platform`; 0 for any time."""

@@ -48,12 +48,18 @@ def step_costs(
         facts: the step.
         num_devices: N, that the model is split over; every part is counted as split evenly.
     """
-    whole = _whole_costs(shape, dtype, facts)
-    return {part: cost.divided(num_devices) for part, cost in whole.items()}
+    total: dict[str, Cost] = {}
+    for inner in range(facts.num_steps):
+        context = facts.context_tokens + inner * facts.rows
+        pairs = facts.pairs + inner * facts.rows
+        one = dataclasses.replace(facts, context_tokens=context, pairs=pairs)
+        for part, cost in _inner_costs(shape, dtype, one).items():
+            total[part] = total.get(part, NOTHING).plus(cost)
+    return {part: cost.divided(num_devices) for part, cost in total.items()}
 
 
-def _whole_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, Cost]:
-    """Of all devices together."""
+def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, Cost]:
+    """Of one step of a multi-step decode, or of a step that is one."""
     size = BYTES_OF[dtype]
     parts = {part.name: part for part in operations(shape, dtype, 1)}
     plain = dataclasses.replace(shape, qk_norm=False)

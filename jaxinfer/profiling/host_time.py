@@ -15,12 +15,14 @@ class StepTime(NamedTuple):
 
     Attributes:
         kind: "prefill" or "decode".
+        num_steps: 1, or the length of a multi-step decode, which is read as one.
         seconds: from the beginning of its scheduling, or the end of the step before if that is
             later, until its tokens are read; so the device's work for it is within.
         parts: seconds of the host's work for it, all of `HOST_SPANS`; in part during other steps.
     """
 
     kind: Kind
+    num_steps: int
     seconds: float
     parts: dict[str, float]
 
@@ -31,8 +33,8 @@ class Timing:
 
     Attributes:
         kind: of the steps.
-        run: "as always", "without CUDA graphs" or "recorded".
-        seconds: a step, as in `StepTime`.
+        run: "as always", "one step a launch", "without CUDA graphs" or "recorded".
+        seconds: a step, as in `StepTime`; of a multi-step decode, each of its steps.
         host: a step, by what the host did; medians, which need not add up. Empty if not known.
     """
 
@@ -42,12 +44,12 @@ class Timing:
     host: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-def step_times(spans: Iterable[Span], launches: Sequence[Kind]) -> list[StepTime]:
+def step_times(spans: Iterable[Span], launches: Sequence[tuple[Kind, int]]) -> list[StepTime]:
     """The steps that were launched and read during some spans.
 
     Args:
         spans: of the engine's thread, from a moment when nothing was in flight.
-        launches: the kind of each step, in their order.
+        launches: kind and number of steps of each launch, in their order.
     """
     begins: list[float] = []
     ends: list[float] = []
@@ -69,8 +71,8 @@ def step_times(spans: Iterable[Span], launches: Sequence[Kind]) -> list[StepTime
             parts[index][span.name] += seconds
     before = [float("-inf"), *ends]
     return [
-        StepTime(kind, (end - max(begin, earlier)) * 1e-9, each)
-        for kind, begin, end, earlier, each in zip(
+        StepTime(*launch, (end - max(begin, earlier)) * 1e-9, each)
+        for launch, begin, end, earlier, each in zip(
             launches, begins, ends, before, parts, strict=False
         )
     ]
@@ -83,9 +85,10 @@ def timings(steps: Sequence[StepTime], run: str) -> list[Timing]:
         own = [step for step in steps if step.kind == kind]
         if own:
             host = {
-                name: statistics.median(step.parts[name] for step in own) for name in HOST_SPANS
+                name: statistics.median(step.parts[name] / step.num_steps for step in own)
+                for name in HOST_SPANS
             }
-            seconds = statistics.median(step.seconds for step in own)
+            seconds = statistics.median(step.seconds / step.num_steps for step in own)
             found.append(Timing(kind=kind, run=run, seconds=seconds, host=host))
     return found
 

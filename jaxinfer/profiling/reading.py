@@ -53,7 +53,7 @@ def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
             launched = [StepFacts.from_dict(each) for each in cycle]
             steps += device_steps(launched, trace.kernels, programs)
             spans.append(trace.spans)
-            hosts += step_times(trace.spans, [facts.kind for facts in launched])
+            hosts += step_times(trace.spans, [(facts.kind, facts.num_steps) for facts in launched])
     if not steps:
         raise ValueError(
             f"no step was recorded in {directory}: fewer steps ran than the schedule waits for, or "
@@ -216,6 +216,7 @@ def _step_row(kind: Kind, own: Sequence[DeviceStep], every: Sequence[DeviceStep]
     return StepRow(
         kind=kind,
         steps=len(own),
+        num_steps=mean(step.facts.num_steps for step in own),
         rows=mean(step.facts.rows for step in own),
         tokens=mean(step.facts.tokens for step in own),
         context_tokens=mean(step.facts.context_tokens for step in own),

@@ -79,7 +79,8 @@ class StepRow:
 
     Attributes:
         kind: "prefill" or "decode".
-        steps: recorded.
+        steps: recorded; a multi-step decode is one.
+        num_steps: of each, 1 or the length of a multi-step decode.
         rows: sequences.
         tokens: fed.
         context_tokens: read by attention.
@@ -93,6 +94,7 @@ class StepRow:
 
     kind: Kind
     steps: int
+    num_steps: float = 1.0
     rows: float
     tokens: float
     context_tokens: float

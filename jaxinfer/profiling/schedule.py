@@ -10,7 +10,8 @@ Phase = Literal["wait", "warmup", "active", "done"]
 class ProfileSchedule:
     """Steps of the engine to skip, to trace and drop, and to record; then perhaps again.
 
-    The default records five steps: of a fresh batch, one prefill and four decodes.
+    The default records five steps: of a fresh batch, one prefill and four decodes. A multi-step
+    decode is one step.
 
     Attributes:
         wait: steps that run as always.

@@ -13,9 +13,11 @@ class StepFacts:
     Attributes:
         kind: "prefill" if a row fed several tokens.
         rows: sequences in the step.
-        tokens: fed, of all rows.
-        context_tokens: tokens whose keys and values are read, of all rows.
-        pairs: of a token fed and a token that it attends to, itself included.
+        tokens: fed, of all rows; by each of `num_steps`.
+        num_steps: 1, or the length of a multi-step decode.
+        context_tokens: tokens whose keys and values are read, of all rows; by the first of
+            `num_steps`.
+        pairs: of a token fed and a token that it attends to, itself included; likewise.
         programs: keys of the programs launched, in order.
     """
 
@@ -24,6 +26,7 @@ class StepFacts:
     tokens: int
     context_tokens: int
     pairs: int
+    num_steps: int = 1
     programs: tuple[str, ...] = ()
 
     @classmethod

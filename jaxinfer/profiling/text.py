@@ -76,7 +76,7 @@ def _timing_cells(each: "Timing", report: "ProfileReport") -> tuple[str, ...]:
 def timing_shares(each: "Timing", report: "ProfileReport") -> tuple[str, str]:
     """A step's time over that of one as always, and the share of it that kernels take."""
     usual = [t for t in report.timings if (t.kind, t.run) == (each.kind, "as always")]
-    busy = [row.busy_s for row in report.steps if row.kind == each.kind]
+    busy = [row.busy_s / row.num_steps for row in report.steps if row.kind == each.kind]
     return (
         f"{each.seconds / usual[0].seconds:.2f}" if usual else "-",
         _share(busy[0] / each.seconds if busy else None),

@@ -38,7 +38,7 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
     record = newest_profile(platform, records)
     if record is None:
         return ["Not measured yet."]
-    report = _report_of(record)
+    report = ProfileReport.from_dict(record["report"])
     machine, commit = record["machine"], (record["commit"] or "unknown")[:7]
     device = machine["cpu"] if platform == "cpu" else machine["device"]
     lines = [
@@ -80,7 +80,7 @@ def profile_pictures(records: list[Record]) -> dict[str, str]:
     for platform in ("cpu", "gpu"):
         record = newest_profile(platform, records)
         if record is not None:
-            report = _report_of(record)
+            report = ProfileReport.from_dict(record["report"])
             pictures[f"profile-{platform}-step.svg"] = strip(report)
             if report.peak is not None:
                 pictures[f"profile-{platform}-roofline.svg"] = roofline(report)
@@ -96,14 +96,6 @@ def newest_profile(platform: str, records: list[Record]) -> Record | None:
         if record["kind"].startswith("profile-") and record["report"]["platform"] == platform
     ]
     return own[-1] if own else None
-
-
-def _report_of(record: Record) -> ProfileReport:
-    """A record's report, without what reports no longer say of steps."""
-    said = {field.name for field in dataclasses.fields(StepRow)}
-    report = record["report"]
-    steps = [{name: step[name] for name in step if name in said} for step in report["steps"]]
-    return ProfileReport.from_dict(report | {"steps": steps})
 
 
 def _step_line(step: StepRow) -> str:

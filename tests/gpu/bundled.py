@@ -44,6 +44,7 @@ class Setting:
             "num_kv_blocks": 1 + (blocks + 1 if self.tight else 16 * blocks),
             "max_model_len": MAX_MODEL_LEN,
             "max_num_seqs": 8,
+            "num_decode_steps": 8 if self.block_size == 16 else 1,
         }
 
 

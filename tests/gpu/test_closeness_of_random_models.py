@@ -34,6 +34,7 @@ def test_whatever_the_heads(
         max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=128,
+        num_decode_steps=1,
     )
     record_property("closeness", str(closeness))
     closeness.check()

@@ -19,6 +19,7 @@ def test_swapping_to_host_memory_and_back_changes_nothing():
 
 
 def test_a_failing_step_changes_nothing(monkeypatch):
-    with engine(SETTINGS[4]) as llm:
-        fail_in_the_third_step(runner_of(llm), monkeypatch)
+    with engine(SETTINGS[4], num_decode_steps=8) as llm:
+        schedules = fail_in_the_third_step(runner_of(llm), monkeypatch)
         assert greedy_tokens(llm) == expected_tokens()
+        assert any(schedule.num_steps == 8 for schedule in schedules[3:])

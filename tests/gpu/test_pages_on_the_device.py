@@ -36,6 +36,7 @@ def llm():
         enable_prefix_caching=False,  # the same prompts again are the same steps again
         preemption_mode="swap",
         swap_space=0.1,
+        num_decode_steps=8,
         compile_ahead=False,
         show_progress=False,
     ) as llm:
@@ -63,8 +64,12 @@ def _pointers(runner):
 
 def test_every_step_aliases_all_pages(runner):
     buckets = runner._buckets
-    shape = buckets.decode_shapes()[0]
-    keys = (buckets.prefill_shapes()[0], shape, SampledDecodeKey(shape, "temperature"))
+    sampled = buckets.sampled_decode_shapes()[0]
+    keys = (
+        buckets.prefill_shapes()[0],
+        buckets.decode_shapes()[0],
+        *(SampledDecodeKey(sampled, "temperature", steps) for steps in (1, 8)),
+    )
     for key in keys:
         analysis = runner._compiled[key].memory_analysis()
         assert analysis.alias_size_in_bytes >= runner.report.kv_bytes, key

@@ -84,5 +84,5 @@ def recording(**changes: Any) -> dict[str, Any]:
 
 def report(**changes: Any) -> ProfileReport:
     steps = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
-    hosts = step_times(SPANS, ["prefill", "decode"])
+    hosts = step_times(SPANS, [("prefill", 1), ("decode", 1)])
     return make_report(recording(**changes), steps, [SPANS], hosts, PROGRAMS)

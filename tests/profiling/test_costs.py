@@ -41,6 +41,14 @@ def test_weights_are_read_once_and_keys_of_every_row():
     assert read == 10 * SHAPE.kv_bytes_per_token()
 
 
+def test_a_multi_step_decode_costs_its_steps_on_growing_contexts():
+    two = step_costs(SHAPE, "bfloat16", dataclasses.replace(DECODE, num_steps=2))
+    longer = dataclasses.replace(DECODE, context_tokens=24, pairs=24)
+    each = [step_costs(SHAPE, "bfloat16", facts) for facts in (DECODE, longer)]
+    for part in PARTS:
+        assert two[part].flops == pytest.approx(sum(one[part].flops for one in each))
+
+
 def test_devices_share_evenly():
     one, two = (step_costs(SHAPE, "bfloat16", DECODE, devices) for devices in (1, 2))
     assert two["mlp"].num_bytes == one["mlp"].num_bytes / 2

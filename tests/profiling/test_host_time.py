@@ -6,7 +6,7 @@ from jaxinfer.profiling.host_time import StepTime, own_seconds, step_times, timi
 from jaxinfer.profiling.trace.xplane import Span
 from tests.profiling.synthetic import SPANS
 
-_LAUNCHES = ("prefill", "decode")
+_LAUNCHES = (("prefill", 1), ("decode", 1))
 _PREFILL, _DECODE = step_times(SPANS, _LAUNCHES)
 
 
@@ -22,7 +22,7 @@ def test_a_step_that_was_launched_ahead_lasts_from_the_end_of_the_one_before():
 
 def test_a_launch_that_waits_for_the_device_is_part_of_the_step():
     spans = [Span("schedule", 0, 10), Span("launch", 10, 900), Span("fetch", 920, 30)]
-    (step,) = step_times(spans, ["prefill"])
+    (step,) = step_times(spans, [("prefill", 1)])
     assert step.seconds == pytest.approx(950e-9)
 
 
@@ -47,7 +47,7 @@ def test_time_in_a_nested_span_counts_for_it_alone_however_spans_are_sorted():
 
 
 def test_a_timing_is_the_median_of_its_kind():
-    steps = [_PREFILL, *(StepTime("decode", s, _DECODE.parts) for s in (5.0, 1.0, 2.0))]
+    steps = [_PREFILL, *(StepTime("decode", 1, s, _DECODE.parts) for s in (5.0, 1.0, 2.0))]
     prefill, decode = timings(steps, "as always")
     assert (prefill.kind, prefill.run, prefill.seconds) == (
         "prefill",
@@ -56,3 +56,9 @@ def test_a_timing_is_the_median_of_its_kind():
     )
     assert decode.seconds == 2.0
     assert decode.host["pack"] == pytest.approx(3e-8)
+
+
+def test_of_a_multi_step_decode_each_step_is_timed():
+    (decode,) = timings([StepTime("decode", 4, 2.0, _DECODE.parts)], "as always")
+    assert decode.seconds == 0.5
+    assert decode.host["pack"] == pytest.approx(7.5e-9)

@@ -91,6 +91,14 @@ def test_recorded_steps_stand_beside_those_as_always_with_the_host_of_both():
     assert rows["recorded"][2:5] == ["0.000", "0.96", "70%"]
 
 
+def test_the_device_is_as_busy_in_each_step_of_a_multi_step_decode():
+    always = {"kind": "decode", "run": "as always", "seconds": 95e-9}
+    one = report(timings=[always])
+    row = dataclasses.replace(one.steps[1], num_steps=4.0)
+    lines = str(dataclasses.replace(one, steps=(one.steps[0], row))).splitlines()
+    assert next(line for line in lines if line.startswith("decode, as always")).split()[5] == "50%"
+
+
 def test_a_note_says_what_100_percent_is_where_it_was_measured_and_may_be_exceeded():
     source = "the best kernels on this device"
     assert f"100% is a sustained speed ({source})" in str(report(peak={**PEAK, "source": source}))

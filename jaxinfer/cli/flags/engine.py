@@ -31,6 +31,7 @@ _DECIDED_LATER = {
     "num_kv_blocks": "what device memory holds",
     "compilation_cache_dir": "~/.cache/jaxinfer/xla",
     "compile_ahead": "at start-up on a GPU, at first use on a CPU",
+    "num_decode_steps": "8 for small models, 1 for others",
     "device_timeout": "300 on a GPU, 60 at start, 0 on a CPU",
 }
 
@@ -246,6 +247,12 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         default=unset,
         help="compile every shape at start-up, or each at its first use",
+    )
+    group.add_argument(
+        "--num-decode-steps",
+        type=int,
+        default=unset,
+        help="decode steps in one launch while few sequences run",
     )
     group.add_argument(
         "--device-timeout",

@@ -62,6 +62,7 @@ def _engine(arguments: argparse.Namespace) -> "LLM":
         "max_model_len": arguments.prompt_tokens
         + max(profile_schedule(arguments).num_steps, 64)
         + 1,
+        "num_decode_steps": 1,  # so that a launch is a step
         "show_progress": not arguments.quiet,
     }
     return build_engine(arguments.model_shape, {**needed, **engine_arguments(arguments)})

@@ -13,7 +13,7 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 @dataclasses.dataclass(slots=True)
 class StepCounts:
-    """Sums over the steps that were read.
+    """Sums over the steps that were read; a multi-step decode of k steps counts as k.
 
     A step with any prompt tokens (or recomputed tokens of preempted requests) is a prefill step; in
     every other step all rows decode.
@@ -88,16 +88,23 @@ class StepClock:
         now = self._clock()
         seconds = now - max(schedule.launch_time, self._last_end)
         self._last_end = now
-        counts, num_tokens = self.counts, schedule.num_tokens
-        counts.step_tokens[bisect.bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
-        counts.step_tokens_sum += num_tokens
+        counts, num_steps, num_tokens = self.counts, schedule.num_steps, schedule.num_tokens
+        counts.step_tokens[bisect.bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += num_steps
+        counts.step_tokens_sum += num_steps * num_tokens
         if schedule.num_prefill_tokens:
             counts.prefill_steps += 1
             counts.prefill_seconds += seconds
             counts.prefill_tokens += schedule.num_prefill_tokens
             counts.prefill_pairs += schedule.num_prefill_pairs
         else:
-            counts.decode_steps += 1
+            counts.decode_steps += num_steps
             counts.decode_seconds += seconds
-            counts.decode_tokens += num_tokens
-            counts.decode_context_tokens += schedule.num_context_tokens
+            counts.decode_tokens += _num_decoded(schedule)
+            counts.decode_context_tokens += num_steps * schedule.num_context_tokens
+
+
+def _num_decoded(schedule: Schedule) -> int:
+    """Tokens of a decode; rows may have fewer of a multi-step decode than it has steps."""
+    if schedule.num_steps == 1:
+        return schedule.num_tokens
+    return sum([row.num_reserved for row in schedule.rows])  # a generator is a call a row

@@ -40,8 +40,10 @@ _MOST_FULL_ROWS = 32
 _FULL_ROWS = 64
 
 # A second launch takes the host about as long as a fifth of a short step, and steps of more rows
-# are long enough to hide it.
+# are long enough to hide it. Those of few rows may be shorter than even one launch, which several
+# of them then share.
 _SAMPLED_ROWS = (2, 8, 16, 32)
+_MULTI_STEP_ROWS = 8
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
@@ -58,6 +60,8 @@ class Buckets:
         rows: sizes of decode steps without their samplers, ascending; as of the next, the smallest
             is at least 2, because XLA turns a product with one row into something slow.
         sampled_rows: sizes of decode steps that sample in the same program, ascending.
+        multi_step_rows: the first of these, of which a launch may have several steps.
+        num_steps: decode steps of such a launch; 1 if there are none.
         full_rows: the sizes that also take sampler mode "full", whose programs are large.
         mixed_rows: likewise of mode "mixed".
         widths: blocks of a block table, ascending; the last holds a full-length sequence. Where
@@ -72,6 +76,8 @@ class Buckets:
     scored: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
     sampled_rows: tuple[int, ...]
+    multi_step_rows: tuple[int, ...]
+    num_steps: int
     full_rows: tuple[int, ...]
     mixed_rows: tuple[int, ...]
     widths: tuple[int, ...]
@@ -82,6 +88,10 @@ class Buckets:
     def samples_at_once(self, rows: int, mode: SamplerMode) -> bool:
         """Whether a decode step of that many rows has its sampler in the same program."""
         return mode in PLAIN_MODES and rows <= max(self.sampled_rows, default=0)
+
+    def steps_of_launches(self, rows: int) -> Sequence[int]:
+        """How many steps a launch of this size of `sampled_rows` may have."""
+        return (1, self.num_steps) if rows in self.multi_step_rows else (1,)
 
     def sampled_decode_shape(self, rows: int, width: int) -> DecodeShape:
         """The smallest bucket of a step with its sampler for a number of rows and blocks."""
@@ -183,6 +193,7 @@ def choose_buckets(
     max_model_len: int,
     block_size: int,
     platform: str,
+    num_decode_steps: int = 1,
     weight_bytes: int = 0,
     rows_in_item: int = 0,
 ) -> Buckets:
@@ -194,6 +205,7 @@ def choose_buckets(
         max_model_len: most tokens of a sequence.
         block_size: S.
         platform: "cpu" or that of an accelerator.
+        num_decode_steps: decode steps of a launch of few rows.
         weight_bytes: of the parameters on a device; large ones get more buckets of tokens.
         rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
     """
@@ -237,6 +249,8 @@ def choose_buckets(
         scored=tuple(scored),
         rows=tuple(rows),
         sampled_rows=tuple(sampled_rows),
+        multi_step_rows=_multi_step_rows(sampled_rows) if num_decode_steps > 1 else (),
+        num_steps=num_decode_steps,
         full_rows=tuple(full_rows),
         mixed_rows=tuple(size for size in mixed_rows if size > _MOST_FULL_ROWS),
         widths=tuple(widths),
@@ -248,6 +262,11 @@ def choose_buckets(
         ),
         rows_in_item=rows_in_item,
     )
+
+
+def _multi_step_rows(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes up to the first that holds all rows of the largest multi-step decode."""
+    return tuple(sizes[: bisect.bisect_left(sizes, _MULTI_STEP_ROWS) + 1])
 
 
 def _powers(first: int) -> list[int]:

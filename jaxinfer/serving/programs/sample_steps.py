@@ -13,16 +13,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.serving.programs.layout import DecodeShape, SampledRows
+from jaxinfer.serving.programs.layout import DecodeShape, SampledRows, StepInputs
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import NOT_FINITE, OK
-from jaxinfer.serving.sampling.layout import SamplerMode, SamplingArrays, SlotState
+from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays, SlotState
 from jaxinfer.serving.sampling.logprobs import report_log_softmax
 from jaxinfer.serving.sampling.masks import with_masks
 from jaxinfer.serving.sampling.sampler import StepOutput, merge, sample
 from jaxinfer.serving.sampling.slot_state import count_sampled, with_slot_state
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
 
+_NO_SLOT = 2**31 - 1  # what is written to it is dropped
 _SCORED_ROWS = 128  # prompt tokens whose logits are in memory at once
 
 
@@ -100,32 +101,63 @@ def sampled_decode_step(
     context: StepContext,
     shape: DecodeShape,
     mode: SamplerMode,
+    num_steps: int = 1,
     forward: Forward = feed_last_tokens,
-) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "B columns"]]:
+) -> tuple[KVCache, Int32[Array, " slots"], Int32[Array, "*steps B columns"]]:
     """`steps.decode_step` and `sample_step` in one program, for one launch instead of two.
 
     Args:
         params: the parameter tree.
         kv: the pages; donated.
-        packed: a batch laid out by the shape.
+        packed: the first step's batch, laid out by the shape; tables have room for all steps.
         last_tokens: newest token of each slot; donated.
         allowed: the masks of the slots' edits.
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
         mode: as in `sample_step`; static.
+        num_steps: more than one for a multi-step decode, each of whose steps feeds what the one
+            before it sampled; static.
         forward: takes the place of `feed_last_tokens`; static.
 
     Returns:
-        The pages, the newest tokens, and what the host reads (see `result.py`).
+        The pages, the newest tokens, and what the host reads (see `result.py`), of a multi-step
+        decode stacked over the steps: of a row's steps, all after its `num_tokens` yield something
+        without meaning, and change nothing.
     """
-    batch = shape.split(packed)
-    kv, hidden, fed = forward(params, kv, batch, last_tokens, peers, context=context)
     head = context.architecture.head_params(params)
-    last_tokens, output = sample_step(
-        head, hidden, batch.sampled_rows(fed), last_tokens, allowed, context=context, mode=mode
+    first = shape.split(packed)
+
+    def one_step(carry: tuple[KVCache, Array], step: Any) -> tuple[tuple[KVCache, Array], Array]:
+        kv, last_tokens = carry
+        batch = first if num_steps == 1 else _at_step(first, step)
+        kv, hidden, fed = forward(params, kv, batch, last_tokens, peers, context=context)
+        rows = SampledRows(batch.slots, fed, batch.sampling)
+        last_tokens, output = sample_step(
+            head, hidden, rows, last_tokens, allowed, context=context, mode=mode
+        )
+        return (kv, last_tokens), output
+
+    if num_steps == 1:
+        (kv, last_tokens), outputs = one_step((kv, last_tokens), 0)
+    else:
+        steps = jnp.arange(num_steps, dtype=jnp.int32)
+        (kv, last_tokens), outputs = lax.scan(one_step, (kv, last_tokens), steps)
+    return kv, last_tokens, outputs
+
+
+def _at_step(first: StepInputs, step: Array) -> StepInputs:
+    """A multi-step decode's batch at one of its steps.
+
+    Rows that have all their tokens read and write nothing more; nor does padding.
+    """
+    runs, sampling = step < first.num_tokens, first.sampling
+    scalars = sampling.scalars.at[:, Column.POSITION].add(step)
+    return first._replace(
+        context_lens=jnp.where(runs, first.context_lens + step, 0),
+        slots=jnp.where(runs, first.slots, _NO_SLOT),
+        sampling=sampling._replace(scalars=scalars),
     )
-    return kv, last_tokens, output
 
 
 def prompt_logprobs_step(

@@ -25,7 +25,7 @@ from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
 from jaxinfer.model.architecture import Architecture, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
-from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, StepInputs
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows, StepInputs
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 
 KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
@@ -139,7 +139,7 @@ def prefill_step(
     last_rows = None if shape.all_tokens else ends
     kv, x = run_layers(params, kv, tokens, context, axis, last_rows=last_rows)
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
-    rows = batch.sampled_rows(token_ids.at[ends].get(mode="clip"))
+    rows = SampledRows(batch.slots, token_ids.at[ends].get(mode="clip"), batch.sampling)
     hidden = context.architecture.final_hidden(params, last, context.config)
     return kv, hidden, rows.joined(), x if shape.all_tokens else None
 
@@ -202,7 +202,7 @@ def decode_step(
     """
     batch = shape.split(packed)
     kv, hidden, fed = forward(params, kv, batch, last_tokens, peers, context=context)
-    return kv, hidden, batch.sampled_rows(fed).joined()
+    return kv, hidden, SampledRows(batch.slots, fed, batch.sampling).joined()
 
 
 def _run_layers(

@@ -131,6 +131,7 @@ def step_facts(schedule: Schedule, programs: tuple[str, ...]) -> StepFacts:
         kind="prefill" if schedule.num_prefill_tokens else "decode",
         rows=len(rows),
         tokens=schedule.num_tokens,
+        num_steps=schedule.num_steps,
         context_tokens=sum(row.start + row.num_fed for row in rows),
         pairs=sum(row.num_fed * row.start + row.num_fed * (row.num_fed + 1) // 2 for row in rows),
         programs=programs,

@@ -27,7 +27,7 @@ class StepTimer:
     def __init__(self, started: StartedEngine) -> None:
         self._started = started
         self._spans: list[Span] = []
-        self._launches: list[Kind] = []
+        self._launches: list[tuple[Kind, int]] = []
         self.steps: list[StepTime] = []
         started.engine.drain()
         started.engine.observe(self)
@@ -37,8 +37,9 @@ class StepTimer:
         """Nothing to do."""
 
     def launched(self, schedule: Schedule) -> None:
-        """Note the step's kind."""
-        self._launches.append("prefill" if schedule.num_prefill_tokens else "decode")
+        """Note the step's kind and length."""
+        kind: Kind = "prefill" if schedule.num_prefill_tokens else "decode"
+        self._launches.append((kind, schedule.num_steps))
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Notes the times of a part."""

@@ -191,6 +191,15 @@ class Request:
         return budget is not None and number >= budget
 
     @property
+    def decodes_several(self) -> bool:
+        """Whether a launch may draw several of its tokens: no token changes how the next is drawn.
+
+        And nothing of that lies in its slot; so log-probabilities of likeliest tokens are out, too.
+        """
+        is_plain = self.matcher is None and self.params.sampling_mode("none") != "full"
+        return is_plain and self.decodes_on_device
+
+    @property
     def thinks_freely(self) -> bool:
         """Whether it is within a thinking, behind which its grammar begins.
 

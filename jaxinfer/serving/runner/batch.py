@@ -129,7 +129,8 @@ class BatchBuilder:
         if schedule.is_decode:
             mode = choose_mode(len(rows))
             at_once = not schedule.samples_late and self._buckets.samples_at_once(len(rows), mode)
-            step = self._step_rows(rows, slots, sample_slots, context, slots)
+            last = context + (schedule.num_steps - 1)
+            step = self._step_rows(rows, slots, sample_slots, context, slots, last)
             shape, packed, arrays = self._pack_decode(step, mode, samples_at_once=at_once)
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)
@@ -243,9 +244,14 @@ class BatchBuilder:
         sample_slots: np.ndarray,
         context: np.ndarray,
         table_slots: np.ndarray,
+        last: np.ndarray | None = None,
     ) -> StepRows:
-        """A step's rows, with block tables as wide as the longest of them needs."""
-        width = -(-int(context.max()) // self._block_size)
+        """A step's rows, with block tables as wide as the longest of them needs.
+
+        A multi-step decode's are as wide as for `last`, each row's context in its last step.
+        """
+        longest = int((context if last is None else last).max())
+        width = min(-(-longest // self._block_size), self._buckets.widths[-1])
         tables = self._mirror.tables[table_slots, :width]
         return StepRows(
             rows, slots, sample_slots, context, tables, self._padding_slot, self._block_size

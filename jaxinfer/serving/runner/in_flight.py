@@ -31,8 +31,8 @@ class InFlightStep(NamedTuple):
     """A step that was launched and not yet read.
 
     Attributes:
-        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies, in
-            pinned host memory once the device is done.
+        sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies or a
+            multi-step decode, in pinned host memory once the device is done.
         prompt: int32 ``[T, columns]`` on the device, or None.
         num_rows: rows of the schedule.
         num_tokens: packed tokens of the schedule.

@@ -39,6 +39,7 @@ from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.runner.watchdog import Watchdog
 from jaxinfer.serving.sampling.layout import WITH_SLOTS
 from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.spans import EnterSpan
 from jaxinfer.startup_report import StartUpTimes
@@ -155,6 +156,11 @@ class Runner:
         """How long steps have waited for programs that were compiled at their first use."""
         return self._compiled.seconds_waited
 
+    @property
+    def multi_step(self) -> MultiStep:
+        """Which launches may have several decode steps."""
+        return MultiStep(self._buckets.num_steps, max(self._buckets.multi_step_rows, default=0))
+
     def compile_all(self) -> None:
         """Compile every program there is, so that nothing compiles while requests run.
 
@@ -221,7 +227,8 @@ class Runner:
             self._slots = self._writer.counts(self._slots, batch.counts)
         packed = self._inputs.write(batch.packed)
         if batch.samples_at_once and isinstance(batch.shape, DecodeShape):
-            return self._launch_sampled(schedule, SampledDecodeKey(batch.shape, batch.mode), packed)
+            key = SampledDecodeKey(batch.shape, batch.mode, schedule.num_steps)
+            return self._launch_sampled(schedule, key, packed)
         if batch.shape not in self._compiled:
             self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
         self._kv, hidden, rows, *residual = self._program(batch.shape)(

@@ -26,6 +26,9 @@ class ScheduledRow:
       before, or before other forks of it. It samples from the same hidden state, at `start`, the
       prompt's length.
     - A decode feeds 1 and reserves 1.
+    - A multi-step decode (`Schedule.num_steps` > 1) feeds 1 and then its own samples: inner step i
+      feeds the token at `start + i`. It reserves as many as the request may still get; in steps
+      beyond these the row is padding, which leaves the device's `last_tokens[slot]` alone.
     - A row that verifies feeds k proposed tokens last, samples after each of them and after the
       token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
       their place, up to the first that does not, and the token sampled after them.
@@ -76,6 +79,7 @@ class Schedule:
         rows: never empty; running requests by rank, then the admitted ones by rank.
         is_decode: every row feeds exactly the token in the device's `last_tokens[slot]`, and
             samples, so nothing but tables and lengths must be uploaded.
+        num_steps: 1, or the length of a multi-step decode.
         num_proposed: proposed tokens of the row that feeds most of them; 0 if none verifies.
         swap_out: pairs (device block, host block) to copy from the device to the host.
         swap_in: pairs (device block, host block) to copy from the host to the device. A host
@@ -84,7 +88,7 @@ class Schedule:
             prompt's last block, if that is not full. No block is in both places.
         preempted: requests that lost their blocks to ones of lower rank in this step.
         admitted: requests that began or resumed running in it.
-        num_tokens: tokens fed in total.
+        num_tokens: tokens fed in total; of a multi-step decode, by its first inner step.
         num_prefill_tokens: of these, tokens fed in rows of more than one, proposals left out.
         num_prefill_pairs: pairs of such a token and a token that it attends to, itself included.
         num_context_tokens: tokens whose keys and values are in pages, about.
@@ -97,6 +101,7 @@ class Schedule:
 
     rows: list[ScheduledRow]
     is_decode: bool
+    num_steps: int = 1
     num_proposed: int = 0
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)

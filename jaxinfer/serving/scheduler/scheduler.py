@@ -10,7 +10,7 @@ from jaxinfer.serving.requests.stopping import check_stop, set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
-from jaxinfer.serving.scheduler.step_planner import StepPlanner
+from jaxinfer.serving.scheduler.step_planner import ONE_STEP, MultiStep, StepPlanner
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
 
 PreemptionMode = Literal["recompute", "swap"]
@@ -52,6 +52,7 @@ class Scheduler:
         num_host_blocks: blocks of the host's swap space; "swap" needs some.
         is_fair: a priority lets a request overtake a bounded number of others (`fair_urgency`), so
             that none starves.
+        multi_step: which launches are to have several decode steps.
 
     Raises:
         ValueError: for arguments out of range or in contradiction.
@@ -68,6 +69,7 @@ class Scheduler:
         preemption_mode: PreemptionMode = "recompute",
         num_host_blocks: int = 0,
         is_fair: bool = False,
+        multi_step: MultiStep = ONE_STEP,
     ) -> None:
         if max_num_seqs < 1 or max_model_len < 1:
             raise ValueError(
@@ -93,7 +95,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.swap_space = SwapSpace(num_host_blocks)
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
-        self._planner = StepPlanner(self._queues, max_num_batched_tokens)
+        self._planner = StepPlanner(self._queues, max_num_batched_tokens, multi_step)
         self._epoch = 0
         self._kept: set[str] | None = None
 
@@ -111,6 +113,12 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests with a slot."""
         return len(self._queues.running)
+
+    @property
+    def may_launch_several(self) -> bool:
+        """Whether the next launch may have several decode steps, as far as numbers say."""
+        num_steps, most_rows = self._planner.multi_step
+        return num_steps > 1 and self.num_running <= most_rows and not self._queues.waiting
 
     @property
     def num_preemptions(self) -> int:
@@ -194,14 +202,16 @@ class Scheduler:
     def schedule(self, max_tokens: int | None = None) -> Schedule | None:
         """Plan the next step and move every counter past it, as if it were launched.
 
+        A multi-step decode, where there can be one, counts as one step.
+
         Args:
-            max_tokens: most tokens of the step, at least `max_num_seqs`; None is
+            max_tokens: most tokens of a step of another kind, at least `max_num_seqs`; None is
                 `max_num_batched_tokens`.
 
         Returns:
             The step, or None if nothing can run before tokens in flight are read (or at all).
         """
-        schedule = self._planner.plan_step(max_tokens)
+        schedule = self._planner.plan_multi_step() or self._planner.plan_step(max_tokens)
         if schedule is not None:
             schedule.epoch = self._epoch
         return schedule

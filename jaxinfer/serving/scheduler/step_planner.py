@@ -1,9 +1,27 @@
 """Plans one step: its requests, the tokens of each, and preemption when blocks run out."""
 
+from typing import NamedTuple
+
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.forks import can_fork
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+
+
+class MultiStep(NamedTuple):
+    """Which launches have several decode steps: those of few rows, whose steps are shorter.
+
+    Attributes:
+        num_steps: of a launch; 1 for none.
+        most_rows: that such a launch has.
+    """
+
+    num_steps: int = 1
+    most_rows: int = 0
+
+
+ONE_STEP = MultiStep()
+"""Every launch has one step."""
 
 
 class StepPlanner:
@@ -17,12 +35,16 @@ class StepPlanner:
     Args:
         queues: the requests, their slots and blocks.
         max_num_batched_tokens: tokens in a step at most, at least the number of slots.
+        multi_step: which launches are to have several decode steps.
     """
 
-    def __init__(self, queues: RequestQueues, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, queues: RequestQueues, max_num_batched_tokens: int, multi_step: MultiStep
+    ) -> None:
         self.queues = queues
         self.pool = queues.pool
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.multi_step = multi_step
         self._held_up: tuple[Request, int] | None = None
         self._budget = max_num_batched_tokens
 
@@ -43,6 +65,39 @@ class StepPlanner:
         if self.queues.swap_space.copies_out:
             schedule.swap_out = self.queues.swap_space.pop_copies_out()
         return schedule
+
+    def plan_multi_step(self) -> Schedule | None:
+        """Plan several decode steps of all running requests in one launch.
+
+        Returns:
+            None if there are too many of them, one waits that could be admitted, a row is no decode
+            or needs more than its parameters to be sampled, blocks are not all free, or no row
+            could keep a token of every step.
+        """
+        num_steps, most_rows = self.multi_step
+        running = self.queues.running
+        if num_steps == 1 or len(running) > most_rows:
+            return None
+        if self.queues.waiting and self.queues.free_slots:
+            return None
+        rows, missing = [], []
+        for request in running.values():
+            if request.num_pending_tokens == 0:  # it ends once its tokens in flight are read
+                continue
+            if request.num_pending_tokens > 1 or not request.decodes_several:
+                return None
+            start = request.num_cached_tokens
+            num_kept = min(num_steps, request.limits.num_tokens - request.num_tokens)
+            rows.append(ScheduledRow(request, start, 1, num_kept))
+            missing.append(self._num_missing_blocks(request, start + num_kept))
+        if max((row.num_reserved for row in rows), default=0) < num_steps:
+            return None
+        if sum(missing) > self.pool.num_free_blocks:
+            return None
+        for row in rows:
+            self._extend_table(row.request, row.start + row.num_reserved)
+            self._advance(row)
+        return Schedule(rows, is_decode=True, num_steps=num_steps, num_tokens=len(rows))
 
     def _place_running(self, schedule: Schedule) -> bool:
         """Give running requests their tokens; whether all of them got some."""

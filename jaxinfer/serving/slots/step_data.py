@@ -39,7 +39,8 @@ class Datum:
             processes that trace.
         padding: the value of all other entries, rows and tokens of padding.
         dtype: of 4 bytes, since all arrays travel in one int32 vector.
-        only: the kind of step that takes it; None for both.
+        only: the kind of step that takes it; None for both. The steps of a multi-step decode all
+            get what was packed for the first.
 
     Raises:
         ValueError: the kind or the dtype is not one of these.
@@ -90,6 +91,10 @@ def _slot_mapping(step: StepRows) -> np.ndarray:
     return positions + (blocks - ordinals) * S
 
 
+def _num_tokens(step: StepRows) -> np.ndarray:
+    return np.array([row.num_reserved for row in step.rows], np.int32)
+
+
 STEP_DATA = (
     Datum("token_ids", "token", _token_ids, only="prefill"),
     Datum("positions", "token", lambda step: step.positions, only="prefill"),
@@ -97,6 +102,7 @@ STEP_DATA = (
     Datum("cu_seqlens", "row+1", lambda step: step.cu_seqlens, Padding.LAST, only="prefill"),
     Datum("context_lens", "row", lambda step: step.context),
     Datum("slots", "row", lambda step: step.sample_slots, Padding.SLOT),
+    Datum("num_tokens", "row", _num_tokens, only="decode"),
     Datum("block_tables", "table", lambda step: step.tables),
 )
 """What every engine's steps take, in the order of the packed vector."""

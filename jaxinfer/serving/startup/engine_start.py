@@ -85,6 +85,7 @@ def start_engine(
         preemption_mode=config.preemption_mode,
         num_host_blocks=runner.num_host_blocks if config.preemption_mode == "swap" else 0,
         is_fair=config.scheduling_policy == "fair",
+        multi_step=runner.multi_step,
     )
     tokens = arrival_tokens(runner.report.platform, config.max_num_seqs)
     engine = Engine(

@@ -111,6 +111,7 @@ def plan_engine(
         max_num_batched_tokens=engine_config.token_budget(device.platform),
         block_size=engine_config.block_size,
         platform=device.platform,
+        num_decode_steps=engine_config.decode_steps(device.platform, weight_bytes),
         weight_bytes=weight_bytes,
         rows_in_item=_rows_in_item(programs),
     )

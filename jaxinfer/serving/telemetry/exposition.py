@@ -26,7 +26,7 @@ _HELP = {
     "num_preemptions": "Requests that lost their blocks for a time.",
     "num_compilations": "Programs compiled since the engine was made.",
     "compile_seconds": "Seconds that steps have waited for compilations.",
-    "engine_steps": "Steps of the engine.",
+    "engine_steps": "Steps of the engine; each step of a multi-step decode counts.",
     "engine_step_seconds": "Seconds that steps took.",
     "engine_step_tokens": "Tokens that steps computed.",
     "prefill_attention_pairs": "Pairs of a prompt token and a token that it attends to.",

@@ -5,7 +5,7 @@ function of that whole context. So a wrong table, a block freed too early or a f
 changes what comes out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,8 @@ class FakeRunner:
             self._copy(self._host_pages, self._pages, [(host, device)])
         self._masked = [self._is_masked(row) for row in schedule.rows]
         _require(schedule.samples_late or not any(self._masked), "a row gets no mask")
-        tokens = np.zeros((len(schedule.rows), schedule.num_proposed + 1), np.int32)
+        num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
+        tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
         num_accepted = []
         targets: list[int] = []
         table: list[int] = []
@@ -94,7 +95,7 @@ class FakeRunner:
                 num_accepted.append(count_accepted(row.proposed_token_ids, sampled))
                 self._last_tokens[_slot(row)] = sampled[num_accepted[-1] - 1]
             else:
-                tokens[i, 0] = self._run_row(row, schedule, table)
+                tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule, table))
                 num_accepted.append(row.num_reserved)
             targets += self._targets(row)
         self._copy(self._pages, self._pages, schedule.block_copies)
@@ -172,18 +173,23 @@ class FakeRunner:
     def close(self) -> None:
         self.closed = True
 
-    def _run_row(self, row: ScheduledRow, schedule: Schedule, table: list[int]) -> int:
+    def _run_row(self, row: ScheduledRow, schedule: Schedule, table: list[int]) -> Iterator[int]:
         slot = _slot(row)
         stop = row.start + row.num_fed
         # The scheduler has moved past the row: what it will sample is not there to be fed.
         fed = np.frombuffer(row.packed_tokens(), np.int32).tolist()
         if schedule.is_decode:
             fed = [self._last_tokens[slot]]
-        self._write(row, row.start, fed)
-        token_id = self._next(self._context(table, stop))
-        if row.samples:
-            self._last_tokens[slot] = token_id
-        return token_id
+        for step in range(schedule.num_steps):
+            if 0 < row.num_reserved <= step:  # padding by now
+                yield 0
+                continue
+            self._write(row, row.start + step, fed)
+            token_id = self._next(self._context(table, stop + step))
+            if step < row.num_reserved:
+                self._last_tokens[slot] = token_id
+            fed = [token_id]
+            yield token_id
 
     def _is_masked(self, row: ScheduledRow) -> bool:
         """Whether a row will be sampled under what its slot allows; a new holder's allows all."""

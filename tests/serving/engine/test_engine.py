@@ -15,6 +15,7 @@ from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.step_planner import MultiStep
 from tests.model.text.small_tokenizer import build_backend
 from tests.serving.engine.fake_runner import FakeRunner, continuation, next_token
 
@@ -34,11 +35,14 @@ class Setup:
         own = [name for name in ("seed", "grammars") if name in options]
         engine_options = {name: options.pop(name) for name in own}
         arrival_tokens = options.pop("arrival_tokens", None)
+        multi_step = MultiStep(options.pop("num_decode_steps", 1), most_rows=8)
         vocab_size = VOCAB if tokenizer is None else tokenizer.vocab_size
         self.runner = FakeRunner(vocab_size=vocab_size, block_size=block_size, token_map=token_map)
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128}
         self.scheduler = Scheduler(
-            BlockPool(num_blocks, block_size), **(defaults | {"eos_token_ids": [EOS]} | options)
+            BlockPool(num_blocks, block_size),
+            multi_step=multi_step,
+            **(defaults | {"eos_token_ids": [EOS]} | options),
         )
         self.engine = Engine(
             self.runner,
@@ -109,6 +113,15 @@ def test_blocks_are_hashed_while_the_device_runs_the_step_that_fills_them():
     assert num_cached == [0, 16]
 
 
+def test_first_tokens_are_read_before_a_multi_step_is_launched():
+    setup = Setup(num_decode_steps=4)
+    setup.add("a", [1, 2, 3], "delta", max_tokens=9)
+    unread = _unread_at_launches(setup)
+    setup.run()
+    assert [schedule.num_steps for schedule in setup.runner.launches] == [1, 4, 4]
+    assert unread == [0, 0, 1]
+
+
 def _unread_at_launches(setup):
     unread, launch = [], setup.runner.launch
     setup.runner.launch = lambda schedule: (unread.append(setup.runner.unread), launch(schedule))[1]
@@ -156,16 +169,18 @@ def test_a_step_that_samples_late_and_raises_costs_nothing_but_time(fails, numbe
     st.sampled_from([8, 16]),
     st.sampled_from([17, 20, 64]),
     st.sampled_from([8, 32]),
+    st.sampled_from([1, 4]),
     st.sampled_from(["recompute", "swap"]),
 )
-def test_batches_chunks_and_preemption_never_change_tokens(
-    seed, block_size, num_blocks, budget, preemption_mode
+def test_batches_chunks_multi_step_decodes_and_preemption_never_change_tokens(
+    seed, block_size, num_blocks, budget, multi_step, preemption_mode
 ):
     rng = random.Random(seed)
     setup = Setup(
         num_blocks=max(num_blocks, 128 // block_size + 1),
         block_size=block_size,
         max_num_batched_tokens=budget,
+        num_decode_steps=multi_step,
         preemption_mode=preemption_mode,
         num_host_blocks=8 if preemption_mode == "swap" else 0,
     )
@@ -185,8 +200,11 @@ def test_batches_chunks_and_preemption_never_change_tokens(
     assert {o.request_id: o.outputs[0].token_ids for o in outputs} == expected
 
 
-def test_eos_ends_a_request_and_the_token_behind_it_is_dropped():
-    setup = Setup(token_map=lambda context: EOS if len(context) == 5 else 3)
+@pytest.mark.parametrize("multi_step", [1, 4])
+def test_eos_ends_a_request_and_the_tokens_behind_it_are_dropped(multi_step):
+    setup = Setup(
+        num_decode_steps=multi_step, token_map=lambda context: EOS if len(context) == 5 else 3
+    )
     setup.add("a", [1, 2, 3], max_tokens=50, ignore_eos=False)
     (output,) = setup.run()
     assert output.outputs[0].token_ids == [3, 3, EOS]
@@ -215,8 +233,13 @@ def spelled(text, *, prompt_length):
 
 
 @pytest.mark.parametrize("kind", ["final", "cumulative", "delta"])
-def test_a_stop_string_ends_the_request_and_its_tokens(kind):
-    setup = Setup(tokenizer=TOKENIZER, token_map=spelled("hello world", prompt_length=2))
+@pytest.mark.parametrize("multi_step", [1, 4])
+def test_a_stop_string_ends_the_request_and_its_tokens(kind, multi_step):
+    setup = Setup(
+        tokenizer=TOKENIZER,
+        token_map=spelled("hello world", prompt_length=2),
+        num_decode_steps=multi_step,
+    )
     setup.add("a", [1, 2], kind, max_tokens=60, stop=["o w"])
     outputs = setup.run()
     last = outputs[-1].outputs[0]

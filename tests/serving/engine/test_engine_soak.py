@@ -48,6 +48,7 @@ def test_every_answer_is_the_one_a_request_has_alone(seed):
     print(f"seed {seed}")
     setup = Setup(
         num_blocks=rng.choice([17, 30, 80]),
+        num_decode_steps=rng.choice([1, 3]),
         max_num_batched_tokens=rng.choice([8, 32, 64]),
         preemption_mode="swap" if seed % 2 else "recompute",
         num_host_blocks=10 if seed % 2 else 0,

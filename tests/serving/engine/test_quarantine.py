@@ -24,7 +24,7 @@ class Poisoned(Setup):
 
         def raising(schedule):
             for row in schedule.rows:
-                end = row.start + row.num_fed
+                end = row.start + row.num_fed + schedule.num_steps - 1
                 if end >= self.poison.get(row.request.request_id.split("/")[0], 10**9):
                     self.runner._pages.clear()
                     raise RuntimeError(f"{row.request.request_id} is poison")
@@ -34,12 +34,16 @@ class Poisoned(Setup):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([8, 32]), st.integers(0, 3))
-def test_only_the_poisonous_end_whoever_they_run_with(seed, budget, num_poison):
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from([1, 4]), st.sampled_from([8, 32]), st.integers(0, 3)
+)
+def test_only_the_poisonous_end_whoever_they_run_with(seed, multi_step, budget, num_poison):
     rng = random.Random(seed)
     prompts = {str(i): [i] * rng.randrange(1, 25) for i in range(rng.randrange(4, 12))}
     poison = {str(i): rng.randrange(1, 50) for i in rng.sample(range(len(prompts)), num_poison)}
-    setup = Poisoned(poison, max_num_batched_tokens=budget, num_blocks=200)
+    setup = Poisoned(
+        poison, num_decode_steps=multi_step, max_num_batched_tokens=budget, num_blocks=200
+    )
     for name, prompt in prompts.items():
         setup.add(name, prompt, max_tokens=24)
         for _ in range(rng.randrange(3)):
@@ -52,7 +56,7 @@ def test_only_the_poisonous_end_whoever_they_run_with(seed, budget, num_poison):
             assert answer.finish_reason == "error"
             assert outputs[name].error == f"its step failed twice: {name}/0 is poison"
             assert answer.token_ids == expected[: len(answer.token_ids)]
-            assert poison[name] - len(prompt) - len(answer.token_ids) < 3
+            assert poison[name] - len(prompt) - len(answer.token_ids) < 2 * multi_step + 1
         else:
             assert answer.token_ids == expected
             assert outputs[name].error is None

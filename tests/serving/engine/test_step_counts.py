@@ -45,6 +45,21 @@ def test_what_is_in_the_prefix_cache_is_not_counted_as_computed():
     assert setup.engine.counts().steps.prefill_tokens == 20 + 4
 
 
+def test_the_steps_of_a_multi_step_decode_count_each():
+    _, single = run([[1, 2, 3]], max_tokens=9)
+    _, multi = run([[1, 2, 3]], max_tokens=9, num_decode_steps=4)
+    assert multi.decode_steps == single.decode_steps == 8
+    assert multi.decode_tokens == single.decode_tokens == 8
+
+
+def test_of_a_multi_step_decode_a_row_counts_for_the_tokens_that_it_keeps():
+    setup = Setup(num_decode_steps=4)
+    setup.add("a", [1, 2, 3], max_tokens=9)
+    setup.add("b", [4, 5], max_tokens=7)
+    setup.run()
+    assert setup.engine.counts().steps.decode_tokens == 8 + 6
+
+
 def test_context_is_known_to_half_a_block_a_row():
     _, steps = run([[*range(20)], [*range(50, 80)]], block_size=8)
     exact = sum(20 + i for i in range(1, 5)) + sum(30 + i for i in range(1, 5))

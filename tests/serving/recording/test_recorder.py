@@ -14,7 +14,7 @@ from tests.serving.small_llm import PROMPTS, small_llm
 
 @pytest.fixture(scope="module")
 def engine():
-    with small_llm(enable_prefix_caching=False) as llm:
+    with small_llm(num_decode_steps=1, enable_prefix_caching=False) as llm:
         llm.generate(_prompts(), _params(4), use_tqdm=False)
         yield llm
 
@@ -71,7 +71,7 @@ def test_host_and_device_are_recorded_by_one_clock(engine, tmp_path):
     launches = [span for span in trace.spans if span.name == "launch"]
     fetches = [span for span in trace.spans if span.name == "fetch"]
     runs = {(event.module, event.run) for event in trace.kernels if event.run}
-    forward = [run for run in runs if run[0].startswith(("jit_prefill", "jit_decode"))]
+    forward = [run for run in runs if run[0].startswith(("jit_prefill", "jit_sampled_decode"))]
     assert len(launches) == len(fetches) == len(forward) == 5
     # No kernel of a step begins before its launch does, or ends after its tokens were read.
     events = [
@@ -177,7 +177,7 @@ def test_a_schedule_counts_the_steps_of_one_engine(tmp_path):
 
 
 def test_closing_an_engine_ends_its_recording_and_keeps_its_steps(tmp_path):
-    with small_llm() as llm:
+    with small_llm(num_decode_steps=1) as llm:
         llm.start_profile(tmp_path, ProfileSchedule(active=50))
         _run(llm, tokens=3)
     assert len(_recorded(tmp_path)["cycles"][0]) == 3

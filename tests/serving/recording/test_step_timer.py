@@ -11,7 +11,7 @@ from tests.serving.small_llm import PROMPTS, small_llm
 
 @pytest.fixture(scope="module")
 def engine():
-    with small_llm(enable_prefix_caching=False) as llm:
+    with small_llm(num_decode_steps=1, enable_prefix_caching=False) as llm:
         _run(llm)
         yield llm
 

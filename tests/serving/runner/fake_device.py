@@ -107,7 +107,7 @@ class FakeDevice:
                 self.oldest_weights[request] = self.weights
 
     def launch(self, schedule: Schedule) -> list[list[int]]:
-        """Run a step; tokens of each row, arbitrary where a row does not sample."""
+        """Run a step; tokens of `[row][inner step]`, arbitrary where a row does not sample."""
         self.check_shape(schedule)
         for block, host_block in schedule.swap_out:
             self.host[host_block] = list(self.pages[block])
@@ -116,13 +116,14 @@ class FakeDevice:
         for row in schedule.rows:
             self.note_read(row)
         results: list[list[int]] = [[] for _ in schedule.rows]
-        for row in schedule.rows:
-            self.write(row, schedule)
-        leader = schedule.rows[0]
-        for row, result in zip(schedule.rows, results, strict=True):
-            leader = row if row.num_fed else leader
-            tokens = self.verify(row) if row.proposed_token_ids else None
-            result += tokens or [self.attend(row, leader.request.blocks.table)]
+        for step in range(schedule.num_steps):
+            for row in schedule.rows:
+                self.write(row, step, schedule)
+            leader = schedule.rows[0]
+            for row, result in zip(schedule.rows, results, strict=True):
+                leader = row if row.num_fed else leader
+                tokens = self.verify(row) if row.proposed_token_ids else None
+                result += tokens or [self.attend(row, step, leader.request.blocks.table)]
         for source, target in schedule.block_copies:
             self.pages[target] = list(self.pages[source])
         for row in schedule.rows:
@@ -186,8 +187,13 @@ class FakeDevice:
             assert len(row.request.blocks.table) <= max_table_len
             assert 0 not in row.request.blocks.table
             assert (row.num_reserved > 0) == row.samples
-            assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
-            assert row.num_reserved != 1 or not row.proposed_token_ids
+            if schedule.num_steps > 1:
+                assert schedule.is_decode
+                assert row.request.matcher is None
+                assert row.num_reserved <= schedule.num_steps
+            else:
+                assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
+                assert row.num_reserved != 1 or not row.proposed_token_ids
             assert len(row.proposed_token_ids) <= schedule.num_proposed
             if schedule.is_decode:
                 assert row.samples
@@ -204,11 +210,11 @@ class FakeDevice:
             and prompts[0].cache_salt == prompts[1].cache_salt
         )
 
-    def write(self, row: ScheduledRow, schedule: Schedule) -> None:
+    def write(self, row: ScheduledRow, step: int, schedule: Schedule) -> None:
         request = row.request
-        start = row.start
+        start = row.start + step
         true_tokens = self.true_tokens[request]
-        if row.num_fed == 0:
+        if row.num_fed == 0 or (step > 0 and step >= row.num_reserved):
             return
         if schedule.is_decode:
             tokens = [self.last_tokens[request.slot]]
@@ -239,11 +245,13 @@ class FakeDevice:
         self.last_tokens[row.request.slot] = kept[-1]
         return tokens
 
-    def attend(self, row: ScheduledRow, table: list[int]) -> int:
+    def attend(self, row: ScheduledRow, step: int, table: list[int]) -> int:
         """Check all that the row reads through its table, or a fork's leader's; its next token."""
         request = row.request
+        if step > 0 and step >= row.num_reserved:
+            return 0
         true_tokens = self.true_tokens[request]
-        context_len = row.start + row.num_fed
+        context_len = row.start + step + row.num_fed
         token = next_token(self.check_context(request, context_len, table))
         if row.samples:
             self.last_tokens[request.slot] = token

@@ -10,6 +10,7 @@ from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.step_planner import ONE_STEP, MultiStep
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.guided.fake_matcher import FakeMatcher, guided_tokens
 from tests.serving.requests.host_request import host_request
@@ -34,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         num_host_blocks=st.sampled_from([0, 12, 3]),
         has_priorities=st.sampled_from([True, True, False]),
+        multi_step=st.sampled_from([MultiStep(3, 4), ONE_STEP]),
     )
     def build(
         self,
@@ -43,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching,
         num_host_blocks,
         has_priorities,
+        multi_step,
     ):
         self.has_priorities = has_priorities
         self.scheduler = Scheduler(
@@ -53,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_token_ids=EOS_IDS,
             preemption_mode="swap" if num_host_blocks else "recompute",
             num_host_blocks=num_host_blocks,
+            multi_step=multi_step,
         )
         self.device = FakeDevice(self.scheduler)
         self.requests: list[Request] = []

@@ -16,7 +16,7 @@ def decode_padding(shape: DecodeShape) -> np.ndarray:
     """A packed batch of one token in the first row."""
     packed = shape.blank()
     fields = shape.split(packed)
-    fields.context_lens[0] = 1
+    fields.context_lens[0] = fields.num_tokens[0] = 1
     return packed
 
 

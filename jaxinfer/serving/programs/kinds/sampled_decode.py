@@ -1,4 +1,4 @@
-"""Programs of one decode step with its sampler, for steps as short as a second launch is long."""
+"""Programs of decode steps with their samplers, for steps as short as a launch is long."""
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampledDecodeKey:
-    """The key of a decode step with its sampler."""
+    """The key of a decode step with its sampler, or of several one after the other."""
 
     shape: DecodeShape
     mode: SamplerMode
+    num_steps: int = 1
 
 
 class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
@@ -34,8 +35,9 @@ class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
     def keys(self, buckets: Buckets, *, swaps: bool) -> Sequence[SampledDecodeKey]:
         """A key for each bucket of such steps, in each mode."""
         return [
-            SampledDecodeKey(shape, mode)
+            SampledDecodeKey(shape, mode, num_steps)
             for shape in buckets.sampled_decode_shapes()[::-1]
+            for num_steps in buckets.steps_of_launches(shape.rows)
             for mode in PLAIN_MODES
         ]
 
@@ -46,6 +48,7 @@ class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
             context=programs.context,
             shape=key.shape,
             mode=key.mode,
+            num_steps=key.num_steps,
             forward=programs.forward,
         )
         arguments = (
@@ -66,7 +69,7 @@ class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
         return step_options(key.shape.rows)
 
     def kernels(self, key: SampledDecodeKey) -> Hashable:
-        """As of a decode step without its sampler."""
+        """As of one decode step without its sampler."""
         return key.shape
 
     def warm_up(
