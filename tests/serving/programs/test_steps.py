@@ -6,15 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.model.architecture import architecture_of
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh, num_page_heads
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.requests.result import unpack_scores
-from jaxinfer.serving.sampling.layout import Column, SamplingArrays
+from jaxinfer.serving.sampling.layout import Column, Need
 from tests.serving.runner.tiny_runner import CONFIG, tiny_params
 
 pytestmark = pytest.mark.usefixtures("programs_on_disk")
@@ -81,16 +82,65 @@ def test_the_last_layer_of_a_prefill_goes_on_with_each_rows_last_token_only():
     assert flops[1] < flops[0]
 
 
-def test_a_multi_step_updates_the_pages_in_place():
-    compiled = _compile(1, MultiStepDecodeKey(DecodeShape(4, 8), "greedy", 3))
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_a_step_that_samples_updates_pages_and_tokens_in_place(num_steps):
+    compiled = _compile(1, SampledDecodeKey(DecodeShape(4, 8), "temperature", num_steps))
     slots = 5 * 4
     assert compiled.memory_analysis().alias_size_in_bytes == _local_kv_bytes(1) + slots
     assert compiled.memory_analysis().temp_size_in_bytes < _local_kv_bytes(1)
+    assert not _pool_copies(compiled.as_text(), 1)
+
+
+def _filled_pages(seed):
+    """Keys and values of each layer, as if all had been written."""
+    rng = np.random.default_rng(seed)
+    shape = (_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim)
+    each = [jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2)]
+    return tuple((each[0] + layer, each[1] - layer) for layer in range(CONFIG.num_hidden_layers))
+
+
+def _decoding_batch(shape):
+    """A packed step of three rows and one of padding: greedy and masked, drawn, truncated."""
+    packed = shape.blank()
+    batch = shape.split(packed)
+    batch.context_lens[:] = [9, 2, 17, 0]
+    batch.num_tokens[:] = [1, 1, 1, 0]
+    batch.slots[:] = [2, 0, 3, 4]
+    batch.block_tables[:3, :3] = [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
+    scalars = batch.sampling.scalars
+    scalars[:, Column.TOP_P] = scalars[:, Column.REPETITION_PENALTY] = np.float32(1).view(np.int32)
+    scalars[1:3, Column.TEMPERATURE] = np.float32(1.5).view(np.int32)
+    scalars[2, Column.TOP_P] = np.float32(0.9).view(np.int32)
+    scalars[:, Column.SEED_LOW] = [1, 2, 3, 0]
+    scalars[:, Column.POSITION] = batch.context_lens
+    scalars[0, Column.NEEDS] = Need.EDITS
+    return packed
+
+
+@pytest.mark.parametrize("mode", ["temperature", "truncate"])
+def test_a_step_that_samples_is_a_step_and_its_sampler_bit_for_bit(mode):
+    shape, params = DecodeShape(4, 8), tiny_params()
+    packed, fed = _decoding_batch(shape), np.array([7, 8, 9, 10, 0], np.int32)
+    allowed = np.full((5, -(-CONFIG.vocab_size // 32)), -1, np.int32)
+    allowed[2] = 0x0F0F0F0F  # of the slot of the masked row
+    forward, sampler, at_once = (
+        _compile(1, key) for key in (shape, SamplerKey(4, mode), SampledDecodeKey(shape, mode))
+    )
+    kv, hidden, rows = forward(params, _filled_pages(0), packed, fed)
+    head = architecture_of(CONFIG).head_params(params)
+    apart = (kv, *sampler(head, hidden, rows, fed.copy(), allowed))
+    together = at_once(params, _filled_pages(0), packed, fed.copy(), allowed)
+    for one, other in zip(jax.tree.leaves(apart), jax.tree.leaves(together), strict=True):
+        np.testing.assert_array_equal(one, other)
+    _, last_tokens, sampled = together
+    tokens = unpack_scores(np.asarray(sampled)[:, None]).tokens[:, 0]
+    assert last_tokens[np.array([2, 0, 3])].tolist() == tokens[:3].tolist()
+    assert tokens[0] % 8 < 4
 
 
 def test_a_row_writes_and_leaves_only_the_tokens_it_keeps_of_a_multi_step():
     shape = DecodeShape(4, 8)
-    compiled = _compile(1, MultiStepDecodeKey(shape, "greedy", 3))
+    compiled = _compile(1, SampledDecodeKey(shape, "temperature", 3))
     packed = np.zeros(shape.size, np.int32)
     batch = shape.split(packed)
     batch.context_lens[:] = [1, 2, 1, 0]
@@ -99,10 +149,9 @@ def test_a_row_writes_and_leaves_only_the_tokens_it_keeps_of_a_multi_step():
     batch.block_tables[:3, 0] = [1, 2, 3]
     page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
     kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
-    arrays = SamplingArrays(np.zeros((4, len(Column)), np.int32))
     masks = np.zeros((5, -(-CONFIG.vocab_size // 32)), np.int32)
     fed = np.arange(5, dtype=np.int32)
-    kv, last_tokens, outputs = compiled(tiny_params(), kv, packed, arrays, fed, masks)
+    kv, last_tokens, outputs = compiled(tiny_params(), kv, packed, fed, masks)
     sampled = unpack_scores(np.asarray(outputs).swapaxes(0, 1)).tokens
     assert (sampled[1:3, 2] != sampled[[1, 2], [0, 1]]).any()
     assert last_tokens.tolist() == [*sampled[[0, 1, 2], [2, 0, 1]], 3, 4]
@@ -139,7 +188,8 @@ def test_halves_of_a_prefill_reduce_in_turn_and_update_the_pages_in_place(halved
 
 
 def test_one_device_runs_no_collective():
-    for key in [*_FORWARDS, SamplerKey(4, "greedy")]:
+    sampled = SampledDecodeKey(DecodeShape(4, 8), "temperature")
+    for key in [*_FORWARDS, SamplerKey(4, "temperature"), sampled]:
         assert not re.search(r"all-(reduce|gather|to-all)", _compile(1, key).as_text())
 
 

@@ -71,7 +71,7 @@ def halving(monkeypatch, tmp_path):
 
     monkeypatch.setattr("jaxinfer.serving.programs.kinds.prefill.part_sizes", sizes)
     # A cache of its own: what others compiled has the same name and one part.
-    return make_runner(devices=2, num_decode_steps=1, compilation_cache_dir=str(tmp_path))
+    return make_runner(devices=2, compilation_cache_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("budget", [64, 20], ids=["whole_prompts", "chunks"])
