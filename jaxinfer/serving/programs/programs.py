@@ -228,7 +228,7 @@ def _on_device(array: jax.Array, mesh: Mesh) -> jax.Array:
     argument, whose address is another one at the next launch.
     """
     copied = jax.device_put(array, NamedSharding(mesh, WHOLE, memory_kind="device"))
-    return jnp.maximum(copied, jnp.iinfo(jnp.int32).min + 1)
+    return (copied & 1) + (copied & ~1)  # which XLA does not simplify
 
 
 def _is_spec(node: Any) -> bool:
