@@ -49,7 +49,7 @@ class HostInputs:
         """
         slabs = self._slabs.setdefault(packed.size, [])
         if len(slabs) < _IN_TURN:
-            array = upload(packed, self._sharding)
+            array = upload(packed.copy(), self._sharding)  # a CPU keeps what it is given
             array.block_until_ready()
             slab = _Slab(array, _views(array))
         else:
