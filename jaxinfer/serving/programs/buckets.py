@@ -15,6 +15,9 @@ from jaxinfer.serving.sampling.layout import SamplerMode, num_special_rows
 _SHORT_TABLE_TOKENS = 4096
 _MOST_ROWS_OF_ONE_WIDTH = 32
 
+MULTI_STEP_ROWS = 8
+"""Most rows of a launch of several decode steps."""
+
 PLAIN_MODES: tuple[SamplerMode, ...] = ("temperature", "truncate")
 """Modes of batches that need nothing of their slots but a mask."""
 
@@ -43,7 +46,6 @@ _FULL_ROWS = 64
 # are long enough to hide it. Those of few rows may be shorter than even one launch, which several
 # of them then share.
 _SAMPLED_ROWS = (2, 8, 16, 32)
-_MULTI_STEP_ROWS = 8
 
 # Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
 _TOKENS_THAT_HIDE_ROWS = 8_192
@@ -266,7 +268,7 @@ def choose_buckets(
 
 def _multi_step_rows(sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes up to the first that holds all rows of the largest multi-step decode."""
-    return tuple(sizes[: bisect.bisect_left(sizes, _MULTI_STEP_ROWS) + 1])
+    return tuple(sizes[: bisect.bisect_left(sizes, MULTI_STEP_ROWS) + 1])
 
 
 def _powers(first: int) -> list[int]:

@@ -16,6 +16,7 @@ from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
+from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
@@ -159,7 +160,7 @@ class Runner:
     @property
     def multi_step(self) -> MultiStep:
         """Which launches may have several decode steps."""
-        return MultiStep(self._buckets.num_steps, max(self._buckets.multi_step_rows, default=0))
+        return MultiStep(self._buckets.num_steps, MULTI_STEP_ROWS)
 
     def compile_all(self) -> None:
         """Compile every program there is, so that nothing compiles while requests run.

@@ -240,7 +240,7 @@ def test_the_report_is_of_all_replicas():
 def test_all_is_compiled_ahead_for_every_replica(monkeypatch):
     def few_programs(buckets, *, swaps):
         shapes = buckets.prefill_shapes()[-1], buckets.decode_shapes()[-1]
-        return [*shapes, SamplerKey(shapes[0].rows, "greedy")]
+        return [*shapes, SamplerKey(shapes[0].rows, "temperature")]
 
     monkeypatch.setattr("jaxinfer.serving.runner.runner.all_programs", few_programs)
     with small_llm(data_parallel_size=2, compile_ahead=True) as llm:
