@@ -11,9 +11,8 @@ import pytest
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs.layout import DecodeShape
-from jaxinfer.serving.programs.sample_steps import decode_multi_step
+from jaxinfer.serving.programs.sample_steps import sampled_decode_step
 from jaxinfer.serving.programs.steps import StepContext, decode_step
-from jaxinfer.serving.sampling.layout import Column, SamplingArrays
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 from tests.model import tiny
 
@@ -36,15 +35,18 @@ def _step(rows, backend):
     return run, (*_state(mesh, rules), _int32(shape.size), _int32(17))
 
 
-def _multi_step(rows, backend):
-    """`decode_multi_step`, and the shapes of its arguments."""
+def _sampled_step(rows, backend, num_steps=1):
+    """`sampled_decode_step`, and the shapes of its arguments."""
     mesh, rules, shape = make_mesh(1), ShardingRules(), DecodeShape(rows, 64)
     context = StepContext(CONFIG, mesh, rules, backend, S)
     run = functools.partial(
-        decode_multi_step, context=context, shape=shape, mode="greedy", num_steps=4
+        sampled_decode_step, context=context, shape=shape, mode="temperature", num_steps=num_steps
     )
-    arrays = SamplingArrays(_int32(rows, len(Column)))
-    return run, (*_state(mesh, rules), _int32(shape.size), arrays, _int32(17))
+    allowed = _int32(17, -(-CONFIG.vocab_size // 32))
+    return run, (*_state(mesh, rules), _int32(shape.size), _int32(17), allowed)
+
+
+_multi_step = functools.partial(_sampled_step, num_steps=4)
 
 
 def _state(mesh, rules):
@@ -65,7 +67,7 @@ def _kernels(run, arguments):
     return {name: count // 2 for name, count in names.items()}
 
 
-@pytest.mark.parametrize("program", [_step, _multi_step])
+@pytest.mark.parametrize("program", [_step, _sampled_step, _multi_step])
 @pytest.mark.parametrize("rows", [2, 8, 16])
 def test_few_rows_take_fused_products_in_every_layer(program, rows):
     found = _kernels(*program(rows, "mosaic"))
@@ -82,7 +84,9 @@ def test_many_rows_and_other_backends_do_not(rows, backend):
 
 
 @needs_plugin
-@pytest.mark.parametrize(("program", "donated"), [(_step, (1,)), (_multi_step, (1, 4))])
+@pytest.mark.parametrize(
+    ("program", "donated"), [(_step, (1,)), (_sampled_step, (1, 3)), (_multi_step, (1, 3))]
+)
 def test_a_layer_is_six_kernels_and_copies_no_pool(program, donated):
     run, arguments = program(2, "mosaic")
     compiled = compile_for_h200(run, *arguments, donate=donated)

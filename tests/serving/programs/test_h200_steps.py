@@ -15,7 +15,7 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
@@ -86,11 +86,10 @@ STEPS = {
     "decode_64": Step(DecodeShape(64, _WIDTH), 265, 6, _SOME_ROWS),
     "decode_256": Step(DecodeShape(256, _WIDTH), 240, 8.5, _MANY_ROWS),
     "shared_256": Step(DecodeShape(256, _WIDTH, most_items(256)), 268, 17, _SHARING),
+    "sampled_2": Step(SampledDecodeKey(DecodeShape(2, _WIDTH), "temperature"), 231, 1.4, _FEW_ROWS),
+    "sampled_32": Step(SampledDecodeKey(DecodeShape(32, _WIDTH), "truncate"), 300, 40, _SOME_ROWS),
     "multi_step_2": Step(
-        MultiStepDecodeKey(DecodeShape(2, _WIDTH), "greedy", 8), 221, 1.4, _FEW_ROWS
-    ),
-    "full_multi_step_64": Step(
-        MultiStepDecodeKey(DecodeShape(64, _WIDTH), "full", 8), 352, 82, _SOME_ROWS
+        SampledDecodeKey(DecodeShape(2, _WIDTH), "temperature", 8), 231, 1.4, _FEW_ROWS
     ),
     "prefill_2048": Step(PrefillShape(2048, 8, _WIDTH), 360, 55, _PREFILL, last=_LAST),
     "scored_2048": Step(PrefillShape(2048, 8, _WIDTH, all_tokens=True), 360, 64, _PREFILL),
@@ -115,9 +114,7 @@ def _programs(devices, config=_CONFIG):
 @functools.cache
 def _compile(key, devices, config=_CONFIG):
     programs = _programs(devices, config)
-    options = options_of(
-        key, platform="gpu", num_devices=devices, peer_buffers=programs.context.peer_buffers
-    )
+    options = options_of(key, platform="gpu", num_devices=devices)
     compiled = programs.lower(key).compile(compiler_options=options or None)
     return compiled.memory_analysis(), compiled.as_text()
 
@@ -130,9 +127,7 @@ def step(request):
 def test_the_cache_is_updated_in_place(step):
     memory, text = _compile(step.key, step.devices)
     kv_bytes = _programs(step.devices).cache.block_bytes * _BLOCKS
-    others = 4 * _SLOTS if isinstance(step.key, MultiStepDecodeKey) else 0
-    if getattr(step.key, "mode", None) == "full":
-        others += bytes_per_device(_programs(step.devices).slot_state)
+    others = 4 * _SLOTS if isinstance(step.key, SampledDecodeKey) else 0
     assert memory.alias_size_in_bytes == kv_bytes + others
     pages = _programs(step.devices).kv[0][0]
     local = pages.sharding.shard_shape(pages.shape)
@@ -206,7 +201,7 @@ def test_sums_of_a_long_prefill_run_beside_the_products_of_the_other_half():
 
 def test_sampling_on_devices_exchanges_two_numbers_a_row_once():
     rows, devices = 64, 4
-    _, text = _compile(SamplerKey(rows, "greedy"), devices)
+    _, text = _compile(SamplerKey(rows, "temperature"), devices)
     assert hlo.collectives(text) == {"all-gather": 1}
     (gather,) = [i for i in hlo.scheduled(text) if i.opcode.startswith("all-gather")]
     assert gather.num_elements == rows * devices * 2
@@ -237,7 +232,7 @@ def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
     many, _ = _compile(key, 1)
     shallow = _programs(1).with_layers(2)
     assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == 2
-    options = options_of(key, platform="gpu", num_devices=1, peer_buffers=False)
+    options = options_of(key, platform="gpu", num_devices=1)
     few = shallow.lower(key).compile(compiler_options=options).memory_analysis()
     assert few.temp_size_in_bytes <= many.temp_size_in_bytes
     assert many.temp_size_in_bytes - few.temp_size_in_bytes < 10_000 * _LAYERS
@@ -246,7 +241,7 @@ def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
 def test_a_multi_step_that_shares_its_forward_pass_is_compiled_to_the_same():
     key = STEPS["multi_step_2"].key
     programs = dataclasses.replace(_programs(1), forward=SharedForward("cuda"))
-    options = options_of(key, platform="gpu", num_devices=1, peer_buffers=False)
+    options = options_of(key, platform="gpu", num_devices=1)
     shared = programs.lower(key).compile(compiler_options=options)
     found = []
     for memory, text in (_compile(key, 1), (shared.memory_analysis(), shared.as_text())):

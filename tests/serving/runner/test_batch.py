@@ -6,7 +6,8 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs.buckets import choose_buckets
-from jaxinfer.serving.programs.kinds.multi_step_decode import MultiStepDecodeKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.runner.batch import BatchBuilder
@@ -41,7 +42,7 @@ def _builder(
         max_num_batched_tokens=64,
         max_model_len=max_model_len,
         block_size=block_size,
-        multi_step_length=num_decode_steps,
+        num_decode_steps=num_decode_steps,
         platform="gpu" if rows_in_item else "cpu",
         rows_in_item=rows_in_item,
     )
@@ -72,7 +73,12 @@ def _request(slot, num_prompt, blocks, outputs=(), in_flight=0, **params):
 
 def _schedule(*rows, is_decode=False, num_steps=1):
     rows = [ScheduledRow(*row) for row in rows]
-    return Schedule(rows, is_decode, num_steps, num_tokens=sum(r.num_fed for r in rows))
+    num_tokens = sum(row.num_fed for row in rows)
+    return Schedule(rows, is_decode, num_steps=num_steps, num_tokens=num_tokens)
+
+
+def _sampling(batch):
+    return batch.shape.split(batch.packed).sampling
 
 
 def test_prefill_rows_are_packed_one_after_the_other():
@@ -110,7 +116,7 @@ def test_a_fork_reads_the_row_that_it_follows():
     assert fields.positions[:14].tolist() == [*range(11), 8, 9, 10]
     assert fields.slots[:3].tolist() == [0, 1, 2]
     assert fields.block_tables[:3, :2].tolist() == [[5, 9], [5, 9], [5, 7]]
-    assert batch.sampling.scalars[:3, Column.POSITION].tolist() == [11, 11, 11]
+    assert _sampling(batch).scalars[:3, Column.POSITION].tolist() == [11, 11, 11]
 
 
 def test_a_chunk_that_does_not_sample_writes_to_the_padding_slot():
@@ -120,7 +126,7 @@ def test_a_chunk_that_does_not_sample_writes_to_the_padding_slot():
     assert fields.positions[:6].tolist() == [*range(8, 14)]
     assert fields.context_lens[0] == 14
     assert fields.slots[0] == PADDING_SLOT
-    assert batch.mode == "greedy"
+    assert batch.mode == "temperature"
 
 
 def test_a_token_still_in_flight_names_its_slot():
@@ -141,7 +147,7 @@ def test_decode_uploads_lengths_slots_and_tables():
     assert fields.slots[:2].tolist() == [3, 1]
     assert (fields.slots[2:] == PADDING_SLOT).all()
     assert fields.block_tables[0, :2].tolist() == [6, 2]
-    assert batch.sampling.scalars[:2, Column.POSITION].tolist() == [10, 3]
+    assert _sampling(batch).scalars[:2, Column.POSITION].tolist() == [10, 3]
 
 
 def test_a_multi_step_says_how_many_tokens_each_row_keeps():
@@ -153,6 +159,61 @@ def test_a_multi_step_says_how_many_tokens_each_row_keeps():
     num_tokens = batch.shape.split(batch.packed).num_tokens
     assert num_tokens[:2].tolist() == [4, 1]
     assert not num_tokens[2:].any()
+
+
+def test_rows_say_how_they_are_sampled_and_padding_is_greedy():
+    drawn = _request(3, 9, [6, 2], in_flight=1, temperature=0.5, top_k=7)
+    batch = _builder().build(_schedule((drawn, 9, 1, 1), is_decode=True))
+    scalars = _sampling(batch).scalars
+    temperatures = scalars[:, Column.TEMPERATURE].view(np.float32)
+    assert temperatures[0] == 0.5
+    assert not temperatures[1:].any()
+    assert scalars[0, Column.TOP_K] == 7
+    assert scalars[0, [Column.SEED_LOW, Column.SEED_HIGH]].tolist() == [3, 0]
+    assert scalars[0, Column.POSITION] == 10
+
+
+def test_special_rows_are_named_in_mode_mixed():
+    builder = _builder(max_num_seqs=64)
+    rows = [(_request(slot, 2, [slot + 1], temperature=1.0), 2, 1, 1) for slot in range(40)]
+    for place in (3, 21):
+        edits = {"temperature": 1.0, "logit_bias": {5: 1.0}}
+        rows[place] = (_request(place, 2, [place + 1], **edits), 2, 1, 1)
+    batch = builder.build(_schedule(*rows, is_decode=True))
+    special = _sampling(batch).special.tolist()
+    assert (batch.mode, batch.samples_at_once) == ("mixed", False)
+    assert special == [3, 21] + [batch.shape.rows] * (len(special) - 2)
+
+
+@pytest.mark.parametrize(
+    ("params", "mode", "at_once"),
+    [
+        ({}, "temperature", True),
+        ({"temperature": 1.0, "top_p": 0.5}, "truncate", True),
+        ({"temperature": 1.0, "logprobs": 0}, "temperature", True),
+        ({"logprobs": 2}, "full", False),
+        ({"presence_penalty": 1.0}, "full", False),
+    ],
+    ids=str,
+)
+def test_a_decode_step_samples_at_once_where_its_slots_hold_nothing(params, mode, at_once):
+    builder = _builder()
+    row = (_request(0, 2, [1], **params), 2, 1, 1)
+    batch = builder.build(_schedule(row, is_decode=True))
+    assert (batch.mode, batch.samples_at_once) == (mode, at_once)
+    programs = all_programs(builder._buckets, swaps=False)
+    key = SampledDecodeKey(batch.shape, mode) if at_once else SamplerKey(batch.shape.rows, mode)
+    assert key in programs
+    assert at_once or batch.shape in programs
+
+
+def test_a_step_that_waits_for_tokens_before_it_samples_is_one_of_two_programs():
+    schedule = _schedule((_request(0, 2, [1]), 2, 1, 1), is_decode=True)
+    schedule.samples_late = True
+    builder = _builder()
+    batch = builder.build(schedule)
+    assert not batch.samples_at_once
+    assert batch.shape in builder._buckets.decode_shapes()
 
 
 def test_tables_follow_growth_and_a_slots_next_holder():
@@ -172,7 +233,7 @@ def test_tables_follow_growth_and_a_slots_next_holder():
     assert batch.shape.split(batch.packed).block_tables[0, 0] == 9
 
 
-def test_the_dearest_row_decides_the_mode():
+def test_the_row_that_needs_most_decides_the_mode():
     greedy = (_request(0, 2, [1]), 0, 2, 1)
     builder = _builder()
     for params, mode in (
@@ -182,7 +243,7 @@ def test_the_dearest_row_decides_the_mode():
     ):
         row = (_request(1, 2, [2], **params), 0, 2, 1)
         assert builder.build(_schedule(greedy, row)).mode == mode
-        assert builder.build(_schedule(greedy)).mode == "greedy"
+        assert builder.build(_schedule(greedy)).mode == "temperature"
 
 
 def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
@@ -190,74 +251,49 @@ def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
     request = _request(0, 2, [1], outputs=[7], min_tokens=2)
     assert builder.build(_schedule((request, 2, 1, 1), is_decode=True)).mode == "full"
     # The second token is in flight, but counted.
-    assert builder.build(_schedule((request, 3, 1, 1), is_decode=True)).mode == "greedy"
+    assert builder.build(_schedule((request, 3, 1, 1), is_decode=True)).mode == "temperature"
 
 
 class _Matcher:
-    """Free from the third token on; the second was drawn freely, too, and refused."""
-
-    is_thinking = False
-
-    def is_free_at(self, number):
-        return number >= 2
-
-    def is_late_at(self, number):
-        return number < 2
-
-    def is_redrawn_at(self, number):
-        return number == 1
+    def __init__(self, is_thinking):
+        self.is_thinking = is_thinking
 
 
-def _guided(num_outputs, **params):
+def _guided(is_thinking=False, **params):
     params = {"temperature": 1.0, "structured_outputs": {"regex": "a"}} | params
-    request = _request(0, 2, [1], outputs=[7] * num_outputs, **params)
-    request.matcher = _Matcher()
-    return request, 1 + num_outputs, 1, 1
+    request = _request(0, 2, [1], outputs=[7], **params)
+    request.matcher = _Matcher(is_thinking)
+    return request, 2, 1, 1
 
 
 @pytest.mark.parametrize(
-    ("params", "modes"),
+    ("params", "masked", "thinking"),
     [
-        ({}, ["temperature"] * 3),
-        ({"temperature": 0.0}, ["greedy"] * 3),
-        ({"top_k": 3}, ["truncate"] * 3),
-        ({"logprobs": 0}, ["full", "full", "temperature"]),
-        ({"logit_bias": {3: 1.0}}, ["full"] * 3),
+        ({}, "temperature", "temperature"),
+        ({"temperature": 0.0}, "temperature", "temperature"),
+        ({"top_k": 3}, "truncate", "truncate"),
+        ({"logprobs": 0}, "full", "temperature"),
+        ({"logit_bias": {3: 1.0}}, "full", "full"),
     ],
     ids=str,
 )
-def test_the_mask_of_a_grammar_asks_for_no_dearer_mode(params, modes):
-    builder = _builder()
-    batches = [builder.build(_schedule(_guided(n, **params), is_decode=True)) for n in range(3)]
-    assert [batch.mode for batch in batches] == modes
-    needs = [int(batch.sampling.scalars[0, Column.NEEDS]) for batch in batches]
-    assert needs == [Need.EDITS, Need.EDITS, Need.EDITS if modes[2] == "full" else 0]
+def test_the_mask_of_a_grammar_asks_for_no_more_general_mode(params, masked, thinking):
+    for is_thinking, mode in ((False, masked), (True, thinking)):
+        batch = _builder().build(_schedule(_guided(is_thinking, **params), is_decode=True))
+        assert batch.mode == mode
+        is_edited = not is_thinking or mode == "full"
+        assert _sampling(batch).scalars[0, Column.NEEDS] == (Need.EDITS if is_edited else 0)
 
 
 @pytest.mark.parametrize(
-    ("is_thinking", "mode", "needs"), [(False, "temperature", 0), (True, "full", int(Need.EDITS))]
+    ("budget", "mode", "needs"), [(None, "temperature", 0), (5, "full", int(Need.EDITS))]
 )
-def test_a_thinking_budget_edits_logits_until_the_thinking_is_over(
-    is_thinking, mode, needs, monkeypatch
-):
-    monkeypatch.setattr(_Matcher, "is_thinking", is_thinking)
+def test_a_thinking_budget_edits_the_logits_of_a_thinking(budget, mode, needs):
     builder = _builder(tokenizer=bundled_tokenizer(), vocab_size=2048)
     grammar = {"regex": "a", "after_thinking": True}
-    guided = _guided(2, structured_outputs=grammar, thinking_token_budget=5)
+    guided = _guided(True, structured_outputs=grammar, thinking_token_budget=budget)
     batch = builder.build(_schedule(guided, is_decode=True))
-    assert (batch.mode, int(batch.sampling.scalars[0, Column.NEEDS])) == (mode, needs)
-
-
-def test_a_token_that_is_drawn_again_has_other_random_bits():
-    builder, seeds = _builder(), []
-    for number in range(3):
-        schedule = _schedule(_guided(number), is_decode=True)
-        schedule.samples_late = True
-        scalars = builder.build(schedule).sampling.scalars
-        seeds.append(tuple(scalars[0, [Column.SEED_LOW, Column.SEED_HIGH]].tolist()))
-    assert seeds[0] == seeds[2]
-    assert seeds[0][0] != seeds[1][0]
-    assert seeds[0][1] != seeds[1][1]
+    assert (batch.mode, int(_sampling(batch).scalars[0, Column.NEEDS])) == (mode, needs)
 
 
 def test_a_slot_is_told_of_its_holder_once():
@@ -272,7 +308,6 @@ def test_a_slot_is_told_of_its_holder_once():
     assert counts.cleared[:2].tolist() == [1, PADDING_SLOT + 1]
     assert counts.tokens[:, :3].tolist() == [[1, 1, 1], [10, 11, 30], [0, 0, 1]]
     assert (counts.tokens[0, 3:] == PADDING_SLOT + 1).all()
-    assert set(batch.sampling[1:]) == {None}
     again = builder.build(_schedule(plain, row))
     assert not again.edits
     assert not again.counts
@@ -350,7 +385,7 @@ def test_building_a_decode_step_does_the_same_work_for_long_contexts():
     assert calls(4096) == calls(16)
 
 
-def _decoding(rows, shared_blocks, num_steps=1, **params):
+def _decoding(rows, shared_blocks, **params):
     """A step whose rows all begin with the same blocks, and have 3 blocks each of their own."""
     common = list(range(1, 1 + shared_blocks))
     requests = []
@@ -358,14 +393,12 @@ def _decoding(rows, shared_blocks, num_steps=1, **params):
         own = 1 + shared_blocks + 3 * slot
         blocks = [*common, own, own + 1, own + 2]
         requests.append(_request(slot, (shared_blocks + 2) * S + 3, blocks, in_flight=1, **params))
-    scheduled = [(r, r.num_prompt_tokens, 1, num_steps) for r in requests]
-    return _schedule(*scheduled, is_decode=True, num_steps=num_steps)
+    scheduled = [(request, request.num_prompt_tokens, 1, 1) for request in requests]
+    return _schedule(*scheduled, is_decode=True)
 
 
-def _sharing_builder(max_num_seqs=256, num_decode_steps=1):
-    return _builder(
-        max_num_seqs, max_model_len=1024, num_decode_steps=num_decode_steps, rows_in_item=32
-    )
+def _sharing_builder():
+    return _builder(max_num_seqs=256, max_model_len=1024, rows_in_item=32)
 
 
 def test_keys_that_many_rows_share_are_read_once():
@@ -387,24 +420,35 @@ def test_what_saves_little_takes_no_kernel_for_shared_keys(rows, shared_blocks):
 
 
 def test_rows_that_share_too_little_for_a_larger_bucket_stay_in_theirs():
-    builder = _sharing_builder(num_decode_steps=8)
-    assert builder.build(_decoding(60, 24, 8)).shape.work_items
-    assert not builder.build(_decoding(70, 24, 4)).shape.work_items  # of 128 rows, not of 256
-    assert builder.build(_decoding(70, 90, 4)).shape.rows == 256
+    builder = _sharing_builder()
+    assert builder.build(_decoding(60, 24)).shape.work_items
+    assert not builder.build(_decoding(70, 24)).shape.work_items  # of 128 rows, not of 256
+    assert builder.build(_decoding(70, 90)).shape.rows == 256
 
 
-@pytest.mark.parametrize(("temperature", "mode"), [(0.0, "temperature"), (1.0, "temperature")])
-def test_multi_step_decodes_that_share_keys_are_sampled_in_a_mode_they_are_compiled_for(
-    temperature, mode
-):
-    builder = _sharing_builder(num_decode_steps=8)
-    batch = builder.build(_decoding(60, 33, num_steps=8, temperature=temperature))
+@pytest.mark.parametrize(
+    ("params", "mode"),
+    [
+        ({}, "temperature"),
+        ({"temperature": 1.0, "top_k": 2}, "truncate"),
+        ({"logprobs": 1}, "full"),
+    ],
+    ids=str,
+)
+def test_steps_that_share_keys_have_a_sampler_of_their_own(params, mode):
+    builder = _sharing_builder()
+    batch = builder.build(_decoding(60, 33, **params))
     assert batch.shape.work_items
-    assert batch.mode == mode
-    assert MultiStepDecodeKey(batch.shape, mode, 8) in all_programs(builder._buckets, swaps=False)
+    assert (batch.mode, batch.samples_at_once) == (mode, False)
+    programs = all_programs(builder._buckets, swaps=False)
+    assert {batch.shape, SamplerKey(batch.shape.rows, mode)} <= {*programs}
 
 
-def test_a_multi_step_finds_a_shared_bucket_of_its_own_length_only():
-    builder = _sharing_builder(num_decode_steps=8)
-    assert builder.build(_decoding(60, 33, num_steps=8)).shape.rows == 64
-    assert builder.build(_decoding(60, 100, num_steps=4)).shape.rows == 256
+def test_a_multi_step_finds_its_program_and_room_for_its_last_token():
+    builder = _builder(num_decode_steps=4)
+    request = _request(0, 6, [3, 5], in_flight=1)
+    batch = builder.build(_schedule((request, 6, 1, 4), is_decode=True, num_steps=4))
+    key = SampledDecodeKey(batch.shape, batch.mode, 4)
+    assert batch.samples_at_once
+    assert key in all_programs(builder._buckets, swaps=False)
+    assert batch.shape.split(batch.packed).block_tables[0, :2].tolist() == [3, 5]
