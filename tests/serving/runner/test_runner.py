@@ -34,11 +34,11 @@ def expected():
     return [expected_greedy(prompt, 6) for prompt in _PROMPTS]
 
 
-def _run(runner, *, num_steps=1, **options):
+def _run(runner, **options):
     loop = Loop(runner, **({"preemption_mode": "recompute"} | options))
     for prompt in _PROMPTS:
         loop.add(prompt)
-    return loop.run(num_steps)
+    return loop.run()
 
 
 def test_greedy_tokens_equal_a_plain_loop_over_forward(runner, expected):
@@ -108,10 +108,10 @@ def decodes_several_steps():
 
 
 def test_multi_step_decodes_change_nothing(decodes_several_steps, expected):
-    loop = Loop(decodes_several_steps)
+    loop = Loop(decodes_several_steps, multi_step=decodes_several_steps.multi_step)
     for prompt in _PROMPTS[:3]:
         loop.add(prompt, max_tokens=20)
-    got = loop.run(16)
+    got = loop.run()
     assert [tokens[:6] for tokens in got] == expected[:3]
     assert got[0] == expected_greedy(_PROMPTS[0], 20)
     assert any(schedule.num_steps == 16 for schedule, _ in loop.results)
@@ -119,10 +119,10 @@ def test_multi_step_decodes_change_nothing(decodes_several_steps, expected):
 
 def test_a_multi_step_may_run_past_the_longest_sequence(decodes_several_steps):
     prompt = prompts(np.random.default_rng(2), [58])[0]
-    loop = Loop(decodes_several_steps)
+    loop = Loop(decodes_several_steps, multi_step=decodes_several_steps.multi_step)
     loop.add(prompt, max_tokens=6)
     loop.add(_PROMPTS[0], max_tokens=40)
-    got = loop.run(16)
+    got = loop.run()
     assert got[0] == expected_greedy(prompt, 6)
     assert got[1] == expected_greedy(_PROMPTS[0], 40)
 

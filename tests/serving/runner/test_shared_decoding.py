@@ -14,7 +14,6 @@ def _tokens(temperature):
     draw = np.random.default_rng(0)
     common = draw.integers(3, 2000, 470).tolist()
     prompts = [[*common, *draw.integers(3, 2000, 1 + i % 5).tolist()] for i in range(_ROWS)]
-    # Some end in the middle of a multi-step decode.
     params = [
         SamplingParams(temperature=temperature, max_tokens=4 + i % 9, ignore_eos=True, seed=i)
         for i in range(_ROWS)

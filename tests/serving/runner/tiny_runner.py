@@ -87,8 +87,8 @@ class Loop:
         self.scheduler.add(request)
         return request
 
-    def step(self, num_steps: int = 1) -> None:
-        schedule = self.scheduler.schedule(num_steps)
+    def step(self) -> None:
+        schedule = self.scheduler.schedule()
         if schedule is not None:
             schedule.samples_late = any(row.request.samples_late for row in schedule.rows)
             step = self.runner.launch(schedule)
@@ -106,10 +106,10 @@ class Loop:
             tokens = result.sampled.tokens.tolist()
             self.scheduler.update(schedule, tokens, result.num_ok, result.num_accepted)
 
-    def run(self, num_steps: int = 1) -> list[list[int]]:
+    def run(self) -> list[list[int]]:
         """Run until no request is left; the outputs in order of `add`."""
         while self.scheduler.has_unfinished or self.in_flight:
-            self.step(num_steps)
+            self.step()
         return [request.output_token_ids for request in self.requests]
 
 
