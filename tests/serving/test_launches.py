@@ -18,7 +18,7 @@ PARAMS = [
 ]
 
 
-def answers(num_requests=len(PROMPTS), **options):
+def answers(num_requests=5, **options):
     """Tokens and log-probabilities of some requests, and the steps of each launch."""
     with small_llm(max_num_seqs=8, **options) as llm:
         launches = []

@@ -99,7 +99,7 @@ class BatchBuilder:
             schedule: from the scheduler, nothing scheduled since.
 
         Raises:
-            ValueError: the step fits no bucket.
+            ValueError: the step fits no bucket, or is of several for rows that need one at a time.
         """
         rows = schedule.rows
         ends = [row.start + row.num_fed for row in rows]
@@ -129,6 +129,8 @@ class BatchBuilder:
         if schedule.is_decode:
             mode = choose_mode(len(rows))
             at_once = not schedule.samples_late and self._buckets.samples_at_once(len(rows), mode)
+            if schedule.num_steps > 1 and not at_once:
+                raise ValueError(f"several steps were planned for rows sampled in mode {mode!r}")
             last = context + (schedule.num_steps - 1)
             step = self._step_rows(rows, slots, sample_slots, context, slots, last)
             shape, packed, arrays = self._pack_decode(step, mode, samples_at_once=at_once)
