@@ -91,7 +91,7 @@ def test_jax_keeps_the_programs_of_replicas_which_share_them(tmp_path):
 
 @pytest.fixture
 def few_programs(monkeypatch):
-    keys = [CopyBlocksKey(4), SamplerKey(4, "greedy"), SamplerKey(1, "greedy")]
+    keys = [CopyBlocksKey(4), SamplerKey(4, "temperature"), SamplerKey(1, "temperature")]
     monkeypatch.setattr(
         "jaxinfer.serving.runner.runner.all_programs", lambda buckets, *, swaps: keys
     )
