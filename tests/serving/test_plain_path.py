@@ -81,7 +81,7 @@ def test_a_decode_step_runs_few_host_files():
         ignore_eos=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    with small_llm() as llm:
+    with small_llm(num_decode_steps=1) as llm:
         engine, driver = llm._loaded.replicas[0].engine, llm._handle.driver
         for i, prompt in enumerate(PROMPTS):
             llm.add_request(str(i), {"prompt_token_ids": prompt}, params)
