@@ -231,8 +231,8 @@ def test_clone_replaces_and_checks() -> None:
 @pytest.mark.parametrize(
     ("fields", "mode"),
     [
-        ({"temperature": 0.0}, "greedy"),
-        ({"temperature": 9e-6, "top_k": 5, "top_p": 0.5}, "greedy"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": 9e-6, "top_k": 5, "top_p": 0.5}, "temperature"),
         ({}, "temperature"),
         ({"min_p": 0.1, "logprobs": 0}, "temperature"),
         ({"top_k": 5}, "truncate"),

@@ -133,7 +133,14 @@ class BatchBuilder:
                 raise ValueError(f"several steps were planned for rows sampled in mode {mode!r}")
             last = context + (schedule.num_steps - 1)
             step = self._step_rows(rows, slots, sample_slots, context, slots, last)
-            shape, packed, arrays = self._pack_decode(step, mode, samples_at_once=at_once)
+            groups: list[Group] = []
+            if at_once:
+                shape = self._buckets.sampled_decode_shape(*step.tables.shape)
+            else:
+                shape = self._buckets.decode_shape(*step.tables.shape, mode=mode)
+            if schedule.num_steps == 1 and (shared := self._sharing(step, mode, shape.rows)):
+                (shape, groups), at_once = shared, False
+            packed, arrays = _pack_decode(shape, step, groups)
         else:
             scores = any(_wants_prompt_scores(row) for row in rows)
             verifies = schedule.num_proposed > 0
@@ -203,40 +210,29 @@ class BatchBuilder:
                 penalised.append((slot, request))
         return list(self._updates.edits(edits)), list(self._updates.counts(penalised))
 
-    def _pack_decode(
-        self, step: StepRows, mode: SamplerMode, *, samples_at_once: bool
-    ) -> tuple[DecodeShape, np.ndarray, list[np.ndarray]]:
-        """The bucket, the packed vector, and the arrays in it."""
-        groups: list[Group] = []
-        if samples_at_once:
-            shape = self._buckets.sampled_decode_shape(*step.tables.shape)
-        else:
-            shape, groups = self._decode_shape(step.tables, step.context, mode)
-        packed, arrays = _pack(shape, step)
-        shared = shape.shared(arrays)
-        if shared is not None:
-            write_items(shared, groups)
-        return shape, packed, arrays
+    def _sharing(
+        self, step: StepRows, mode: SamplerMode, num_rows: int
+    ) -> tuple[DecodeShape, list[Group]] | None:
+        """The bucket of a step that reads once what rows share, and that; None if not worth one.
 
-    def _decode_shape(
-        self, tables: np.ndarray, context: np.ndarray, mode: SamplerMode
-    ) -> tuple[DecodeShape, list[Group]]:
-        """The bucket, and what rows share if it is worth one in which that is read once."""
-        count, width = tables.shape
-        shape = self._buckets.decode_shape(count, width, mode=mode)
-        sharing = self._buckets.sharing_shape(count, mode=mode)
+        Args:
+            step: its rows.
+            mode: of its sampler.
+            num_rows: of the bucket without it.
+        """
+        sharing = self._buckets.sharing_shape(len(step.rows), mode=mode)
         if sharing is None:
-            return shape, []
+            return None
         groups = find_groups(
-            tables,
-            context,
+            step.tables,
+            step.context,
             block_size=self._block_size,
             batch_rows=sharing.rows,
             rows_in_item=self._buckets.rows_in_item,
         )
-        cost = _KEYS_FOR_SHARING + _KEYS_FOR_PADDING * (sharing.rows - shape.rows)
+        cost = _KEYS_FOR_SHARING + _KEYS_FOR_PADDING * (sharing.rows - num_rows)
         if sum(group.saved_keys for group in groups) < cost:
-            return shape, []
+            return None
         return sharing, groups
 
     def _step_rows(
@@ -290,6 +286,17 @@ def _pack(shape: PrefillShape | DecodeShape, step: StepRows) -> tuple[np.ndarray
     arrays = shape.arrays(packed)
     for datum, array in zip(shape.data, arrays, strict=False):  # others come after
         datum.write(array, step)
+    return packed, arrays
+
+
+def _pack_decode(
+    shape: DecodeShape, step: StepRows, groups: list[Group]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """`_pack`, with what rows share."""
+    packed, arrays = _pack(shape, step)
+    shared = shape.shared(arrays)
+    if shared is not None:
+        write_items(shared, groups)
     return packed, arrays
 
 

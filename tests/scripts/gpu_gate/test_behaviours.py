@@ -84,9 +84,8 @@ def test_a_minimum_length_that_is_ignored_is_bad(llm, monkeypatch):
 
 
 def test_masks_that_are_not_applied_are_bad(llm, monkeypatch):
-    monkeypatch.setattr(Matcher, "wants_mask_at", lambda self, number: False)
+    monkeypatch.setattr(Matcher, "wants_mask", False)
     monkeypatch.setattr(Matcher, "follow", lambda self, token_ids: None)
-    monkeypatch.setattr(Matcher, "take_free", lambda self, token_ids, new: len(new))
     assert not check_one("grammars", llm, behaviours.check_grammars).good
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.runner import batch
 from jaxinfer.serving.startup import plan
 
@@ -31,8 +30,6 @@ def test_tokens_are_those_of_an_engine_that_does_not_look(temperature, monkeypat
     expected = _tokens(temperature)
     groups_written, write = [], batch.write_items
     monkeypatch.setattr(plan, "_rows_in_item", lambda *_: 32)
-    # As of so many rows on a GPU: steps that sample at once do not look.
-    monkeypatch.setattr(Buckets, "samples_at_once", lambda *_: False)
     monkeypatch.setattr(
         batch,
         "write_items",
