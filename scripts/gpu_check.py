@@ -115,8 +115,11 @@ def device_rows(report: dict[str, Any]) -> list[Row]:
     machine = report["machine"]
     versions = machine["versions"]
     device = f"{machine['device']}, driver {machine['driver']}, jax {versions['jax']}"
+    parts = {name: of for name, of in versions.items() if name.startswith(("jaxlib", "jax-cuda"))}
+    others = [f"{name} {of}" for name, of in parts.items() if of != versions["jax"]]
+    device += f", but {', '.join(others)}" if others else ""
     return [
-        Row("device", device, True),
+        Row("device", device, not others),
         Row("attention", report["attention_backend"]["auto"], True),
     ]
 

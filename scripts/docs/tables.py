@@ -435,6 +435,8 @@ def latest(records: list[Record], what: str) -> list[Record]:
     """
     newest: dict[tuple[Any, ...], Record] = {}
     for record in records:
+        if what == "workload" and "--num-decode-steps" in record.get("command", ""):
+            continue  # kept beside the record of the default, for comparison
         kind, machine = record["kind"], record["machine"]
         if kind == what or kind.startswith(f"{what}-") or (what == "workload" and what in record):
             # A GPU's figures are its own; every CPU's device is called "cpu".

@@ -47,6 +47,19 @@ def test_the_quick_check_is_recorded_with_its_verdict(gpu, monkeypatch, tmp_path
     assert "mosaic: fastest" in capsys.readouterr().out
 
 
+def test_a_jax_with_parts_of_another_version_passes_nothing(gpu, monkeypatch, tmp_path):
+    machine = MACHINE | {
+        "versions": {"jax": "0.12.0", "jaxlib": "0.12.0", "jax-cuda13-plugin": "1"}
+    }
+    done = subprocess.CompletedProcess([], 0, json.dumps(REPORT | {"machine": machine}), "")
+    monkeypatch.setattr(gpu_check, "run", lambda command, **options: done)
+    monkeypatch.setattr(gpu_check, "run_quick", lambda num_devices: Result([], {}))
+    assert gpu_check.main(["--quick", "--output-directory", str(tmp_path)]) == 1
+    record = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert "but jax-cuda13-plugin 1" in record["rows"][0]["what"]
+    assert record["passed_on"] == []
+
+
 @pytest.mark.parametrize("quick", [[], ["--quick"]])
 def test_nothing_else_runs_where_a_kernel_stands_still(gpu, monkeypatch, tmp_path, capsys, quick):
     said = "ended with 1: jaxinfer: error: kernel small did not answer within 10 s (1 row)"
