@@ -1,6 +1,7 @@
 """Records of launched steps, whose tokens are on the way to the host or yet to be drawn."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
@@ -44,3 +45,15 @@ class InFlightStep(NamedTuple):
     num_rows: int
     num_tokens: int
     proposed: Sequence[Sequence[int]] | None = None
+
+
+class Launched(NamedTuple):
+    """A step that was handed to the thread that launches.
+
+    Attributes:
+        schedule: its rows.
+        step: what the launch returns or raises.
+    """
+
+    schedule: Schedule
+    step: Future[InFlightStep | UnsampledStep]
