@@ -75,7 +75,7 @@ WITHOUT_JAX = (
     "serving.parsers",
     "serving.openai",
 )
-MOST_FILES_OF_A_FOLDER = 12
+MOST_FILES_OF_A_FOLDER = 16
 
 
 def _room(module: str) -> str:
