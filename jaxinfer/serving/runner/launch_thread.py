@@ -10,27 +10,27 @@ class LaunchThread:
 
     XLA prepares and starts a program without the interpreter's lock. For a step of few rows that
     takes the host as long as the step takes the device.
-
-    Args:
-        in_place: run each launch in `submit`, in the caller's thread.
     """
 
-    def __init__(self, *, in_place: bool) -> None:
-        self._executor = None if in_place else ThreadPoolExecutor(1, "jaxinfer-launches")
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "jaxinfer-launches")
         self._latest: Future[Any] | None = None
 
     def submit[**P, T](
         self, launch: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Run `launch` after everything that was submitted before it.
+        """Run `launch` in the thread, after everything that was submitted before it.
 
         Returns:
             What it returns or raises.
         """
-        if self._executor is not None:
-            self._latest = future = self._executor.submit(launch, *args, **kwargs)
-            return future
-        future = Future()
+        self._latest = future = self._executor.submit(launch, *args, **kwargs)
+        return future
+
+    def run[**P, T](self, launch: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As `submit`, but in the caller's thread; returns when it has returned or raised."""
+        self.wait()
+        future: Future[T] = Future()
         try:
             future.set_result(launch(*args, **kwargs))
         except Exception as error:
@@ -45,5 +45,4 @@ class LaunchThread:
 
     def close(self) -> None:
         """End the thread after what was submitted; may be called again."""
-        if self._executor is not None:
-            self._executor.shutdown()
+        self._executor.shutdown()

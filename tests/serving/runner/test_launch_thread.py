@@ -8,23 +8,25 @@ from tests.serving.runner.tiny_runner import Loop, make_runner
 TIMEOUT_S = 20
 
 
-@pytest.fixture(params=[False, True], ids=["thread", "in place"])
-def launches(request):
-    launches = LaunchThread(in_place=request.param)
+@pytest.fixture
+def launches():
+    launches = LaunchThread()
     yield launches
     launches.close()
 
 
-def test_launches_run_in_their_order(launches):
+def test_launches_run_in_their_order_in_either_thread(launches):
     done = []
-    futures = [launches.submit(done.append, i) for i in range(100)]
+    runs = [launches.submit, launches.submit, launches.run]
+    futures = [runs[i % 3](done.append, i) for i in range(100)]
     launches.wait()
     assert done == [*range(100)]
     assert all(future.done() for future in futures)
 
 
-def test_what_a_launch_raises_is_its_own(launches):
-    futures = [launches.submit(lambda x: 1 // x, i) for i in (1, 0, 2)]
+@pytest.mark.parametrize("name", ["submit", "run"])
+def test_what_a_launch_raises_is_its_own(launches, name):
+    futures = [getattr(launches, name)(lambda x: 1 // x, i) for i in (1, 0, 2)]
     launches.wait()
     assert futures[0].result() == 1
     with pytest.raises(ZeroDivisionError):
@@ -34,7 +36,7 @@ def test_what_a_launch_raises_is_its_own(launches):
 
 def test_closing_ends_the_thread_after_what_was_submitted():
     before = threading.active_count()
-    launches = LaunchThread(in_place=False)
+    launches = LaunchThread()
     release = threading.Event()
     future = launches.submit(release.wait, TIMEOUT_S)
     assert threading.active_count() == before + 1
