@@ -1,5 +1,5 @@
-"""Imports point one way: commands → integrations → doors → rollouts → serving → profiling →
-planning → model → kernels.
+"""Imports point one way: commands → integrations → server → doors → rollouts → serving →
+profiling → planning → model → kernels.
 """
 
 import ast
@@ -19,29 +19,20 @@ from jaxinfer import __main__
 ROOT = Path(jaxinfer.__file__).parent
 COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "serve", "env", "plan", "profile"}
 COMMANDS |= {"__main__"}
-ROOMS = {
-    "basis": {"basis"},
-    "kernels": {"basis", "kernels"},
-    "model": {"basis", "kernels", "model"},
-    "planning": {"basis", "kernels", "model", "planning"},
-    "profiling": {"basis", "kernels", "model", "planning", "profiling"},
-    "serving": {"basis", "kernels", "model", "planning", "profiling", "serving"},
-    "rollouts": {"basis", "kernels", "model", "planning", "profiling", "serving", "rollouts"},
-    "doors": {"basis", "kernels", "model", "planning", "profiling", "serving", "rollouts", "doors"},
-    "integrations": {
-        "basis",
-        "kernels",
-        "model",
-        "planning",
-        "profiling",
-        "serving",
-        "rollouts",
-        "doors",
-        "integrations",
-    },
-}
-"""What each room may import; the doors are the modules directly in `serving`. Commands and what
-they share may import all."""
+ROOMS = (
+    "basis",
+    "kernels",
+    "model",
+    "planning",
+    "profiling",
+    "serving",
+    "rollouts",
+    "doors",
+    "server",
+    "integrations",
+)
+"""Each imports only itself and earlier rooms; the doors are the modules directly in `serving`.
+Commands and what they share may import all."""
 SERVING = (
     "guided",
     "parsers",
@@ -53,15 +44,13 @@ SERVING = (
     "compile",
     "runner",
     "engine",
-    "telemetry",
     "processes",
     "replicas",
     "recording",
     "startup",
-    "service",
-    "openai",
 )
-"""The rooms of `serving`, each of which imports only itself and earlier rooms."""
+SERVER = ("telemetry", "service", "openai")
+"""The rooms of `serving` and of `server`, each of which imports only itself and earlier rooms."""
 WITHOUT_JAX = (
     "planning",
     "profiling",
@@ -70,10 +59,10 @@ WITHOUT_JAX = (
     "serving.scheduler",
     "serving.engine",
     "serving.slots",
-    "serving.service",
-    "serving.telemetry",
     "serving.parsers",
-    "serving.openai",
+    "server.telemetry",
+    "server.service",
+    "server.openai",
 )
 MOST_FILES_OF_A_FOLDER = 12
 
@@ -131,7 +120,7 @@ def test_a_room_imports_only_what_is_below_it(room):
         for module, imported in _graph().items()
         if _room(module) == room
         for other in imported
-        if _room(other) not in ROOMS[room]
+        if _room(other) not in ROOMS[: ROOMS.index(room) + 1]
     }
     assert not found
 
@@ -140,23 +129,24 @@ def test_modules_import_each_other_in_no_circle():
     graphlib.TopologicalSorter(_graph()).prepare()
 
 
-def _serving_room(module: str) -> int:
-    """Where a module of `serving` stands in `SERVING`; the doors directly in it are above all."""
+def _inner_room(module: str, rooms: tuple[str, ...]) -> int:
+    """Where a module of a room stands among the rooms in it; those directly in it are above all."""
     part = (*module.split("."), "")[2]
-    return SERVING.index(part) if part in SERVING else len(SERVING)
+    return rooms.index(part) if part in rooms else len(rooms)
 
 
-def test_rooms_of_serving_import_only_what_is_below_them():
+@pytest.mark.parametrize(("outer", "rooms"), [("serving", SERVING), ("server", SERVER)])
+def test_rooms_in_a_room_import_only_what_is_below_them(outer, rooms):
     found = {
         f"{module} imports {other}"
         for module, imported in _graph().items()
         for other in imported
-        if module.startswith("jaxinfer.serving.") and other.startswith("jaxinfer.serving.")
-        if _serving_room(other) > _serving_room(module)
+        if module.startswith(f"jaxinfer.{outer}.") and other.startswith(f"jaxinfer.{outer}.")
+        if _inner_room(other, rooms) > _inner_room(module, rooms)
     }
     assert not found
-    rooms = {path.name for path in (ROOT / "serving").iterdir() if path.is_dir()}
-    assert rooms - {"__pycache__"} == set(SERVING)
+    folders = {path.name for path in (ROOT / outer).iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == set(rooms)
 
 
 @pytest.mark.parametrize("room", WITHOUT_JAX)
