@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxinfer.outputs import CompletionOutput
-from jaxinfer.serving.parsers.pieces import Content, Piece
+from jaxinfer.outputs import CompletionOutput, Content, Piece
 
 
 def pieces_of(completion: CompletionOutput) -> Sequence[Piece]:

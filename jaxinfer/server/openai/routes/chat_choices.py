@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import CompletionOutput
+from jaxinfer.outputs import CallArguments, CallStart, CompletionOutput, Content, Piece, Reasoning
 from jaxinfer.server.openai.answering.output_pieces import pieces_of
 from jaxinfer.server.openai.logprobs import chat_logprobs
 from jaxinfer.server.openai.protocol.chat import (
@@ -14,7 +14,6 @@ from jaxinfer.server.openai.protocol.chat import (
     ChatMessage,
 )
 from jaxinfer.serving.parsers.answer import ParsedAnswer, assemble
-from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 
 class ChatChoices:

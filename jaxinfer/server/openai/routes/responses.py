@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.outputs import CompletionOutput, RequestOutput
+from jaxinfer.outputs import CompletionOutput, Piece, Reasoning, RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.answering.content_logprobs import ContentLogprobs
 from jaxinfer.server.openai.answering.effort import with_budget, with_thinking
@@ -24,7 +24,6 @@ from jaxinfer.server.openai.protocol.responses.body import ResponsesBody
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.routes.response_events import ResponseEvents, whole_answer
 from jaxinfer.server.openai.sse import EventStream, encode
-from jaxinfer.serving.parsers.pieces import Piece, Reasoning
 from jaxinfer.serving.parsers.reasoning import reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
