@@ -2,12 +2,9 @@
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from jaxinfer.serving.guided.compiler import GrammarCompiler
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.new_request import NewRequest
 
 
 class GrammarQueue:
@@ -25,18 +22,18 @@ class GrammarQueue:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def start(self, requests: Sequence["NewRequest"]) -> "Future[None] | None":
+    def start(self, requests: Sequence[NewRequest]) -> Future[None] | None:
         """Have requests' grammars compiled: see `GrammarCompiler.start_all`."""
         if self._compiler is None:
             return None
         return self._compiler.start_all(each.params.structured_outputs for each in requests)
 
-    def compile(self, requests: Sequence["NewRequest"]) -> None:
+    def compile(self, requests: Sequence[NewRequest]) -> None:
         """Wait until requests' grammars are compiled; raises what the first that fails raises."""
         if (compiled := self.start(requests)) is not None:
             compiled.result()
 
-    def hold(self, requests: Sequence["NewRequest"]) -> None:
+    def hold(self, requests: Sequence[NewRequest]) -> None:
         """Let requests wait."""
         self._labels.update({each.key: each.label for each in requests})
 
@@ -49,7 +46,7 @@ class GrammarQueue:
         self._labels.pop(key, None)
         self._aborted.discard(key)
 
-    def take(self, requests: Sequence["NewRequest"]) -> tuple[list["NewRequest"], list[str]]:
+    def take(self, requests: Sequence[NewRequest]) -> tuple[list[NewRequest], list[str]]:
         """End the wait of requests.
 
         Returns:
