@@ -31,7 +31,7 @@ from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.layout import DecodeShape
-from jaxinfer.serving.programs.program_set import options_of
+from jaxinfer.serving.programs.program_set import options_of, program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner import kv_cache
@@ -126,7 +126,7 @@ class _State:
     def caller(self, programs: Programs, shape: DecodeShape, run: Any) -> Callable[[], Any]:
         """A function that runs a program once."""
         packed = jax.device_put(
-            _batch(shape, _CONTEXT), programs.program(shape).arguments[2].sharding
+            _batch(shape, _CONTEXT), program_of(programs, shape).arguments[2].sharding
         )
         peers = self.peers if programs.context.peer_buffers else []
 
@@ -139,7 +139,7 @@ class _State:
 
 def _compile(programs: Programs, shape: DecodeShape, choice: _Choice) -> Any:
     options = options_of(shape, platform=jax.default_backend(), num_devices=1)
-    return _with(programs, choice).lower(shape).compile(compiler_options=options)
+    return program_of(_with(programs, choice), shape).lower().compile(compiler_options=options)
 
 
 def _with(programs: Programs, choice: _Choice) -> Programs:

@@ -7,7 +7,7 @@ import timeit
 from pathlib import Path
 from typing import Any
 
-import jaxinfer
+from jaxinfer import __version__
 from jaxinfer.cores import usable_cores
 
 _PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy")
@@ -40,7 +40,7 @@ def python_loop_ms() -> float:
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect speed; absent ones are left out."""
-    versions = {"python": platform.python_version(), "jaxinfer": jaxinfer.__version__}
+    versions = {"python": platform.python_version(), "jaxinfer": __version__}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxinfer.profiling.parts import OTHER
-from jaxinfer.profiling.steps import StepFacts
 from jaxinfer.profiling.trace.programs import Kernel
+from jaxinfer.profiling.trace.steps import StepFacts
 from jaxinfer.profiling.trace.xplane import KernelEvent
 
 Programs = Mapping[str, tuple[str, Mapping[str, Kernel]]]

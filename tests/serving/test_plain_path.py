@@ -24,6 +24,7 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from tests.kernels.h200_target import trace_for_h200
@@ -97,7 +98,7 @@ def test_a_decode_step_runs_few_host_files():
 @pytest.mark.parametrize("backend", ["xla", "mosaic"])
 def test_a_decode_program_is_made_of_few_files(backend):
     import_all(backend)
-    program = _programs(backend).program(DecodeShape(4, 64))
+    program = program_of(_programs(backend), DecodeShape(4, 64))
     files = files_run(functools.partial(trace_for_h200, program.function, *program.arguments))
     assert len(files) <= MOST_FILES[backend], files
     if backend == "xla":
@@ -108,7 +109,8 @@ def test_a_sampler_adds_few_files_to_its_step():
     programs, shape = _programs("xla"), DecodeShape(4, 64)
     forward, sampled = (
         files_run(functools.partial(trace_for_h200, program.function, *program.arguments))
-        for program in map(programs.program, (shape, SampledDecodeKey(shape, "temperature")))
+        for key in (shape, SampledDecodeKey(shape, "temperature"))
+        for program in (program_of(programs, key),)
     )
     added = sorted(set(sampled) - set(forward))
     assert "serving/sampling/sampler.py" in added

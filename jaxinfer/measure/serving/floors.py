@@ -4,7 +4,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.planning.cost import model_cost
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.planning.shapes import shape_of
-from jaxinfer.serving.telemetry.utilization import StepFloors
+from jaxinfer.server.telemetry.utilization import StepFloors
 
 
 def step_floors(

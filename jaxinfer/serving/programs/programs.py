@@ -1,4 +1,4 @@
-"""An engine's device programs: the arrays that they take, and how a program of any kind is made.
+"""Shared by all of an engine's device programs: the arrays that they take, and their form.
 
 All run under ``shard_map`` over the mesh, also on one device, so that there is one code path. The
 pages are donated and have the same sharding going in and coming out, hence are updated in place.
@@ -14,8 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages, PagesOfLayers
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
-from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKey
-from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.peer_buffers import describe_peers
 from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
 from jaxinfer.serving.sampling.layout import (
@@ -23,6 +21,9 @@ from jaxinfer.serving.sampling.layout import (
     LogitEdits,
     SlotState,
 )
+
+WHOLE = PartitionSpec()
+"""The partition of arrays that every device holds whole."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Programs:
-    """Describes an engine's programs.
+    """Describes an engine's programs; `program_set.program_of` has one of them.
 
     Attributes:
         context: the static settings of every step.
@@ -74,14 +75,6 @@ class Programs:
     num_blocks: int
     num_slots: int
     forward: Forward = feed_last_tokens
-
-    def lower(self, key: ProgramKey) -> jax.stages.Lowered:
-        """Trace and lower one program for the engine's mesh."""
-        return self.program(key).lower()
-
-    def program(self, key: ProgramKey) -> Program:
-        """One program for the engine's mesh."""
-        return kind_of(key).program(self, key)
 
     def with_layers(self, count: int) -> "Programs":
         """The same model's programs with at most `count` of its layers."""

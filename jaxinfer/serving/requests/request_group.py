@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from jaxinfer.outputs import CompletionOutput, FinishReason, Piece, RequestMetrics, RequestOutput
 from jaxinfer.serving.parsers.answer import content_of
-from jaxinfer.serving.parsers.pieces import Piece
 from jaxinfer.serving.requests.answer_text import AnswerText
 from jaxinfer.serving.requests.completion_logprobs import logprobs_at, start_recording
 from jaxinfer.serving.requests.detokenizer import Detokenizer

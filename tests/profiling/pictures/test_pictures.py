@@ -9,7 +9,7 @@ import pytest
 from jaxinfer.profiling.parts import PARTS
 from jaxinfer.profiling.pictures.roofline import roofline
 from jaxinfer.profiling.pictures.strip import joined_bars, strip
-from jaxinfer.profiling.report import Bar, WorkRow
+from jaxinfer.profiling.rows import Bar, WorkRow
 from tests.profiling.synthetic import report
 
 _RUNS = ("as always", "without CUDA graphs")
