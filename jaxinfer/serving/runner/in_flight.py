@@ -52,8 +52,8 @@ class Launched(NamedTuple):
 
     Attributes:
         schedule: its rows.
-        step: what the launch returns or raises.
+        result: what the launch returns or raises.
     """
 
     schedule: Schedule
-    step: Future[InFlightStep | UnsampledStep]
+    result: Future[InFlightStep | UnsampledStep]

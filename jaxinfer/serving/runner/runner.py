@@ -235,24 +235,24 @@ class Runner:
             batch = self._builder.build(schedule)
         return self._submit(schedule, self._launch, schedule, batch)
 
-    def sample(self, launched: Launched) -> Launched:
+    def sample(self, step: Launched) -> Launched:
         """Draw the tokens of a step that samples late, now that all earlier ones are read."""
-        schedule, unsampled = launched
+        schedule, unsampled = step
         edits = self._builder.late_edits(schedule)
         masks = self._builder.late_masks(schedule)
         return self._submit(schedule, self._sample_late, unsampled, edits, masks)
 
-    def fetch(self, launched: Launched) -> StepResult:
+    def fetch(self, step: Launched) -> StepResult:
         """Wait for a launched step and read it.
 
         Raises:
             Exception: the device's own, of that step. The pages may then be gone: call
                 `reset_cache`.
         """
-        step = cast(InFlightStep, launched.step.result())
-        sampled = np.asarray(step.sampled)
-        prompt = None if step.prompt is None else np.asarray(step.prompt)[: step.num_tokens]
-        return unpack_step(sampled, prompt, num_rows=step.num_rows, proposed=step.proposed)
+        read = cast(InFlightStep, step.result.result())
+        sampled = np.asarray(read.sampled)
+        prompt = None if read.prompt is None else np.asarray(read.prompt)[: read.num_tokens]
+        return unpack_step(sampled, prompt, num_rows=read.num_rows, proposed=read.proposed)
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.

@@ -61,7 +61,7 @@ def test_a_step_is_planned_while_the_one_before_is_launched():
     runner._launch = slow_launch
     schedules = [loop.scheduler.schedule() for _ in range(2)]
     steps = [runner.launch(schedule) for schedule in schedules]  # returns, though none can begin
-    assert not any(step.step.done() for step in steps)
+    assert not any(step.result.done() for step in steps)
     may_launch.set()
     loop.in_flight.extend(zip(schedules, steps, strict=True))
     (tokens,) = loop.run()
@@ -89,7 +89,7 @@ def test_weights_change_between_two_launches():
     before = runner._params
     threading.Timer(0.05, may_launch.set).start()
     runner.update_params(dict(before))
-    assert step.step.done()
+    assert step.result.done()
     assert launched == [before]
     assert launched[0] is before
     runner.close()
