@@ -63,6 +63,7 @@ SERVING = (
 )
 """The rooms of `serving`, each of which imports only itself and earlier rooms."""
 WITHOUT_JAX = (
+    "model.families",
     "planning",
     "profiling",
     "serving.guided",
