@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.architecture import abstract_params, init_params
     from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
-    from jaxinfer.model.qwen3 import forward
+    from jaxinfer.model.forward import forward
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
@@ -153,7 +153,7 @@ _HOMES = {
     "Tokenizer": "model.text.tokenizer",
     "TokensPrompt": "inputs",
     "abstract_params": "model.architecture",
-    "forward": "model.qwen3",
+    "forward": "model.forward",
     "init_params": "model.architecture",
     "load_params": "model.checkpoint.weights",
     "make_mesh": "model.sharding",

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.measure.models.random_params import random_params
 from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 from jaxinfer.model.architecture import abstract_params
@@ -160,8 +160,8 @@ def seconds_of(run: Callable[[], Any], repeats: int, calls: int = 20) -> list[fl
 
 def _programs(mesh: Mesh, shape: str, *, num_blocks: int) -> Programs:
     config, rules = shape_config(shape), ShardingRules()
-    backend: Backend = "mosaic" if jax.default_backend() == "gpu" else "xla"
-    context = StepContext(config, mesh, rules, backend, _BLOCK_SIZE)
+    kernels = Kernels("mosaic" if jax.default_backend() == "gpu" else "xla")
+    context = StepContext(config, mesh, rules, kernels, _BLOCK_SIZE)
     described = abstract_params(config, "bfloat16", mesh, rules)
     return Programs(context, described, num_blocks, 2)
 

@@ -60,6 +60,7 @@ SERVING = (
 SERVER = ("telemetry", "service", "openai")
 """The rooms of `serving` and of `server`, each of which imports only itself and earlier rooms."""
 WITHOUT_JAX = (
+    "model.families",
     "planning",
     "profiling",
     "serving.guided",

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from jaxinfer.evaluation.rates import Question, Trial
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import forward
+from jaxinfer.model.forward import forward
 from scripts.bundled_model.rendering import prompt_text
 
 LENGTH_STEP = 64

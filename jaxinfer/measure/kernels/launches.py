@@ -12,12 +12,14 @@ import numpy as np
 
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
-from jaxinfer.kernels.attention.op import Backend, paged_attention
+from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
+from jaxinfer.kernels.choice import Backend
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.norms.mosaic.add_norm import add_norm
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
 from jaxinfer.kernels.norms.mosaic.silu_mul import silu_mul
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.measure.kernels.cases import Case
 from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
 
@@ -78,7 +80,7 @@ def _attention(
         longest = 1 if case.queries is None else None
         return paged_attention(
             q, k_pages, v_pages, offsets, lens, table,
-            scale=scale, max_query_len=longest, backend=backend, shared=shared,
+            scale=scale, max_query_len=longest, kernels=Kernels(backend), shared=shared,
         )  # fmt: skip
 
     def many(q: jax.Array, k_pages: Any, v_pages: Any, lens: Any, *rest: Any) -> jax.Array:

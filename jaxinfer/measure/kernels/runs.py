@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.choice import Backend
 from jaxinfer.measure.ceilings import queue_seconds
 from jaxinfer.measure.kernels.cases import Case, kernel_cases
 from jaxinfer.measure.kernels.launches import Config, Run, make_chain

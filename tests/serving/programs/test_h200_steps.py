@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
@@ -105,8 +106,8 @@ STEPS = {
 @functools.cache
 def _programs(devices, config=_CONFIG):
     mesh, rules = h200_mesh(devices), ShardingRules()
-    peer_buffers = have_peer_buffers(mesh, devices, "mosaic")
-    context = StepContext(config, mesh, rules, "mosaic", _BLOCK_SIZE, peer_buffers)
+    peer_buffers = have_peer_buffers(mesh, devices, Kernels("mosaic"))
+    context = StepContext(config, mesh, rules, Kernels("mosaic"), _BLOCK_SIZE, peer_buffers)
     params = abstract_params(config, jnp.bfloat16, mesh, rules)
     return Programs(context, params, _BLOCKS, _SLOTS)
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
@@ -70,7 +71,7 @@ def _keys(buckets: Buckets) -> list[ProgramKey]:
 def _programs(config: ModelConfig) -> Programs:
     mesh, rules = h200_mesh(1), ShardingRules()
     params = abstract_params(config, jnp.bfloat16, mesh, rules)
-    context = StepContext(config, mesh, rules, "mosaic", _CONFIG.block_size)
+    context = StepContext(config, mesh, rules, Kernels("mosaic"), _CONFIG.block_size)
     return Programs(context, params, _BLOCKS, _CONFIG.max_num_seqs + 1)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.page_limit import most_pages
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
@@ -36,7 +37,7 @@ def _model(shape, devices):
 
 def _programs(shape, devices, block_size):
     config, mesh, rules, params = _model(shape, devices)
-    return Programs(StepContext(config, mesh, rules, "mosaic", block_size), params, 2, 257)
+    return Programs(StepContext(config, mesh, rules, Kernels("mosaic"), block_size), params, 2, 257)
 
 
 @pytest.mark.slow

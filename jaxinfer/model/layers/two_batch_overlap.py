@@ -14,71 +14,57 @@ copy the pool.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import jax
 
-from jaxinfer.kernels.attention.op import Backend
-from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of, project
-from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import Attend, Params, attention_block, gated_block, sum_and_add
+from jaxinfer.model.layers.context import LayerContext, Params
+from jaxinfer.model.layers.decoder import attention_block, gated_block, sum_and_add
 
-Block = Callable[[int, ResidualStream], tuple[ResidualStream, jax.Array]]
+Block = Callable[[Params, ResidualStream, LayerContext], tuple[ResidualStream, jax.Array]]
 
 
 def overlapped_layer(
-    layer: Params,
-    residuals: Sequence[ResidualStream],
-    config: ModelConfig,
-    attends: Sequence[Attend],
-    axis: TensorAxis,
-    backend: Backend = "xla",
+    layer: Params, residuals: Sequence[ResidualStream], contexts: Sequence[LayerContext]
 ) -> list[ResidualStream]:
-    """`qwen3.decoder_layer` on each part; part i may read keys and values that parts before wrote.
+    """`decoder_layer` on each part; part i may read keys and values that parts before wrote.
 
     Args:
         layer: this layer's subtree, one device's shards of it.
         residuals: the residual stream of each part.
-        config: constants and the global number of key/value heads.
-        attends: each part's attention, called once, in order.
-        axis: mesh axis of tensor parallelism. All sums are XLA's: two may run at once.
-        backend: whose kernels compute the projections.
+        contexts: each part's, with a mesh axis. Their attention is called once, in order. All sums
+            are XLA's: two may run at once.
     """
-    attention, axis = layer["self_attn"], axis.alone()
-
-    def attended(part: int, residual: ResidualStream) -> tuple[ResidualStream, jax.Array]:
-        return attention_block(layer, residual, config, attends[part], axis, backend)
-
-    def gated(_: int, residual: ResidualStream) -> tuple[ResidualStream, jax.Array]:
-        return gated_block(layer, residual, config, backend)
-
+    contexts = [replace(each, axis=each.axis and each.axis.alone()) for each in contexts]
+    attention, mlp = layer["self_attn"], layer["mlp"]
     output = linear_of(attention, "o_proj"), attention.get("o_proj_bias")
-    down = linear_of(layer["mlp"], "down_proj")
-    residuals = _overlapped("o", residuals, attended, *output, axis, backend)
-    return _overlapped("mlp", residuals, gated, down, None, axis, backend)
+    down = linear_of(mlp, "down_proj"), mlp.get("down_proj_bias")
+    residuals = _overlapped("o", layer, residuals, contexts, attention_block, *output)
+    return _overlapped("mlp", layer, residuals, contexts, gated_block, *down)
 
 
 def _overlapped(
     name: str,
+    layer: Params,
     residuals: Sequence[ResidualStream],
+    contexts: Sequence[LayerContext],
     block: Block,
     linear: Linear,
     bias: jax.Array | None,
-    axis: TensorAxis,
-    backend: Backend,
 ) -> list[ResidualStream]:
     """Each residual stream plus its block's product, summed while the next part computes.
 
     The product and its sum bear the name; the block has names of its own.
     """
     residuals = list(residuals)
-    for part, residual in enumerate(residuals):
-        settled, hidden = block(part, residual)
+    for part, (residual, context) in enumerate(zip(residuals, contexts, strict=True)):
+        settled, hidden = block(layer, residual, context)
         following = (part + 1) % len(residuals)
         with jax.named_scope(name):
             # The part that follows starts when this product is there, and this sum beside it.
             product, residuals[following] = jax.lax.optimization_barrier(
                 (project(hidden, linear), residuals[following])
             )
-            residuals[part] = sum_and_add(product, bias, settled, axis, backend)
+            residuals[part] = sum_and_add(product, bias, settled, context.axis, context.kernels)
     return residuals
