@@ -17,7 +17,7 @@ import jaxinfer
 from jaxinfer import __main__
 
 ROOT = Path(jaxinfer.__file__).parent
-COMMANDS = {"generate", "chat", "bench", "convert", "evaluate", "serve", "env", "plan", "profile"}
+COMMANDS = {"generate", "chat", "bench", "convert", "serve", "env", "plan", "profile"}
 COMMANDS |= {"__main__"}
 ROOMS = {
     "basis": {"basis"},

@@ -2,10 +2,10 @@
 
 import pytest
 
-from jaxinfer.evaluation import grading
-from jaxinfer.evaluation.items.item import Item
-from jaxinfer.evaluation.rates import Question, Rate, Trial, below_bar, questions, rates
-from jaxinfer.evaluation.report import rate_records, report_lines
+from scripts.evaluation import grading
+from scripts.evaluation.items.item import Item
+from scripts.evaluation.rates import Question, Rate, Trial, below_bar, questions, rates
+from scripts.evaluation.report import rate_records, report_lines
 
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THOUGHT = "<think>\n7 + 5 = 12\n</think>\n\n"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from random import Random
 
-from jaxinfer.evaluation.items import chats, json_objects, stories, sums, tool_calls
-from jaxinfer.evaluation.items.item import Item, draw_from_split
+from scripts.evaluation.items import chats, json_objects, stories, sums, tool_calls
+from scripts.evaluation.items.item import Item, draw_from_split
 
 GENERATORS: Mapping[str, Callable[[Random], Item]] = {
     "sum": sums.make_sum,

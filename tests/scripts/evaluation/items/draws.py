@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from jaxinfer.evaluation.grading import tool_calls
-from jaxinfer.evaluation.items.item import Item, draw_from_split
-from jaxinfer.evaluation.items.split import is_held_out
+from scripts.evaluation.grading import tool_calls
+from scripts.evaluation.items.item import Item, draw_from_split
+from scripts.evaluation.items.split import is_held_out
 
 SUM = re.compile(r"(\d+) (?:\+|and) (\d+)")
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from random import Random
 
-from jaxinfer.evaluation.items import lexicon, sums
-from jaxinfer.evaluation.items.item import Item, Message
-from jaxinfer.evaluation.items.split import is_held_out
+from scripts.evaluation.items import lexicon, sums
+from scripts.evaluation.items.item import Item, Message
+from scripts.evaluation.items.split import is_held_out
 
 SYSTEM_TURNS = (
     "You are a helpful assistant.",

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.evaluation.rates import BARS, Rate
 from jaxinfer.profiling.share_text import share_text
+from scripts.evaluation.rates import BARS, Rate
 
 
 def rate_records(found: Mapping[str, Rate]) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def rate_records(found: Mapping[str, Rate]) -> dict[str, Any]:
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """The report of `jaxinfer evaluate` for people: one line a measure."""
+    """The report for people: one line a measure."""
     lines = [f"{report['model']}, {report['dtype']}, {report['attention_backend']} attention", ""]
     width = max(map(len, report["rates"]))
     for name, rate in report["rates"].items():

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from jaxinfer.evaluation.items import lexicon
-from jaxinfer.evaluation.items.item import Item, Message
+from scripts.evaluation.items import lexicon
+from scripts.evaluation.items.item import Item, Message
 
 MAX_TOOLS = 3
 """Tools offered in one conversation, at most."""

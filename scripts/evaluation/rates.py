@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from jaxinfer.evaluation import grading
-from jaxinfer.evaluation.items.item import Item
-from jaxinfer.evaluation.items.mixture import held_out_items
+from scripts.evaluation import grading
+from scripts.evaluation.items.item import Item
+from scripts.evaluation.items.mixture import held_out_items
 
 ASKED: tuple[tuple[str, bool], ...] = (
     ("sum", False),

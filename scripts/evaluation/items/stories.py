@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from random import Random
 
-from jaxinfer.evaluation.items import lexicon
-from jaxinfer.evaluation.items.item import Item
+from scripts.evaluation.items import lexicon
+from scripts.evaluation.items.item import Item
 
 MAX_EPISODES = 8
 OPENINGS = (

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from jaxinfer.evaluation.items import lexicon
-from jaxinfer.evaluation.items.item import Item, draw_from_split
-from jaxinfer.evaluation.items.mixture import GENERATORS, held_out_items
-from jaxinfer.evaluation.items.split import is_held_out
-from tests.evaluation.items import draws
-from tests.evaluation.items.draws import conversation, draw
+from scripts.evaluation.items import lexicon
+from scripts.evaluation.items.item import Item, draw_from_split
+from scripts.evaluation.items.mixture import GENERATORS, held_out_items
+from scripts.evaluation.items.split import is_held_out
+from tests.scripts.evaluation.items import draws
+from tests.scripts.evaluation.items.draws import conversation, draw
 
 
 @pytest.mark.parametrize("name", GENERATORS)

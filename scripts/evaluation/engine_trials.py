@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.evaluation.items.mixture import held_out_items
-from jaxinfer.evaluation.rates import Question, Trial
+from scripts.evaluation.items.mixture import held_out_items
+from scripts.evaluation.rates import Question, Trial
 
 if TYPE_CHECKING:
     from jaxinfer import LLM

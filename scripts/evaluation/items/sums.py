@@ -2,7 +2,7 @@
 
 from random import Random
 
-from jaxinfer.evaluation.items.item import Item
+from scripts.evaluation.items.item import Item
 
 SMALLEST, LARGEST = 10, 99
 QUESTIONS = (

@@ -3,8 +3,8 @@
 import json
 from random import Random
 
-from jaxinfer.evaluation.items import lexicon
-from jaxinfer.evaluation.items.item import Item
+from scripts.evaluation.items import lexicon
+from scripts.evaluation.items.item import Item
 
 REQUESTS = (
     "Return a JSON object with {fields}. {facts}",

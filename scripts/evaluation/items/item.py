@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from jaxinfer.evaluation.items.split import is_held_out
+from scripts.evaluation.items.split import is_held_out
 
 Message = Mapping[str, Any]
 MAX_DRAWS = 10_000

@@ -6,10 +6,10 @@ from typing import Any, cast
 import pytest
 
 from jaxinfer import LLM
-from jaxinfer.evaluation.engine_trials import run_trials, story_loss
-from jaxinfer.evaluation.items.item import Item
-from jaxinfer.evaluation.rates import Question
 from jaxinfer.outputs import CompletionOutput, RequestOutput, ScoreOutput
+from scripts.evaluation.engine_trials import run_trials, story_loss
+from scripts.evaluation.items.item import Item
+from scripts.evaluation.rates import Question
 
 ASKED = [
     Question(Item(kind="chat", key="", messages=({"role": "user", "content": "Hi"},), answer=""), t)
