@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.measure.kernels.runs import percent_of_copy
+from scripts.kernels.runs import percent_of_copy
 
 Record = dict[str, Any]
 DEVICE = "H200"

@@ -2,16 +2,37 @@
 
 import collections
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxinfer.measure.serving.load import Load, LoadResult
-from jaxinfer.measure.serving.stream import StreamRecord
+from jaxinfer.cli.client.stream import StreamRecord
 from jaxinfer.profiling.share_text import share_text
+
+if TYPE_CHECKING:
+    from jaxinfer.cli.client.load import Load, LoadResult
 
 SLO_NAMES = ("ttft", "tpot", "e2el")
 _PERCENTILES = (50, 90, 99)
+
+
+def parse_slos(texts: Sequence[str]) -> dict[str, float]:
+    """Service level objectives such as "ttft:500", in milliseconds.
+
+    Raises:
+        ValueError: another name, or no positive number.
+    """
+    slos = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        try:
+            slos[name] = float(value)
+        except ValueError:
+            slos[name] = 0.0
+        if name not in SLO_NAMES or not 0 < slos[name] < float("inf"):
+            names = ", ".join(SLO_NAMES)
+            raise ValueError(f"--goodput {text!r}: give NAME:MILLISECONDS, NAME one of {names}")
+    return slos
 
 
 def num_tokens(record: StreamRecord) -> int:
@@ -32,7 +53,7 @@ def latencies_ms(record: StreamRecord) -> dict[str, float]:
     }
 
 
-def load_report(load: Load, result: LoadResult, slos: Mapping[str, float]) -> dict[str, Any]:
+def load_report(load: "Load", result: "LoadResult", slos: Mapping[str, float]) -> dict[str, Any]:
     """All figures of a load as JSON-like values.
 
     Args:
@@ -84,14 +105,14 @@ def _errors(records: Sequence[StreamRecord]) -> dict[str, int]:
     return dict(collections.Counter(errors).most_common())
 
 
-def _usage_differs(load: Load, record: StreamRecord) -> bool:
+def _usage_differs(load: "Load", record: StreamRecord) -> bool:
     if record.completion_tokens is None:
         return False
     counted = record.prompt_tokens, record.completion_tokens
     return counted != (load.input_len, load.output_len)
 
 
-def _lateness(load: Load, records: Sequence[StreamRecord]) -> list[float]:
+def _lateness(load: "Load", records: Sequence[StreamRecord]) -> list[float]:
     """Milliseconds that requests were sent late; none where requests wait for each other."""
     if load.max_concurrency is not None:
         return []

@@ -1,16 +1,17 @@
 """A load on a server: its requests, when each is due, and the processes that send them."""
 
 import asyncio
+import concurrent.futures
 import dataclasses
-import json
+import multiprocessing
 import random
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.measure.serving.stream import StreamRecord, Target, stream_completion
+from jaxinfer.cli.client.load_report import load_report
+from jaxinfer.cli.client.stream import StreamRecord, Target, stream_completion
 
 _START_MARGIN_S = 0.1
 
@@ -127,6 +128,29 @@ class LoadResult:
     num_processes: int
 
 
+def measure_server(
+    target: Target, load: Load, *, slos: Mapping[str, float], num_processes: int = 1
+) -> dict[str, Any]:
+    """Send a load to a server, after one request that must succeed; JSON-like figures.
+
+    Args:
+        target: the server.
+        load: what to ask.
+        slos: as in `load_report`.
+        num_processes: of the client.
+
+    Raises:
+        ValueError: the server refuses the first request.
+        RuntimeError: a process of the client ended before its time.
+    """
+    first = dataclasses.replace(load, num_prompts=1, max_concurrency=None, seed=load.seed + 1)
+    (record,) = run_load(target, first, 1).records
+    if record.error is not None:
+        raise ValueError(f"{target.url} fails at the first request: {record.error}")
+    result = run_load(target, load, num_processes)
+    return {"server": target.url, **dataclasses.asdict(load), **load_report(load, result, slos)}
+
+
 def run_load(target: Target, load: Load, num_processes: int) -> LoadResult:
     """Send a load from some processes, each with its share of requests and of concurrency.
 
@@ -134,70 +158,35 @@ def run_load(target: Target, load: Load, num_processes: int) -> LoadResult:
         RuntimeError: a process of the client ended before its time.
     """
     most = min(load.num_prompts, load.max_concurrency or load.num_prompts)
-    num_processes = min(num_processes, most)
-    if num_processes == 1:
-        share = prepare_share(target, load, 0, 1)
-        start, cpu = time.monotonic() + _START_MARGIN_S, time.process_time()
-        records = asyncio.run(share.send(start))
-        return LoadResult(records, start, time.process_time() - cpu, 1)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "jaxinfer.measure.serving.load"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for _ in range(num_processes)
-    ]
-    try:
-        return _gather(workers, target, load)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-
-
-def _gather(workers: Sequence["subprocess.Popen[bytes]"], target: Target, load: Load) -> LoadResult:
-    """Have workers begin together; their records in the order of requests."""
-    for i, worker in enumerate(workers):
-        order = {"target": dataclasses.asdict(target), "load": dataclasses.asdict(load)}
-        _write(worker, order | {"number": i, "num_shares": len(workers)})
-    for worker in workers:
-        _read(worker)  # it is ready
-    start = time.monotonic() + _START_MARGIN_S
-    for worker in workers:
-        _write(worker, start)
-    answers = [_read(worker) for worker in workers]
+    num = min(num_processes, most)
+    if num == 1:
+        results = [_send_share(target, load, 0, 1)]
+    else:
+        context = multiprocessing.get_context("spawn")
+        together = (context.Barrier(num),)
+        with concurrent.futures.ProcessPoolExecutor(num, context, _share_barrier, together) as pool:
+            sent = [pool.submit(_send_share, target, load, number, num) for number in range(num)]
+            results = [future.result() for future in sent]
     records: list[Any] = [None] * load.num_prompts
-    for i, answer in enumerate(answers):
-        records[i :: len(workers)] = [StreamRecord(**record) for record in answer["records"]]
-    return LoadResult(records, start, sum(answer["cpu_s"] for answer in answers), len(workers))
+    for number, result in enumerate(results):
+        records[number::num] = result.records
+    start = min(result.start for result in results)
+    return LoadResult(records, start, sum(result.cpu_s for result in results), num)
 
 
-def _write(worker: "subprocess.Popen[bytes]", value: Any) -> None:
-    assert worker.stdin is not None  # it is a pipe
-    worker.stdin.write(json.dumps(value).encode() + b"\n")
-    worker.stdin.flush()
+_barrier: threading.Barrier | None = None
+"""Has the processes of a client begin together; None in one that is alone."""
 
 
-def _read(worker: "subprocess.Popen[bytes]") -> Any:
-    assert worker.stdout is not None  # it is a pipe
-    if line := worker.stdout.readline():
-        return json.loads(line)
-    raise RuntimeError(f"a process of the load generator ended with status {worker.wait()}")
+def _share_barrier(barrier: threading.Barrier) -> None:
+    global _barrier  # noqa: PLW0603  # a pool hands barriers to its processes this way only
+    _barrier = barrier
 
 
-def work() -> None:
-    """A worker: reads its order, says that it is ready, reads the start, writes its records."""
-    order = json.loads(sys.stdin.readline())
-    target, load = Target(**order["target"]), Load(**order["load"])
-    share = prepare_share(target, load, order["number"], order["num_shares"])
-    print("true", flush=True)
-    start, cpu = json.loads(sys.stdin.readline()), time.process_time()
+def _send_share(target: Target, load: Load, number: int, num_shares: int) -> LoadResult:
+    share = prepare_share(target, load, number, num_shares)
+    if _barrier is not None:
+        _barrier.wait()
+    start, cpu = time.monotonic() + _START_MARGIN_S, time.process_time()
     records = asyncio.run(share.send(start))
-    cpu_s = time.process_time() - cpu
-    rows = [dataclasses.asdict(record) for record in records]
-    print(json.dumps({"records": rows, "cpu_s": cpu_s}), flush=True)
-
-
-if __name__ == "__main__":
-    work()
+    return LoadResult(records, start, time.process_time() - cpu, 1)

@@ -7,11 +7,11 @@ import statistics
 import pytest
 
 from jaxinfer.bench import main
+from jaxinfer.cli.client.load import Load, run_load
+from jaxinfer.cli.client.load_report import load_report
 from jaxinfer.cli.client.server import parse_target
-from jaxinfer.measure.serving.load import Load, run_load
-from jaxinfer.measure.serving.report import load_report
-from jaxinfer.measure.serving.stream import StreamRecord
-from tests.measure.serving.sse_server import DONE, SECRET, completions, event, serving, token, usage
+from jaxinfer.cli.client.stream import StreamRecord
+from tests.cli.client.sse_server import DONE, SECRET, completions, event, serving, token, usage
 
 SMALL = ["--num-prompts", "6", "--input-len", "5", "--output-len", "4", "--json"]
 
@@ -179,7 +179,7 @@ def test_goodput_counts_requests_that_meet_every_objective():
         StreamRecord(0.0, 0.0, 0.1, 0.9, [0.8], **fields),
         StreamRecord(0.0, error="refused"),
     ]
-    from jaxinfer.measure.serving.load import LoadResult
+    from jaxinfer.cli.client.load import LoadResult
 
     report = load_report(load, LoadResult(records, 0.0, 0.0, 1), {"ttft": 150, "tpot": 500})
     assert report["goodput"]["share"] == pytest.approx(1 / 3)

@@ -1,6 +1,6 @@
 """A server that streams without a model: what a load generator is tested and timed against.
 
-`python -m tests.measure.serving.sse_server PORT` serves until it is killed.
+`python -m tests.cli.client.sse_server PORT` serves until it is killed.
 """
 
 import asyncio

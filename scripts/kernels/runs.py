@@ -12,10 +12,10 @@ import jax
 
 from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.measure.ceilings import queue_seconds
-from jaxinfer.measure.kernels.cases import Case, kernel_cases
-from jaxinfer.measure.kernels.launches import Config, Run, make_chain
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.profiling.share_text import share_text
+from scripts.kernels.cases import Case, kernel_cases
+from scripts.kernels.launches import Config, Run, make_chain
 
 _FIRST_COPY = 4.3e12
 """Bytes a second of a copy on an H200, the one device of the records that don't say it."""

@@ -2,8 +2,8 @@
 
 import pytest
 
+from jaxinfer.cli.service.step_floors import step_floors
 from jaxinfer.measure.models.shapes import shape_config
-from jaxinfer.measure.serving.floors import step_floors
 from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import H200
 from jaxinfer.planning.shapes import shape_of

@@ -2,15 +2,15 @@
 
 import pytest
 
-from jaxinfer.measure.kernels import runs as kernel_runs
-from jaxinfer.measure.kernels.cases import COMPARED_CASES, Case, kernel_cases
-from jaxinfer.measure.kernels.runs import (
+from jaxinfer.planning.devices import H200
+from scripts.kernels import runs as kernel_runs
+from scripts.kernels.cases import COMPARED_CASES, Case, kernel_cases
+from scripts.kernels.runs import (
     kernel_line,
     measure_kernels,
     percent_of_copy,
     reached,
 )
-from jaxinfer.planning.devices import H200
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.norms.mosaic.add_norm import add_norm
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
 from jaxinfer.kernels.norms.mosaic.silu_mul import silu_mul
-from jaxinfer.measure.kernels.cases import Case
 from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
+from scripts.kernels.cases import Case
 
 Run = Callable[[], Any]
 Config = DecodeConfig | PrefillConfig | None
