@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
+from jaxinfer.cli.flags.fields import flag_of
 from jaxinfer.cli.flags.load import add_load_flags, load_arguments, load_report
 from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, positive_integer
 from jaxinfer.cli.flags.process import process_arguments
@@ -74,23 +75,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if misplaced := _misplaced(arguments):
         parser.error(f"{misplaced[0]} takes no {misplaced[1]}")
     if arguments.serve is None and (of_a_load := load_arguments(arguments)):
-        parser.error(f"{_flag(next(iter(of_a_load)))} needs --serve, the server to send it to")
+        parser.error(f"{flag_of(next(iter(of_a_load)))} needs --serve, the server to send it to")
     return run_command("bench", lambda: _run(arguments))
 
 
 def _misplaced(arguments: "argparse.Namespace") -> tuple[str, str] | None:
     """A pair of flags of which the second would be ignored, or None."""
-    given = [_flag(name) for name in _OF_THE_TABLE if getattr(arguments, name)]
+    given = [flag_of(name) for name in _OF_THE_TABLE if getattr(arguments, name)]
     if arguments.serve is not None:
-        given += [_flag(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
+        given += [flag_of(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
         others = {**engine_arguments(arguments), **process_arguments(arguments)}
-        given += [_flag(name) for name in others if name != "seed"]
+        given += [flag_of(name) for name in others if name != "seed"]
         return ("--serve", given[0]) if given else None
     return ("--workload", given[0]) if arguments.workload and given else None
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _run(arguments: "argparse.Namespace") -> int:
