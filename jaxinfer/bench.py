@@ -11,8 +11,8 @@ from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, p
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.cli.report import print_report
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +32,7 @@ def build_parser() -> CommandParser:
     parser = CommandParser("bench", "Measure prefill and decode speed on this machine.", _EXAMPLES)
     parser.add_argument(
         "--model-shape",
-        choices=SHAPE_NAMES,
+        choices=SERVED_SHAPES,
         help="random weights of this Qwen3's shape (default: a model's own)",
     )
     parser.add_argument(

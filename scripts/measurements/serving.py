@@ -42,7 +42,7 @@ def serving_report(
     The prefix cache is off. Client and server share the machine.
 
     Args:
-        model_shape: see `jaxinfer.measure.models.shapes`.
+        model_shape: see `jaxinfer.planning.named_shapes`.
         arrivals: of each load its requests a second (None: all at once) and its requests.
         input_len: tokens of a prompt.
         output_len: tokens of an answer.

@@ -3,9 +3,9 @@
 import pytest
 
 from jaxinfer.cli.service.step_floors import step_floors
-from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import H200
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.planning.shapes import shape_of
 
 
