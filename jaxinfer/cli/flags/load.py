@@ -7,7 +7,7 @@ from jaxinfer.cli.flags.parser import given, positive_integer
 from jaxinfer.cli.flags.server import add_server_flags, chosen_server
 
 if TYPE_CHECKING:
-    from jaxinfer.measure.serving.load import Load
+    from jaxinfer.cli.client.load import Load
 
 LOAD_FIELDS = frozenset(
     {
@@ -68,7 +68,8 @@ def load_report(namespace: argparse.Namespace) -> dict[str, Any]:
         ValueError: a flag is wrong, or the server refuses.
         OSError: the server can't be reached.
     """
-    from jaxinfer.measure.serving.client import measure_server, parse_slos
+    from jaxinfer.cli.client.load import measure_server
+    from jaxinfer.cli.client.load_report import parse_slos
 
     arguments = load_arguments(namespace)
     slos = parse_slos(arguments.get("goodput", []))  # pyright: ignore[reportArgumentType]
@@ -79,7 +80,7 @@ def load_report(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def _load(model: str, arguments: dict[str, Any], seed: int) -> "Load":
-    from jaxinfer.measure.serving.load import Load
+    from jaxinfer.cli.client.load import Load
 
     defaults = {"num_prompts": 100, "input_len": 1024, "output_len": 128, "vocab_size": 256}
     fields = ("num_prompts", "input_len", "output_len", "vocab_size", "max_concurrency")

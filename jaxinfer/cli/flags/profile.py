@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from jaxinfer.cli.flags.parser import positive_integer
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 if TYPE_CHECKING:
     from jaxinfer.profiling.schedule import ProfileSchedule
@@ -30,7 +30,7 @@ def add_profile_flags(parser: argparse.ArgumentParser) -> None:
     batch = parser.add_argument_group("batch")
     batch.add_argument(
         "--model-shape",
-        choices=SHAPE_NAMES,
+        choices=SERVED_SHAPES,
         help="random weights of this Qwen3's shape (default: a model's own)",
     )
     batch.add_argument("--sequences", type=positive_integer, default=4, help="at once (default: 4)")

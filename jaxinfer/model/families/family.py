@@ -3,15 +3,11 @@
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.model.checkpoint.parameter_names import tensor_name
 from jaxinfer.model.layer_kind import LayerKind
-
-if TYPE_CHECKING:
-    from jaxinfer.model.architecture import Architecture
-    from jaxinfer.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,8 @@ class Family:
 
     hf_class: str
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
-    layer_kinds: Callable[["ModelConfig"], tuple[LayerKind, ...]]
-    architecture: Callable[[], "Architecture"]
+    layer_kinds: Callable[[Any], tuple[LayerKind, ...]]
+    architecture: Callable[[], Any]
     tensor_name: Callable[[str], str] = tensor_name
 
 
@@ -49,9 +45,8 @@ def family_of(model_type: str) -> Family:
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ValueError(f"model_type is {show(model_type)}; families: {known}")
-    if isinstance(found := FAMILIES[model_type], Family):
-        return found
-    return importlib.import_module(FAMILIES[model_type]).FAMILY
+    found = FAMILIES[model_type]
+    return found if isinstance(found, Family) else importlib.import_module(found).FAMILY
 
 
 def family_of_file(mapping: Mapping[str, Any]) -> tuple[str, Family]:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
