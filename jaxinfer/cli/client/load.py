@@ -23,19 +23,19 @@ class Load:
     Attributes:
         model: its name there.
         num_prompts: requests in all.
-        input_len: N random token ids a prompt.
-        output_len: M tokens an answer, exactly; end-of-sequence tokens are ignored.
-        vocab_size: ids are below it.
-        request_rate: mean arrivals a second of a Poisson process; None sends all at once.
-        max_concurrency: requests under way at most; None for any number.
+        input_len: random token ids of each prompt.
+        output_len: tokens of each answer, exactly: end-of-sequence tokens are ignored.
+        vocab_size: prompts hold token ids below this.
+        request_rate: mean arrivals a second of a Poisson process; None is inf, all at once.
+        max_concurrency: requests under way at most; None is any number.
         seed: of prompts and arrivals.
     """
 
     model: str
-    num_prompts: int
-    input_len: int
-    output_len: int
-    vocab_size: int
+    num_prompts: int = 100
+    input_len: int = 1024
+    output_len: int = 128
+    vocab_size: int = 256
     request_rate: float | None = None
     max_concurrency: int | None = None
     seed: int = 0
