@@ -120,7 +120,7 @@ def _measured(port: int, load: Any, repeats: int) -> dict[str, Any]:
     Those of a load at once are of the run with the median speed (the slower one of two), for they
     last seconds only.
     """
-    from jaxinfer.cli.client.load import measure_server
+    from jaxinfer.cli.client.load_report import measure_server
     from jaxinfer.cli.client.server import Target
 
     target = Target("127.0.0.1", port)

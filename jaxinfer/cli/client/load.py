@@ -7,10 +7,8 @@ import multiprocessing
 import random
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.cli.client.load_report import load_report
 from jaxinfer.cli.client.stream import StreamRecord, Target, stream_completion
 
 _START_MARGIN_S = 0.1
@@ -23,19 +21,19 @@ class Load:
     Attributes:
         model: its name there.
         num_prompts: requests in all.
-        input_len: N random token ids a prompt.
-        output_len: M tokens an answer, exactly; end-of-sequence tokens are ignored.
-        vocab_size: ids are below it.
-        request_rate: mean arrivals a second of a Poisson process; None sends all at once.
-        max_concurrency: requests under way at most; None for any number.
+        input_len: random token ids of each prompt.
+        output_len: tokens of each answer, exactly: end-of-sequence tokens are ignored.
+        vocab_size: prompts hold token ids below this.
+        request_rate: mean arrivals a second of a Poisson process; None is inf, all at once.
+        max_concurrency: requests under way at most; None is any number.
         seed: of prompts and arrivals.
     """
 
     model: str
-    num_prompts: int
-    input_len: int
-    output_len: int
-    vocab_size: int
+    num_prompts: int = 100
+    input_len: int = 1024
+    output_len: int = 128
+    vocab_size: int = 256
     request_rate: float | None = None
     max_concurrency: int | None = None
     seed: int = 0
@@ -126,29 +124,6 @@ class LoadResult:
     start: float
     cpu_s: float
     num_processes: int
-
-
-def measure_server(
-    target: Target, load: Load, *, slos: Mapping[str, float], num_processes: int = 1
-) -> dict[str, Any]:
-    """Send a load to a server, after one request that must succeed; JSON-like figures.
-
-    Args:
-        target: the server.
-        load: what to ask.
-        slos: as in `load_report`.
-        num_processes: of the client.
-
-    Raises:
-        ValueError: the server refuses the first request.
-        RuntimeError: a process of the client ended before its time.
-    """
-    first = dataclasses.replace(load, num_prompts=1, max_concurrency=None, seed=load.seed + 1)
-    (record,) = run_load(target, first, 1).records
-    if record.error is not None:
-        raise ValueError(f"{target.url} fails at the first request: {record.error}")
-    result = run_load(target, load, num_processes)
-    return {"server": target.url, **dataclasses.asdict(load), **load_report(load, result, slos)}
 
 
 def run_load(target: Target, load: Load, num_processes: int) -> LoadResult:

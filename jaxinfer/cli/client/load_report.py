@@ -1,16 +1,16 @@
 """The report of a load on a server: latencies, rates, goodput, and a check of token counts."""
 
 import collections
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from jaxinfer.cli.client.load import Load, LoadResult, run_load
+from jaxinfer.cli.client.server import Target
 from jaxinfer.cli.client.stream import StreamRecord
 from jaxinfer.profiling.share_text import share_text
-
-if TYPE_CHECKING:
-    from jaxinfer.cli.client.load import Load, LoadResult
 
 SLO_NAMES = ("ttft", "tpot", "e2el")
 _PERCENTILES = (50, 90, 99)
@@ -53,7 +53,30 @@ def latencies_ms(record: StreamRecord) -> dict[str, float]:
     }
 
 
-def load_report(load: "Load", result: "LoadResult", slos: Mapping[str, float]) -> dict[str, Any]:
+def measure_server(
+    target: Target, load: Load, *, slos: Mapping[str, float], num_processes: int = 1
+) -> dict[str, Any]:
+    """Send a load to a server, after one request that must succeed; JSON-like figures.
+
+    Args:
+        target: the server.
+        load: what to ask.
+        slos: as in `load_report`.
+        num_processes: of the client.
+
+    Raises:
+        ValueError: the server refuses the first request.
+        RuntimeError: a process of the client ended before its time.
+    """
+    first = dataclasses.replace(load, num_prompts=1, max_concurrency=None, seed=load.seed + 1)
+    (record,) = run_load(target, first, 1).records
+    if record.error is not None:
+        raise ValueError(f"{target.url} fails at the first request: {record.error}")
+    result = run_load(target, load, num_processes)
+    return {"server": target.url, **dataclasses.asdict(load), **load_report(load, result, slos)}
+
+
+def load_report(load: Load, result: LoadResult, slos: Mapping[str, float]) -> dict[str, Any]:
     """All figures of a load as JSON-like values.
 
     Args:
@@ -105,14 +128,14 @@ def _errors(records: Sequence[StreamRecord]) -> dict[str, int]:
     return dict(collections.Counter(errors).most_common())
 
 
-def _usage_differs(load: "Load", record: StreamRecord) -> bool:
+def _usage_differs(load: Load, record: StreamRecord) -> bool:
     if record.completion_tokens is None:
         return False
     counted = record.prompt_tokens, record.completion_tokens
     return counted != (load.input_len, load.output_len)
 
 
-def _lateness(load: "Load", records: Sequence[StreamRecord]) -> list[float]:
+def _lateness(load: Load, records: Sequence[StreamRecord]) -> list[float]:
     """Milliseconds that requests were sent late; none where requests wait for each other."""
     if load.max_concurrency is not None:
         return []

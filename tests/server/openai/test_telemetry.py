@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from jaxinfer.cli.client.load import Load, measure_server
+from jaxinfer.cli.client.load import Load
+from jaxinfer.cli.client.load_report import measure_server
 from jaxinfer.cli.client.server import parse_target, served_model
 from jaxinfer.server.telemetry.access_log import AccessLog
 from jaxinfer.server.telemetry.telemetry import Telemetry
