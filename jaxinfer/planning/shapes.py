@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
+from jaxinfer.model.families.family import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _CONFIG_FIELDS = (
     "tie_word_embeddings",
     "attention_bias",
     "dtype",
+    "model_type",
 )
 
 
@@ -65,6 +67,11 @@ class ModelShape:
     @property
     def is_served(self) -> bool:
         """Whether this engine runs models of this kind; others can be planned for comparison."""
+        return self.model_type in FAMILIES
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether runs of models of this kind were recorded, to which expected times are fitted."""
         return self.model_type == "qwen3"
 
     @property
@@ -104,4 +111,6 @@ class ModelShape:
 
 def shape_of(config: "ModelConfig") -> ModelShape:
     """The shape of a model that the engine runs."""
-    return ModelShape(**{name: getattr(config, name) for name in _CONFIG_FIELDS})
+    kinds = family_of(config.model_type).layer_kinds(config)
+    fields = {name: getattr(config, name) for name in _CONFIG_FIELDS}
+    return ModelShape(**fields, qk_norm=kinds[0].head_norms)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _SHAPES = {
     name.removeprefix("Qwen3-").lower(): shape
     for name, shape in NAMED_SHAPES.items()
-    if shape.is_served
+    if shape.is_measured
 }
 SHAPE_NAMES = tuple(_SHAPES)
 

@@ -35,6 +35,7 @@ class Family:
 
 
 FAMILIES: dict[str, str | Family] = {
+    "llama": "jaxinfer.model.families.llama",
     "qwen3": "jaxinfer.model.families.qwen3",
 }
 """By `model_type` of config.json: a module whose `FAMILY` it is, or the value."""
@@ -49,9 +50,8 @@ def family_of(model_type: str) -> Family:
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ValueError(f"model_type is {show(model_type)}; families: {known}")
-    if isinstance(found := FAMILIES[model_type], Family):
-        return found
-    return importlib.import_module(FAMILIES[model_type]).FAMILY
+    found = FAMILIES[model_type]
+    return found if isinstance(found, Family) else importlib.import_module(found).FAMILY
 
 
 def family_of_file(mapping: Mapping[str, Any]) -> tuple[str, Family]:
