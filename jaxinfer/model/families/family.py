@@ -1,8 +1,8 @@
 """What a model family is, and the table of all of them. Nothing here imports JAX."""
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.checks import show
@@ -12,6 +12,10 @@ from jaxinfer.model.layer_kind import LayerKind
 if TYPE_CHECKING:
     from jaxinfer.model.architecture import Architecture
     from jaxinfer.model.config import ModelConfig
+
+
+def _with_fewer_layers(config: "ModelConfig", layers: Sequence[int]) -> "ModelConfig":
+    return replace(config, num_hidden_layers=len(layers))
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Family:
             It raises ValueError, which names the field, for what it can't read or run.
         layer_kinds: ``(config) -> kind of each layer``, in order.
         architecture: what computes it; called when it is first needed, and may import JAX.
+        with_layers: ``(config, indices) -> config`` of a model with these layers alone, by which
+            the memory of a step is found out; by default as many layers as there are indices.
         tensor_name: from a path in the parameter tree to the tensor's name in the family's files.
     """
 
@@ -31,6 +37,7 @@ class Family:
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
     layer_kinds: Callable[["ModelConfig"], tuple[LayerKind, ...]]
     architecture: Callable[[], "Architecture"]
+    with_layers: Callable[["ModelConfig", Sequence[int]], "ModelConfig"] = _with_fewer_layers
     tensor_name: Callable[[str], str] = tensor_name
 
 
