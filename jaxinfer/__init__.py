@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from jaxinfer.model.forward import forward
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
-    from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
+    from jaxinfer.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        RequestMetrics,
+        RequestOutput,
+        ScoreOutput,
+    )
     from jaxinfer.profiling.host_time import StepTime
     from jaxinfer.profiling.memory.recording import MemoryRecording
     from jaxinfer.profiling.memory.report import MemoryReport
@@ -59,6 +65,7 @@ __all__ = [
     "Counter",
     "CustomSampler",
     "DistributedError",
+    "EmbeddingOutput",
     "EngineConfig",
     "EngineDeadError",
     "EngineRestartingError",
@@ -142,6 +149,7 @@ _HOMES = {
     "SamplerState": "serving.sampling.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
+    "EmbeddingOutput": "outputs",
     "ShardingRules": "model.sharding",
     "ShuttingDownError": "errors",
     "StartUpTimes": "startup_report",

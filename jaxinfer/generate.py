@@ -198,8 +198,8 @@ def _many(
     llm: "LLM", lines: "list[PromptLine]", out: TextIO, arguments: "argparse.Namespace"
 ) -> int:
     """Run all prompts as one batch; each answer is written when it and all before it are done."""
-    from jaxinfer.cli.answers.batch import answer_all
-    from jaxinfer.cli.answers.statistics import Stopwatch, batch_statistics
+    from jaxinfer.cli.answers.batch import answer_all, batch_statistics
+    from jaxinfer.cli.answers.statistics import Stopwatch
     from jaxinfer.cli.terminal import show
 
     as_json = arguments.json or arguments.output is not None

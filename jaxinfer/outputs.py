@@ -1,18 +1,68 @@
 """Outputs of a request, under vLLM's names."""
 
 import dataclasses
+import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
 
 from jaxinfer.logprobs import LogprobsAtPosition
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.parsers.pieces import Piece
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 TIMEOUT = "timeout"
 """The stop reason of a request that its own `timeout` has ended."""
+
+
+def new_call_id() -> str:
+    """An id that no other call has."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Content:
+    """More of the answer itself."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins; its arguments follow.
+
+    Attributes:
+        index: of the call in the answer, from 0.
+        name: of the function.
+        id: unique; not compared.
+    """
+
+    index: int
+    name: str
+    id: str = dataclasses.field(default_factory=new_call_id, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments, as JSON text.
+
+    Attributes:
+        index: of the call.
+        text: never empty.
+    """
+
+    index: int
+    text: str
+
+
+Piece = Reasoning | Content | CallStart | CallArguments
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,7 +94,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     weight_version: int = 0
-    pieces: "Sequence[Piece] | None" = None
+    pieces: Sequence[Piece] | None = None
     num_reasoning_tokens: int = 0
 
     def finished(self) -> bool:
@@ -173,6 +223,7 @@ class RequestOutput(_WithCause):
         error: what went wrong, when a completion's `finish_reason` is "error"; `cause` has the
             exception, if there was one.
         weight_version: how often the weights had been swapped when its last token was drawn.
+        embedding: the final hidden state of the prompt's last token; None but for `LLM.embed`.
     """
 
     request_id: str
@@ -185,6 +236,20 @@ class RequestOutput(_WithCause):
     metrics: RequestMetrics | None = None
     error: str | None = None
     weight_version: int = 0
+    embedding: Sequence[float] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A text as a vector.
+
+    Attributes:
+        token_ids: all tokens of the text.
+        embedding: float32 ``[E]``.
+    """
+
+    token_ids: list[int]
+    embedding: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.measure.models.random_params import random_params
-from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.layout import DecodeShape
-from jaxinfer.serving.programs.program_set import options_of
+from jaxinfer.serving.programs.program_set import options_of, program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.runner import kv_cache
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 8, 64, 256])
-    parser.add_argument("--model-shape", choices=SHAPE_NAMES, help="time decode steps of it too")
+    parser.add_argument("--model-shape", choices=SERVED_SHAPES, help="time decode steps of it too")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output-directory", type=Path, default=RESULTS)
     arguments = parser.parse_args(argv)
@@ -126,7 +126,7 @@ class _State:
     def caller(self, programs: Programs, shape: DecodeShape, run: Any) -> Callable[[], Any]:
         """A function that runs a program once."""
         packed = jax.device_put(
-            _batch(shape, _CONTEXT), programs.program(shape).arguments[2].sharding
+            _batch(shape, _CONTEXT), program_of(programs, shape).arguments[2].sharding
         )
         peers = self.peers if programs.context.peer_buffers else []
 
@@ -139,7 +139,7 @@ class _State:
 
 def _compile(programs: Programs, shape: DecodeShape, choice: _Choice) -> Any:
     options = options_of(shape, platform=jax.default_backend(), num_devices=1)
-    return _with(programs, choice).lower(shape).compile(compiler_options=options)
+    return program_of(_with(programs, choice), shape).lower().compile(compiler_options=options)
 
 
 def _with(programs: Programs, choice: _Choice) -> Programs:

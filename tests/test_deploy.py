@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from jaxinfer import serve
+from jaxinfer.server.telemetry.telemetry import Telemetry
+from jaxinfer.server.telemetry.utilization import StepFloors
 from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.engine.step_counts import StepCounts
-from jaxinfer.serving.telemetry.telemetry import Telemetry
-from jaxinfer.serving.telemetry.utilization import StepFloors
-from tests.serving.telemetry.scrape import samples
+from tests.server.telemetry.scrape import samples
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "jaxinfer.json").read_text())

@@ -82,7 +82,7 @@ def test_ci_builds_the_documentation_and_takes_warnings_for_errors():
 def test_the_library_examples_run():
     """The blocks in order, on the bundled model, with what they leave to the reader."""
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    blocks = [block for block in blocks if "openai" not in block]  # tests/serving/openai has it
+    blocks = [block for block in blocks if "openai" not in block]  # tests/server/openai has it
     assert len(blocks) == 3
     mesh = make_mesh(1)
     params = load_params(BUNDLED_MODEL, ModelConfig.from_directory(BUNDLED_MODEL), "float32", mesh)

@@ -9,7 +9,7 @@ _DURATION = re.compile(rf"{_CLOCK} - |- (?:\w+\.)?{_CLOCK}|\bru_[us]time\b")
 MAY_TAKE_TIME = {
     "linear.py": "compares two sizes",
     "serving/recording/test_step_timer.py": "the steps' times are parts of a longer one",
-    "serving/openai/page/test_chat_in_browser.py": "compares the page with a plain client",
+    "server/openai/page/test_chat_in_browser.py": "compares the page with a plain client",
     "kernels/collectives/test_mosaic_all_reduce.py": "on a GPU, of a time limit on the device",
 }
 

@@ -59,7 +59,7 @@ class Rate:
 
 
 def measure_peak(dtype: str) -> dict[str, Any]:
-    """Speeds of the first device, as the fields of `jaxinfer.profiling.report.Peak`.
+    """Speeds of the first device, as the fields of `jaxinfer.profiling.rows.Peak`.
 
     Args:
         dtype: of the product.

@@ -2,12 +2,11 @@
 
 import importlib.metadata
 import platform
-import subprocess
 import timeit
 from pathlib import Path
 from typing import Any
 
-import jaxinfer
+from jaxinfer import __version__
 from jaxinfer.cores import usable_cores
 
 _PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy")
@@ -40,7 +39,7 @@ def python_loop_ms() -> float:
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect speed; absent ones are left out."""
-    versions = {"python": platform.python_version(), "jaxinfer": jaxinfer.__version__}
+    versions = {"python": platform.python_version(), "jaxinfer": __version__}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
@@ -68,20 +67,3 @@ def cpu_name() -> str:
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def git_commit(directory: Path) -> str | None:
-    """The checked-out commit, with "+changes" when tracked files differ; None outside git."""
-    try:
-        commit = _git(directory, "rev-parse", "HEAD")
-        changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{commit}+changes" if changed else commit
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=directory, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()

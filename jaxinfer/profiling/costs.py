@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxinfer.planning.operations import Operation, operations
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
-from jaxinfer.profiling.steps import StepFacts
+from jaxinfer.profiling.trace.steps import StepFacts
 
 _LOGIT_BYTES = 4
 

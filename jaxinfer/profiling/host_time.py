@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxinfer.profiling.parts import HOST_SPANS
-from jaxinfer.profiling.steps import Kind
+from jaxinfer.profiling.trace.steps import Kind
 from jaxinfer.profiling.trace.xplane import Span
 
 

@@ -16,9 +16,10 @@ from jaxinfer.profiling.device_steps import DeviceStep, Programs, device_steps
 from jaxinfer.profiling.files import RECORDING, cycle_directory
 from jaxinfer.profiling.host_time import StepTime, Timing, step_times, timings
 from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
-from jaxinfer.profiling.report import DATA_SHEET, Bar, Peak, ProfileReport, StepRow, WorkRow
-from jaxinfer.profiling.steps import Kind, StepFacts
+from jaxinfer.profiling.report import ProfileReport
+from jaxinfer.profiling.rows import DATA_SHEET, Bar, Peak, StepRow, WorkRow
 from jaxinfer.profiling.trace.programs import Kernel
+from jaxinfer.profiling.trace.steps import Kind, StepFacts
 from jaxinfer.profiling.trace.xplane import Span, find_trace, read_trace
 
 _KINDS: tuple[Kind, ...] = ("prefill", "decode")

@@ -5,122 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.planning.devices import Chip
 from jaxinfer.profiling.files import REPORT_JSON
 from jaxinfer.profiling.host_time import Timing
-from jaxinfer.profiling.steps import Kind
-from jaxinfer.profiling.text import report_lines
-
-DATA_SHEET = "its data sheet"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Peak:
-    """What the device can do at most.
-
-    Attributes:
-        name: the device.
-        bytes_per_s: of its memory, sustained.
-        flops_per_s: of its matrix units, in the profile's dtype, likewise.
-        source: where the numbers are from.
-    """
-
-    name: str
-    bytes_per_s: float
-    flops_per_s: float
-    source: str
-
-    @classmethod
-    def of_chip(cls, chip: Chip) -> "Peak":
-        """A device's of which both speeds were measured, or published."""
-        source = "the best kernels on this device" if chip.measured else DATA_SHEET
-        return cls(
-            name=chip.name,
-            bytes_per_s=chip.bytes_per_s,
-            flops_per_s=chip.flops_per_s,
-            source=source,
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkRow:
-    """A part of the model, or one kernel of a part, in the mean step of its kind.
-
-    Attributes:
-        kind: of the steps.
-        part: of `profiling.parts.PARTS`, or "other".
-        kernel: the kernel's name without its number, or "" for a whole part.
-        calls: launches a step.
-        seconds: a step, by the device's clock; of kernels that overlap, the sum.
-        share: of the seconds of all kernels.
-        num_bytes: a step; of a part the least that its tokens need, of a kernel those of its
-            operands and results. None if shapes don't tell, or another kernel of the same
-            instruction does the work.
-        flops: likewise.
-        memory_share: of the memory's speed; None without `num_bytes` or the device's peak.
-        matrix_share: of the matrix units' speed; likewise.
-    """
-
-    kind: Kind
-    part: str
-    kernel: str = ""
-    calls: float
-    seconds: float
-    share: float
-    num_bytes: float | None = None
-    flops: float | None = None
-    memory_share: float | None = None
-    matrix_share: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepRow:
-    """The mean step of a kind; seconds are the device's clock, unless they are the host's.
-
-    Attributes:
-        kind: "prefill" or "decode".
-        steps: recorded; a multi-step decode is one.
-        num_steps: of each, 1 or the length of a multi-step decode.
-        rows: sequences.
-        tokens: fed.
-        context_tokens: read by attention.
-        span_s: from the first kernel to the end of the last.
-        busy_s: of these, with a kernel at work.
-        num_gaps: stretches between kernels without any.
-        gap_s: seconds of these.
-        longest_gap_s: the longest.
-        idle_before_s: from the end of the step before to the first kernel; None of the first step.
-    """
-
-    kind: Kind
-    steps: int
-    num_steps: float = 1.0
-    rows: float
-    tokens: float
-    context_tokens: float
-    span_s: float
-    busy_s: float
-    num_gaps: float
-    gap_s: float
-    longest_gap_s: float
-    idle_before_s: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A stretch of the time line of one step.
-
-    Attributes:
-        lane: "device" or "host".
-        name: a part, or what the host did.
-        start_s: from the step's first kernel; the host may be earlier.
-        seconds: how long.
-    """
-
-    lane: str
-    name: str
-    start_s: float
-    seconds: float
+from jaxinfer.profiling.rows import Bar, Peak, StepRow, WorkRow
+from jaxinfer.profiling.text import heading, step_table, timing_table, work_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,4 +77,11 @@ class ProfileReport:
         return cls.from_dict(json.loads(file.read_text()))
 
     def __str__(self) -> str:
-        return "\n".join(report_lines(self))
+        lines = (
+            *heading(f"{self.title}, {self.dtype}", self.peak),
+            *step_table(self.steps),
+            *work_tables(self.steps, self.parts, self.kernels),
+            *timing_table(self.timings, self.steps),
+            *(f"Note: {note}." for note in self.notes),
+        )
+        return "\n".join(lines)

@@ -1,37 +1,45 @@
 """A profile's report as text: tables for a terminal."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from jaxinfer.profiling.host_time import Timing
 from jaxinfer.profiling.parts import HOST_SPANS
+from jaxinfer.profiling.rows import Peak, StepRow, WorkRow
 from jaxinfer.profiling.share_text import share_text
-
-if TYPE_CHECKING:
-    from jaxinfer.profiling.report import ProfileReport, StepRow, Timing, WorkRow
 
 _MOST_KERNELS = 12
 _WORK = ("calls", "ms", "share", "MB", "GFLOP", "of memory", "of matrix")
 
 
-def report_lines(report: "ProfileReport") -> Iterator[str]:
-    """The lines of a report."""
-    yield f"{report.title}, {report.dtype}"
-    if report.peak is not None:
-        memory, matrix = report.peak.bytes_per_s / 1e9, report.peak.flops_per_s / 1e12
-        yield f"at most {memory:,.4g} GB/s and {matrix:,.4g} TFLOP/s ({report.peak.source})"
+def heading(title: str, peak: Peak | None) -> Iterator[str]:
+    """What was profiled, and what its device can do."""
+    yield title
+    if peak is not None:
+        memory, matrix = peak.bytes_per_s / 1e9, peak.flops_per_s / 1e12
+        yield f"at most {memory:,.4g} GB/s and {matrix:,.4g} TFLOP/s ({peak.source})"
+
+
+def step_table(steps: Sequence[StepRow]) -> Iterator[str]:
+    """A row for each kind of step."""
     yield ""
     yield from _table(
         ("mean step", "steps", "rows", "tokens", "ms", "busy ms", "gaps", "gap ms", "idle before"),
-        [_step_cells(row) for row in report.steps],
+        [_step_cells(row) for row in steps],
     )
-    for step in report.steps:
+
+
+def work_tables(
+    steps: Sequence[StepRow], parts: Sequence[WorkRow], kernels: Sequence[WorkRow]
+) -> Iterator[str]:
+    """Two tables for each kind of step: its parts and its longest kernels."""
+    for step in steps:
         yield ""
         yield from _table(
             (f"{step.kind}, by part", *_WORK),
-            [_work_cells(row.part, row) for row in report.parts if row.kind == step.kind],
+            [_work_cells(row.part, row) for row in parts if row.kind == step.kind],
         )
-    for step in report.steps:
-        own = [row for row in report.kernels if row.kind == step.kind]
+    for step in steps:
+        own = [row for row in kernels if row.kind == step.kind]
         yield ""
         yield from _table(
             (f"{step.kind}, by kernel", *_WORK),
@@ -40,17 +48,19 @@ def report_lines(report: "ProfileReport") -> Iterator[str]:
         if len(own) > _MOST_KERNELS:
             rest = sum(row.seconds for row in own[_MOST_KERNELS:])
             yield f"and {len(own) - _MOST_KERNELS} more, {rest * 1e3:.3f} ms together"
-    if report.timings:
+
+
+def timing_table(timings: Sequence[Timing], steps: Sequence[StepRow]) -> Iterator[str]:
+    """Steps by the host's clock; nothing if none were timed."""
+    if timings:
         yield ""
         yield from _table(
             ("step, by the host's clock", "ms", "times", "busy", *HOST_SPANS),
-            [_timing_cells(each, report) for each in report.timings],
+            [_timing_cells(each, timings, steps) for each in timings],
         )
-    for note in report.notes:
-        yield f"Note: {note}."
 
 
-def _step_cells(row: "StepRow") -> tuple[str, ...]:
+def _step_cells(row: StepRow) -> tuple[str, ...]:
     return (
         row.kind,
         str(row.steps),
@@ -64,26 +74,30 @@ def _step_cells(row: "StepRow") -> tuple[str, ...]:
     )
 
 
-def _timing_cells(each: "Timing", report: "ProfileReport") -> tuple[str, ...]:
+def _timing_cells(
+    each: Timing, timings: Sequence[Timing], steps: Sequence[StepRow]
+) -> tuple[str, ...]:
     return (
         f"{each.kind}, {each.run}",
         _ms(each.seconds),
-        *timing_shares(each, report),
+        *timing_shares(each, timings, steps),
         *(_ms(each.host[name]) if each.host else "-" for name in HOST_SPANS),
     )
 
 
-def timing_shares(each: "Timing", report: "ProfileReport") -> tuple[str, str]:
+def timing_shares(
+    each: Timing, timings: Sequence[Timing], steps: Sequence[StepRow]
+) -> tuple[str, str]:
     """A step's time over that of one as always, and the share of it that kernels take."""
-    usual = [t for t in report.timings if (t.kind, t.run) == (each.kind, "as always")]
-    busy = [row.busy_s / row.num_steps for row in report.steps if row.kind == each.kind]
+    usual = [t for t in timings if (t.kind, t.run) == (each.kind, "as always")]
+    busy = [row.busy_s / row.num_steps for row in steps if row.kind == each.kind]
     return (
         f"{each.seconds / usual[0].seconds:.2f}" if usual else "-",
         _share(busy[0] / each.seconds if busy else None),
     )
 
 
-def _work_cells(name: str, row: "WorkRow") -> tuple[str, ...]:
+def _work_cells(name: str, row: WorkRow) -> tuple[str, ...]:
     return (
         name,
         f"{row.calls:.0f}",

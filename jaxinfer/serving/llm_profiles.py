@@ -11,7 +11,8 @@ from jaxinfer.planning.operations import count_parameters
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.host_time import StepTime
 from jaxinfer.profiling.reading import read_report
-from jaxinfer.profiling.report import Peak, ProfileReport
+from jaxinfer.profiling.report import ProfileReport
+from jaxinfer.profiling.rows import Peak
 from jaxinfer.profiling.saving import save_report
 from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.serving.engine_handle import EngineHandle

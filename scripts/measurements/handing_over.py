@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.server.service.description import engine_message
+from jaxinfer.server.service.front_end_requests import FrontEndRequests
+from jaxinfer.server.service.messages import Add, ToFrontEnd, encode
 from jaxinfer.serving.engine.driver import EngineDriver
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
@@ -19,9 +22,6 @@ from jaxinfer.serving.requests.result import StepResult, TokenScores
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from jaxinfer.serving.service.description import engine_message
-from jaxinfer.serving.service.front_end_requests import FrontEndRequests
-from jaxinfer.serving.service.messages import Add, ToFrontEnd, encode
 
 STREAMS, PROMPT_TOKENS, BLOCK_SIZE = 256, 8, 16
 _NUM_TOP = 5

@@ -22,7 +22,7 @@ from jaxinfer.measure.ceilings import (
     reads,
 )
 from jaxinfer.planning.devices import PUBLISHED, REACHED_BANDWIDTH, REACHED_MATRIX_SPEED
-from jaxinfer.profiling.report import Peak
+from jaxinfer.profiling.rows import Peak
 
 H100 = "NVIDIA H100 80GB HBM3"
 

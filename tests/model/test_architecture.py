@@ -23,6 +23,7 @@ from jaxinfer.model.layers.context import LayerContext
 from jaxinfer.model.rope import apply_rope
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from tests.model import tiny
@@ -133,7 +134,7 @@ def _programs(config):
 
 
 def test_layers_of_a_kind_share_one_trace_and_both_kinds_are_served(mixed):
-    text = _programs(mixed).lower(DecodeShape(4, 4)).as_text()
+    text = program_of(_programs(mixed), DecodeShape(4, 4)).lower().as_text()
     assert len(re.findall(r"func\.func private @layer_step", text)) == 2
     assert len(re.findall(r"call @layer_step", text)) == 6
     mixed_params = tiny.params(mixed, seed=1)

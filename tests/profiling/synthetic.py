@@ -8,8 +8,8 @@ from jaxinfer.profiling.device_steps import device_steps
 from jaxinfer.profiling.host_time import step_times
 from jaxinfer.profiling.reading import make_report
 from jaxinfer.profiling.report import ProfileReport
-from jaxinfer.profiling.steps import StepFacts
 from jaxinfer.profiling.trace.programs import Kernel
+from jaxinfer.profiling.trace.steps import StepFacts
 from jaxinfer.profiling.trace.xplane import KernelEvent, Span
 
 SHAPE = ModelShape(

@@ -7,7 +7,7 @@ import pytest
 from jaxinfer.planning.cost import model_cost, prefill_flops
 from jaxinfer.profiling.costs import step_costs
 from jaxinfer.profiling.parts import PARTS
-from jaxinfer.profiling.steps import StepFacts
+from jaxinfer.profiling.trace.steps import StepFacts
 from tests.profiling.synthetic import DECODE, SHAPE
 
 _PRODUCTS = ("qkv", "attention", "o", "mlp", "head")

@@ -3,12 +3,10 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
-    from jaxinfer.cli.answers.answer import Answer
 
 GIGABYTE = 10**9
 
@@ -188,23 +186,3 @@ class BatchStatistics:
             f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
         ]
         return " | ".join(parts)
-
-
-def batch_statistics(answers: "Sequence[Answer]", watch: Stopwatch) -> BatchStatistics:
-    """Statistics of requests that were submitted together, from their own clocks."""
-    metrics = [answer.metrics for answer in answers if answer.metrics is not None]
-    start = min((metric.arrival_time for metric in metrics), default=0.0)
-    firsts = [metric.first_token_time for metric in metrics if metric.first_token_time is not None]
-    ends = [metric.finished_time for metric in metrics if metric.finished_time is not None]
-    return BatchStatistics(
-        num_prompts=len(answers),
-        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-        cached_tokens=sum(answer.cached_tokens for answer in answers),
-        generation_tokens=sum(len(answer.token_ids) for answer in answers),
-        first_token_s=min(firsts, default=start) - start,
-        total_s=max(ends, default=start) - start,
-        num_cut=sum(answer.finish_reason == "length" for answer in answers),
-        num_compilations=watch.num_compilations(),
-        compile_s=watch.compile_s(),
-        peak_memory_bytes=peak_memory_bytes(),
-    )

@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 from jaxinfer.cli.flags.parser import positive_integer
-from jaxinfer.serving.openai.connections.addresses import is_loopback
-from jaxinfer.serving.openai.connections.limits import ConnectionLimits
+from jaxinfer.server.openai.connections.addresses import is_loopback
+from jaxinfer.server.openai.connections.limits import ConnectionLimits
 
 _DEFAULTS = ConnectionLimits()
 _BODY_SECONDS = 60.0

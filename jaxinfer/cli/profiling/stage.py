@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.cli.flags.engine import engine_arguments
 from jaxinfer.cli.flags.profile import profile_schedule
 from jaxinfer.cli.process import OK, end_process, run_command
+from jaxinfer.cli.profiling.parser import build_parser
 from jaxinfer.cli.profiling.stages import read_result, write_result
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ AS_ALWAYS, NO_GRAPHS = "as always", "without CUDA graphs"
 
 def main(argv: list[str]) -> int:
     """Run the stage that the first argument names, with the command's own after it."""
-    from jaxinfer.profile import build_parser
-
     stage, *rest = argv
     arguments = build_parser().parse_args(rest)
     return run_command("profile", lambda: _run(stage, arguments))

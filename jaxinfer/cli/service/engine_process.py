@@ -25,8 +25,8 @@ def main() -> None:
 
 def _run(settings: dict[str, Any], reports: TextIO) -> int:
     from jaxinfer.cli.platform import start_platform
+    from jaxinfer.server.service.limits import ServiceLimits
     from jaxinfer.serving.engine_handle import EngineHandle
-    from jaxinfer.serving.service.limits import ServiceLimits
 
     start_platform()
     with speaking_of_flags():
@@ -39,7 +39,7 @@ def _run(settings: dict[str, Any], reports: TextIO) -> int:
 
 
 async def _serve(handle: Any, limits: Any, path: str, reports: TextIO) -> int:
-    from jaxinfer.serving.engine_service import engine_server
+    from jaxinfer.server.engine_service import engine_server
 
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)

@@ -27,9 +27,9 @@ def _run(settings: dict[str, Any], reports: TextIO) -> int:
 
 
 async def _serve(settings: dict[str, Any], reports: TextIO, make_app: Any) -> int:
-    from jaxinfer.serving.openai.connections.limits import ConnectionLimits
-    from jaxinfer.serving.openai.connections.server import Server, server_config
-    from jaxinfer.serving.service.remote_llm import RemoteLLM
+    from jaxinfer.server.openai.connections.limits import ConnectionLimits
+    from jaxinfer.server.openai.connections.server import Server, server_config
+    from jaxinfer.server.service.remote_llm import RemoteLLM
 
     ending = asyncio.Semaphore(0)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.release)

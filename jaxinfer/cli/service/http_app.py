@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.cli.service.own_middleware import add_middleware, load_middleware
-from jaxinfer.measure.serving.floors import step_floors
-from jaxinfer.serving.openai.app import create_app
-from jaxinfer.serving.openai.settings import ServerSettings
-from jaxinfer.serving.service.remote_llm import RemoteLLM
-from jaxinfer.serving.telemetry.access_log import AccessLog, App
-from jaxinfer.serving.telemetry.telemetry import Telemetry
-from jaxinfer.serving.telemetry.utilization import StepFloors
+from jaxinfer.cli.service.step_floors import step_floors
+from jaxinfer.server.openai.app import create_app
+from jaxinfer.server.openai.settings import ServerSettings
+from jaxinfer.server.service.remote_llm import RemoteLLM
+from jaxinfer.server.telemetry.access_log import AccessLog, App
+from jaxinfer.server.telemetry.telemetry import Telemetry
+from jaxinfer.server.telemetry.utilization import StepFloors
 
 
 def make_app(

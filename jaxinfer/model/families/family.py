@@ -3,18 +3,14 @@
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.model.checkpoint.parameter_names import tensor_name
 from jaxinfer.model.layer_kind import LayerKind
 
-if TYPE_CHECKING:
-    from jaxinfer.model.architecture import Architecture
-    from jaxinfer.model.config import ModelConfig
 
-
-def _with_fewer_layers(config: "ModelConfig", layers: Sequence[int]) -> "ModelConfig":
+def _with_fewer_layers(config: Any, layers: Sequence[int]) -> Any:
     return replace(config, num_hidden_layers=len(layers))
 
 
@@ -35,9 +31,9 @@ class Family:
 
     hf_class: str
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
-    layer_kinds: Callable[["ModelConfig"], tuple[LayerKind, ...]]
-    architecture: Callable[[], "Architecture"]
-    with_layers: Callable[["ModelConfig", Sequence[int]], "ModelConfig"] = _with_fewer_layers
+    layer_kinds: Callable[[Any], tuple[LayerKind, ...]]
+    architecture: Callable[[], Any]
+    with_layers: Callable[[Any, Sequence[int]], Any] = _with_fewer_layers
     tensor_name: Callable[[str], str] = tensor_name
 
 

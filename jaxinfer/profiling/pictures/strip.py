@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxinfer.profiling.parts import OTHER, PARTS
 from jaxinfer.profiling.pictures.colours import PART_COLOURS, colour_class
 from jaxinfer.profiling.pictures.svg import picture, text
-from jaxinfer.profiling.report import Bar, ProfileReport
+from jaxinfer.profiling.report import ProfileReport
+from jaxinfer.profiling.rows import Bar
 
 _LEFT, _WIDTH, _RIGHT = 64, 720, 16
 _TOP, _LANE, _PITCH = 62, 34, 52

@@ -17,6 +17,7 @@ from jaxinfer.serving.compile.program_store import ProgramStore, export_program,
 from jaxinfer.serving.compile.tracing import TracingWorkers
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import kind_of
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Program, Programs
 
 
@@ -77,7 +78,7 @@ class Lowering:
         """
         if self._store is None or self._workers is not None or not _is_for_workers(programs, key):
             return
-        if not self._store.holds(_identity(programs, key, programs.program(key))):
+        if not self._store.holds(_identity(programs, key, program_of(programs, key))):
             self._workers = TracingWorkers(self._store)
             self._workers.prepare()
 
@@ -118,7 +119,7 @@ class Lowering:
         if self._store is None:
             return {}
         identities = {
-            key: _identity(programs, key, programs.program(key))
+            key: _identity(programs, key, program_of(programs, key))
             for key in dict.fromkeys(keys)
             if _is_for_workers(programs, key)
         }
@@ -168,7 +169,7 @@ class Lowering:
             identity = identity_of(lowered.as_text(), *compiler)
             held = store.holds(identity)
             return KeptProgram(store, identity, devices, None if held else lowered)
-        identity = identity_of(_identity(programs, key, programs.program(key)), *compiler)
+        identity = identity_of(_identity(programs, key, program_of(programs, key)), *compiler)
         if not store.holds(identity):
             return KeptProgram(store, identity, devices, self._lower(programs, key))
         self.num_read += 1
@@ -178,13 +179,13 @@ class Lowering:
     def _lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
         if self._store is None or _runs_user_code(programs, key):
             self.num_traced += 1
-            return programs.lower(key)
+            return program_of(programs, key).lower()
         return self._lower_stored(programs, key, self._store)
 
     def _lower_stored(
         self, programs: Programs, key: ProgramKey, store: ProgramStore
     ) -> jax.stages.Lowered:
-        program = programs.program(key)
+        program = program_of(programs, key)
         identity = _identity(programs, key, program)
         exported = store.load(identity)
         if exported is None:

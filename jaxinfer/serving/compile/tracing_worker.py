@@ -24,6 +24,7 @@ from jaxinfer.serving.compile.key_json import key_from_values, key_values
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 
@@ -85,7 +86,7 @@ def work(description: dict[str, Any]) -> None:
     device = programs.context.mesh.abstract_mesh.abstract_device
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         for values, identity in description["tasks"]:
-            program = programs.program(key_from_values(values))
+            program = program_of(programs, key_from_values(values))
             store.save(identity, export_program(program, description["platform"]))
             print(identity, flush=True)
 

@@ -18,9 +18,9 @@ from jaxinfer.serving.engine.owner_thread import OwnerThread
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.engine.sleep import PauseMode, SleepState, SleepTag
 from jaxinfer.serving.guided.compiler import GrammarCompiler
-from jaxinfer.serving.guided.grammar_queue import GrammarQueue
 from jaxinfer.serving.requests.new_request import NewRequest, Sink
 from jaxinfer.serving.scheduler.deadlines import Deadlines
+from jaxinfer.serving.scheduler.grammar_queue import GrammarQueue
 
 logger = logging.getLogger("jaxinfer")
 

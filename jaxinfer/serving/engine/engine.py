@@ -188,8 +188,6 @@ class Engine:
         try:
             if self._observer is not None:
                 self._observer.before_step()
-            if self._first_tokens_would_wait():
-                self._read_steps(leave=0)
             with self._span("schedule"):
                 schedule = self._schedule()
             if schedule is not None and self._launch(schedule):
@@ -344,16 +342,6 @@ class Engine:
         if schedule is not None and schedule.admitted:
             _note_begin(schedule.admitted, self._clock())
         return schedule
-
-    def _first_tokens_would_wait(self) -> bool:
-        """Whether to read a prefill before the next launch instead of after it.
-
-        Launching a multi-step decode can take the host as long as a prefill takes the device, and
-        would delay the prefill's first tokens. Reading first idles the device once a prompt.
-        """
-        if not self._in_flight or not self._scheduler.may_launch_several:
-            return False
-        return not self._in_flight[-1][0].is_decode
 
     def _launch(self, schedule: Schedule) -> bool:
         """Launch a step; returns whether the launch succeeded."""

@@ -4,17 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxinfer.serving.parsers.pieces import (
-    CallArguments,
-    CallStart,
-    Content,
-    Piece,
-    Reasoning,
-    ToolParser,
-    new_call_id,
-)
+from jaxinfer.outputs import CallArguments, CallStart, Content, Piece, Reasoning, new_call_id
 from jaxinfer.serving.parsers.reasoning import ReasoningState
 from jaxinfer.serving.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from jaxinfer.serving.parsers.stream_parser import ToolParser
 
 
 @dataclass

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxinfer.outputs import CallArguments, CallStart, Content, Piece
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
 from jaxinfer.serving.parsers.json_object import (
     Member,
@@ -21,13 +22,7 @@ from jaxinfer.serving.parsers.json_object import (
     mended,
     object_members,
 )
-from jaxinfer.serving.parsers.pieces import (
-    MAX_BLOCKS,
-    CallArguments,
-    CallStart,
-    Content,
-    Piece,
-)
+from jaxinfer.serving.parsers.stream_parser import MAX_BLOCKS
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

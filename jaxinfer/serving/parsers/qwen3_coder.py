@@ -11,16 +11,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxinfer.outputs import CallArguments, CallStart, Content, Piece
 from jaxinfer.serving.parsers.arguments.types import ANY, ArgumentTypes, FunctionSchema
 from jaxinfer.serving.parsers.arguments.writer import ValueWriter
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
-from jaxinfer.serving.parsers.pieces import (
-    MAX_BLOCKS,
-    CallArguments,
-    CallStart,
-    Content,
-    Piece,
-)
+from jaxinfer.serving.parsers.stream_parser import MAX_BLOCKS
 
 MAX_PARAMETERS = 1024
 """Most parameters of one call; later ones are left out."""

@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from jaxinfer.outputs import Content, Piece, Reasoning
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
-from jaxinfer.serving.parsers.pieces import Content, Piece, Reasoning, StreamParser
+from jaxinfer.serving.parsers.stream_parser import StreamParser
 from jaxinfer.structured_outputs import ThinkingStage
 
 OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"

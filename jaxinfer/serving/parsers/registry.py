@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.serving.parsers.hermes import HermesToolParser
-from jaxinfer.serving.parsers.pieces import ToolParser
 from jaxinfer.serving.parsers.qwen3_coder import Qwen3CoderToolParser
 from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, ReasoningParser
+from jaxinfer.serving.parsers.stream_parser import ToolParser
 
 ToolParserFactory = Callable[[Sequence[Mapping[str, Any]]], ToolParser]
 

@@ -6,6 +6,7 @@ from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import KINDS, kind_of
+from jaxinfer.serving.programs.programs import Program, Programs
 
 
 def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
@@ -21,6 +22,11 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
 def largest_programs(buckets: Buckets, kernels: Kernels) -> list[ProgramKey]:
     """Candidates for the largest peak memory, the slowest to compile first."""
     return [key for kind in KINDS.values() for key in kind.largest(buckets, kernels)]
+
+
+def program_of(programs: Programs, key: ProgramKey) -> Program:
+    """The program of a key, for the engine that `programs` describes."""
+    return kind_of(key).program(programs, key)
 
 
 def uses_pages(key: ProgramKey) -> bool:

@@ -1,4 +1,4 @@
-"""An engine's device programs: the arrays that they take, and how a program of any kind is made.
+"""Shared by all of an engine's device programs: the arrays that they take, and their form.
 
 All run under ``shard_map`` over the mesh, also on one device, so that there is one code path. The
 pages are donated and have the same sharding going in and coming out, hence are updated in place.
@@ -17,8 +17,6 @@ from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages, Pa
 from jaxinfer.model.families.family import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
-from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKey
-from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.peer_buffers import describe_peers
 from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
 from jaxinfer.serving.sampling.layout import (
@@ -26,6 +24,9 @@ from jaxinfer.serving.sampling.layout import (
     LogitEdits,
     SlotState,
 )
+
+WHOLE = PartitionSpec()
+"""The partition of arrays that every device holds whole."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Programs:
-    """Describes an engine's programs.
+    """Describes an engine's programs; `program_set.program_of` has one of them.
 
     Attributes:
         context: the static settings of every step.
@@ -77,14 +78,6 @@ class Programs:
     num_blocks: int
     num_slots: int
     forward: Forward = feed_last_tokens
-
-    def lower(self, key: ProgramKey) -> jax.stages.Lowered:
-        """Trace and lower one program for the engine's mesh."""
-        return self.program(key).lower()
-
-    def program(self, key: ProgramKey) -> Program:
-        """One program for the engine's mesh."""
-        return kind_of(key).program(self, key)
 
     def with_layers(self, count: int) -> "Programs":
         """The same model's programs with at most `count` layers of each kind, in their order.

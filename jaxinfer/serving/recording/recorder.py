@@ -10,8 +10,8 @@ import jax
 from jaxinfer.profiling.files import cycle_directory
 from jaxinfer.profiling.parts import SPAN_PREFIX
 from jaxinfer.profiling.schedule import Phase, ProfileSchedule
-from jaxinfer.profiling.steps import StepFacts
 from jaxinfer.profiling.trace.programs import read_program
+from jaxinfer.profiling.trace.steps import StepFacts
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.recording.trace_files import start_trace, stop_trace
 from jaxinfer.serving.runner.runner import Runner

@@ -5,7 +5,7 @@ import time
 from contextlib import AbstractContextManager
 
 from jaxinfer.profiling.host_time import StepTime, step_times
-from jaxinfer.profiling.steps import Kind
+from jaxinfer.profiling.trace.steps import Kind
 from jaxinfer.profiling.trace.xplane import Span
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.scheduler.schedule import Schedule

@@ -4,11 +4,11 @@ import codecs
 from collections.abc import Iterable, Sequence
 
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import CallArguments, Content, Piece
 from jaxinfer.serving.guided.thinking_tokens import Thinking, thinking_tokens
 from jaxinfer.serving.parsers.answer import AnswerParser
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.held_back import LetterTags, shown
-from jaxinfer.serving.parsers.pieces import CallArguments, Content, Piece
 from jaxinfer.serving.parsers.reasoning import ReasoningState
 from jaxinfer.serving.requests.detokenizer import StopStrings
 

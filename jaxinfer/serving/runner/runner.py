@@ -4,8 +4,9 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -19,7 +20,6 @@ from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
-from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape
@@ -29,11 +29,13 @@ from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.result import StepResult, unpack_step
 from jaxinfer.serving.runner import host_params, kv_cache
-from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.runner.batch import Batch, BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.host_inputs import HostInputs
-from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
+from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep
+from jaxinfer.serving.runner.launch_thread import LaunchThread
+from jaxinfer.serving.runner.readouts.readout import Readout, StepOutputs
 from jaxinfer.serving.runner.runner_memory import RunnerMemory
 from jaxinfer.serving.runner.slot_writes import SlotWriter
 from jaxinfer.serving.runner.swap import HostBlocks
@@ -42,8 +44,15 @@ from jaxinfer.serving.sampling.layout import WITH_SLOTS
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.serving.slots.request_sampling import request_sampling
+from jaxinfer.serving.slots.slot_updates import EditsUpdate, MasksUpdate
 from jaxinfer.spans import EnterSpan
 from jaxinfer.startup_report import StartUpTimes
+
+_LAUNCHED_APART = 64
+"""Most rows of a step that is launched by a thread of its own, unless it samples late.
+
+A longer step hides its launch; 256 rows of shared prompts (W5-long, an H100) lost 5% by the thread.
+"""
 
 
 class Runner:
@@ -69,7 +78,8 @@ class Runner:
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step.
         compiles_ahead: whether `compile_all` is wanted before the first request.
-        span, launched: for recordings: of packing a step, and of programs as they are launched.
+        span: for recordings: of packing a step.
+        launched: for recordings: takes programs as they are launched.
 
     Raises:
         CapacityError: there is too little host memory for the swap space.
@@ -130,6 +140,7 @@ class Runner:
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
         self._await_each = self._is_cpu and self._mesh.devices.size > 1
+        self._launches = LaunchThread()
         self._writer = SlotWriter(
             plan.compiled, lambda arrays: upload(arrays, self._whole), self._await_if_emulated
         )
@@ -208,7 +219,7 @@ class Runner:
             num_read=self._lowering.num_read,
         )
 
-    def launch(self, schedule: Schedule) -> InFlightStep | UnsampledStep:
+    def launch(self, schedule: Schedule) -> Launched:
         """Start a step and return at once; its tokens stay on the device for the next one.
 
         Args:
@@ -216,53 +227,36 @@ class Runner:
                 late, the result is for `sample`, before anything else is launched.
 
         Raises:
-            Exception: the device's own. The pages may then be gone: call `reset_cache`.
+            Exception: the step fits no program. What the device raises, `fetch` does.
         """
         if self._kv is None:
             self.reset_cache()
-        self._swap(schedule)
         with self.span("pack"):
             batch = self._builder.build(schedule)
-        if batch.edits or batch.counts:
-            self._slots = self._writer.edits(self._slots, batch.edits)
-            self._slots = self._writer.counts(self._slots, batch.counts)
-        packed = self._inputs.write(batch.packed)
-        if batch.samples_at_once and isinstance(batch.shape, DecodeShape):
-            key = SampledDecodeKey(batch.shape, batch.mode, schedule.num_steps)
-            return self._launch_sampled(schedule, key, packed)
-        if batch.shape not in self._compiled:
-            self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
-        self._kv, hidden, rows, *residual = self._program(batch.shape)(
-            self._params, self._kv, packed, self._last_tokens, *self._peers
-        )
-        self._inputs.read_by(rows)
-        self._watchdog.expect(hidden, batch.shape)
-        self._await_if_emulated(hidden)
-        if copies := schedule.block_copies:
-            program = self._compiled.__getitem__
-            self._kv = kv_cache.copy_blocks(self._kv, copies, program, self._whole)
-        step = UnsampledStep(schedule, batch, hidden, rows, residual)
-        return step if schedule.samples_late else self._sample(step)
+        return self._submit(schedule, self._launch, schedule, batch)
 
-    def sample(self, step: UnsampledStep) -> InFlightStep:
-        """Draw the tokens of a step that samples late, now that all earlier ones are read.
+    def sample(self, step: Launched) -> Launched:
+        """Draw the tokens of a step that samples late, now that all earlier ones are read."""
+        schedule, unsampled = step
+        edits = self._builder.late_edits(schedule)
+        masks = self._builder.late_masks(schedule)
+        return self._submit(schedule, self._sample_late, unsampled, edits, masks)
 
-        Raises:
-            Exception: as `launch`.
-        """
-        self._slots = self._writer.edits(self._slots, self._builder.late_edits(step.schedule))
-        self._slots = self._writer.masks(self._slots, self._builder.late_masks(step.schedule))
-        return self._sample(step)
-
-    def fetch(self, step: InFlightStep) -> StepResult:
+    def fetch(self, step: Launched) -> StepResult:
         """Wait for a launched step and read it.
 
         Raises:
-            Exception: the device's own, of that step. The pages may then be gone.
+            Exception: the device's own, of that step. The pages may then be gone: call
+                `reset_cache`.
         """
-        sampled = np.asarray(step.sampled)
-        prompt = None if step.prompt is None else np.asarray(step.prompt)[: step.num_tokens]
-        return unpack_step(sampled, prompt, num_rows=step.num_rows, proposed=step.proposed)
+        read = cast(InFlightStep, step.result.result())
+        sampled = np.asarray(read.sampled)
+        readouts = {
+            readout.name: readout.unpack(np.asarray(values), read.rows)
+            for readout, values in read.readouts.items()
+        }
+        num_rows = len(read.rows)
+        return unpack_step(sampled, readouts, num_rows=num_rows, proposed=read.proposed)
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.
@@ -272,6 +266,7 @@ class Runner:
         """
         if self._kv is not None and not self._whole.is_fully_addressable:
             raise RuntimeError("several processes can't go back to the same step")
+        self._launches.wait()
         start = time.perf_counter()
         # First, because that waits until no GPU runs a step that would write to the old ones.
         fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
@@ -297,6 +292,7 @@ class Runner:
             TypeError: a leaf is no array.
             StepError: writing failed when the old weights were gone already.
         """
+        self._launches.wait()
         if isinstance(params, ParamsWriter):
             self._params = self._written(params)
             self._owns_params = True
@@ -337,11 +333,13 @@ class Runner:
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
         self._free_cache()
+        self._launches.close()
         self._params = self._head = self._sleeping_params = None
         self._plan.close()
         self._watchdog.close()
 
     def _free_cache(self) -> None:
+        self._launches.wait()
         kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
         self._kv = self._last_tokens = self._slots = None
         self._peer_buffers = []
@@ -373,18 +371,67 @@ class Runner:
             )
         self._kv, self._last_tokens, self._slots = warm.kv, warm.last_tokens, warm.slots
 
+    def _submit[**P](
+        self,
+        schedule: Schedule,
+        launch: Callable[P, InFlightStep | UnsampledStep],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Launched:
+        hides_launch = len(schedule.rows) > _LAUNCHED_APART and not schedule.samples_late
+        in_place = hides_launch or self._await_each or self.launched is not None
+        run = self._launches.run if in_place else self._launches.submit
+        return Launched(schedule, run(launch, *args, **kwargs))
+
+    def _launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
+        self._swap(schedule)
+        if batch.edits or batch.counts:
+            self._slots = self._writer.edits(self._slots, batch.edits)
+            self._slots = self._writer.counts(self._slots, batch.counts)
+        packed = self._inputs.write(batch.packed)
+        if batch.samples_at_once and isinstance(batch.shape, DecodeShape):
+            key = SampledDecodeKey(batch.shape, batch.mode, schedule.num_steps)
+            return self._launch_sampled(schedule, key, packed)
+        if batch.shape not in self._compiled:
+            self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
+        self._kv, hidden, rows, *residual = self._program(batch.shape)(
+            self._params, self._kv, packed, self._last_tokens, *self._peers
+        )
+        self._inputs.read_by(rows)
+        self._watchdog.expect(hidden, batch.shape)
+        self._await_if_emulated(hidden)
+        if copies := schedule.block_copies:
+            program = self._compiled.__getitem__
+            self._kv = kv_cache.copy_blocks(self._kv, copies, program, self._whole)
+        step = UnsampledStep(schedule, batch, hidden, rows, residual)
+        return step if schedule.samples_late else self._sample(step)
+
+    def _sample_late(
+        self,
+        unsampled: Future[InFlightStep | UnsampledStep],
+        edits: Sequence[EditsUpdate],
+        masks: Sequence[MasksUpdate],
+    ) -> InFlightStep:
+        step = cast(UnsampledStep, unsampled.result())
+        self._slots = self._writer.edits(self._slots, edits)
+        self._slots = self._writer.masks(self._slots, masks)
+        return self._sample(step)
+
     def _sample(self, step: UnsampledStep) -> InFlightStep:
         batch = step.batch
         if batch.verify is None:
             sampled = self._sample_last(step)
         else:
             sampled = self._verify(step, batch.verify)
-        prompt = None
-        if batch.targets is not None:
+        readouts = {}
+        outputs = StepOutputs(self._head, step.hidden, *step.residual or [None])
+        for readout, packed in batch.readouts.items():
             self._await_if_emulated(sampled)
-            score = self._program(PromptLogprobsKey(len(batch.targets)))
-            prompt = score(self._head, *step.residual, upload(batch.targets, self._whole))
-        return self._in_flight(step.schedule, sampled, prompt)
+            given = None if packed is None else upload(packed, self._whole)
+            values = readouts[readout] = readout.launch(outputs, given, self._program)
+            self._await_if_emulated(values)
+            values.copy_to_host_async()
+        return self._in_flight(step.schedule, sampled, readouts)
 
     def _sample_last(self, step: UnsampledStep) -> jax.Array:
         batch = step.batch
@@ -427,7 +474,7 @@ class Runner:
         )
         self._inputs.read_by(sampled)
         self._watchdog.expect(sampled, key)
-        return self._in_flight(schedule, sampled, None)
+        return self._in_flight(schedule, sampled, {})
 
     def _program(self, key: ProgramKey) -> jax.stages.Compiled:
         compiled = self._compiled[key]
@@ -436,15 +483,12 @@ class Runner:
         return compiled
 
     def _in_flight(
-        self, schedule: Schedule, sampled: jax.Array, prompt: jax.Array | None
+        self, schedule: Schedule, sampled: jax.Array, readouts: Mapping[Readout, jax.Array]
     ) -> InFlightStep:
         self._await_if_emulated(sampled)  # which the program has copied to the host
-        if prompt is not None:
-            self._await_if_emulated(prompt)
-            prompt.copy_to_host_async()
         rows = schedule.rows
         proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
-        return InFlightStep(sampled, prompt, len(rows), schedule.num_tokens, proposed)
+        return InFlightStep(sampled, readouts, rows, proposed)
 
     def _await_if_emulated(self, array: jax.Array) -> None:
         if self._await_each:

@@ -115,12 +115,6 @@ class Scheduler:
         return len(self._queues.running)
 
     @property
-    def may_launch_several(self) -> bool:
-        """Whether the next launch may have several decode steps, as far as numbers say."""
-        num_steps, most_rows = self._planner.multi_step
-        return num_steps > 1 and self.num_running <= most_rows and not self._queues.waiting
-
-    @property
     def num_preemptions(self) -> int:
         """Preemptions so far, for metrics."""
         return self._queues.num_preemptions

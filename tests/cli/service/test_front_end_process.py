@@ -9,9 +9,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxinfer.cli.service import front_end_process
-from jaxinfer.serving.openai.connections.h11_connection import H11Connection
-from jaxinfer.serving.openai.connections.limits import ConnectionLimits
-from jaxinfer.serving.openai.connections.server import Server, server_config
+from jaxinfer.server.openai.connections.h11_connection import H11Connection
+from jaxinfer.server.openai.connections.limits import ConnectionLimits
+from jaxinfer.server.openai.connections.server import Server, server_config
 
 
 class Front:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.cli.service.running_service import PROMPT, RunningService
-from tests.serving.telemetry.scrape import samples
+from tests.server.telemetry.scrape import samples
 
 pytestmark = pytest.mark.slow
 

@@ -12,13 +12,13 @@ import psutil
 import pytest
 import uvicorn
 
+from jaxinfer.server.engine_service import engine_server
+from jaxinfer.server.openai.app import create_app
+from jaxinfer.server.openai.settings import ServerSettings
+from jaxinfer.server.service.limits import ServiceLimits
+from jaxinfer.server.service.remote_llm import RemoteLLM
 from jaxinfer.serving.engine_handle import EngineHandle
-from jaxinfer.serving.engine_service import engine_server
-from jaxinfer.serving.openai.app import create_app
-from jaxinfer.serving.openai.settings import ServerSettings
-from jaxinfer.serving.service.limits import ServiceLimits
-from jaxinfer.serving.service.remote_llm import RemoteLLM
-from tests.serving.openai.events import events_of, texts_of
+from tests.server.openai.events import events_of, texts_of
 
 AT_ONCE = 24
 PATH = "/v1/completions"

@@ -16,6 +16,7 @@ from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from tests.serving.runner.tiny_runner import CONFIG
@@ -52,7 +53,7 @@ def test_a_program_from_disk_compiles_to_what_tracing_gives(tmp_path, key, devic
     assert (second.num_traced, second.num_read) == (0, 1)
     assert first.seconds > 0
     assert written.as_text() == read.as_text()
-    traced, stored = programs.lower(key).compile(), read.compile()
+    traced, stored = program_of(programs, key).lower().compile(), read.compile()
     before, after = traced.memory_analysis(), stored.memory_analysis()
     assert after.alias_size_in_bytes == before.alias_size_in_bytes
     assert after.temp_size_in_bytes == before.temp_size_in_bytes

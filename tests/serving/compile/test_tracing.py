@@ -15,6 +15,7 @@ from jaxinfer.serving.compile.tracing_worker import describe_work
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.steps import feed_last_tokens
 from tests.serving.compile.test_lowering import _programs
 
@@ -52,7 +53,7 @@ def test_workers_trace_what_this_process_would(tmp_path, workers_everywhere, dev
     assert set(lowered) == set(_KEYS)
     assert (first.num_traced, first.num_read) == (1, 3)
     for key, each in lowered.items():
-        made, expected = each.compile(), programs.lower(key).compile()
+        made, expected = each.compile(), program_of(programs, key).lower().compile()
         made, expected = made.memory_analysis(), expected.memory_analysis()
         assert made.alias_size_in_bytes == expected.alias_size_in_bytes
         assert made.temp_size_in_bytes == expected.temp_size_in_bytes
@@ -143,10 +144,13 @@ def test_one_forward_pass_serves_all_programs_that_decode_alike(monkeypatch):
     plain = _programs()
     shared = dataclasses.replace(plain, forward=SharedForward("cpu"))
     for key in (_KEYS[0], _KEYS[3], SampledDecodeKey(DecodeShape(4, 8), "truncate")):
-        made, expected = shared.lower(key).compile(), plain.lower(key).compile()
+        made, expected = (
+            program_of(shared, key).lower().compile(),
+            program_of(plain, key).lower().compile(),
+        )
         made, expected = made.memory_analysis(), expected.memory_analysis()
         assert made.temp_size_in_bytes == expected.temp_size_in_bytes
         assert made.alias_size_in_bytes == expected.alias_size_in_bytes
     assert len(traced) == 1
-    shared.lower(DecodeShape(8, 8))
+    program_of(shared, DecodeShape(8, 8)).lower()
     assert len(traced) == 2

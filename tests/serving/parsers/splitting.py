@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from jaxinfer.serving.parsers.pieces import CallArguments, Content, Reasoning
+from jaxinfer.outputs import CallArguments, Content, Reasoning
 
 FRAGMENTS = [
     "<think>",

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxinfer.outputs import CallArguments, CallStart, Content
 from jaxinfer.serving.parsers.answer import ToolCall, parse_answer
 from jaxinfer.serving.parsers.hermes import HermesToolParser
-from jaxinfer.serving.parsers.pieces import MAX_BLOCKS, CallArguments, CallStart, Content
+from jaxinfer.serving.parsers.stream_parser import MAX_BLOCKS
 from tests.serving.parsers.splitting import parse
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"city": "東京"}}\n</tool_call>'

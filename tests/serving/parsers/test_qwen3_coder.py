@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxinfer.outputs import CallArguments, CallStart
 from jaxinfer.serving.parsers.answer import parse_answer
-from jaxinfer.serving.parsers.pieces import CallArguments, CallStart
 from jaxinfer.serving.parsers.qwen3_coder import MAX_PARAMETERS, Qwen3CoderToolParser
 from tests.serving.parsers.splitting import SCHEMAS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxinfer.serving.parsers.pieces import Content, Reasoning
+from jaxinfer.outputs import Content, Reasoning
 from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, reasoning_state
 from tests.serving.parsers.splitting import parse
 

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 
+from jaxinfer.outputs import CallArguments, CallStart, Content
 from jaxinfer.serving.parsers.answer import AnswerParser
 from jaxinfer.serving.parsers.hermes import HermesToolParser
-from jaxinfer.serving.parsers.pieces import CallArguments, CallStart, Content
 from jaxinfer.serving.parsers.qwen3_coder import Qwen3CoderToolParser
 from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser
 from jaxinfer.serving.parsers.registry import TOOL_PARSERS

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -21,7 +21,7 @@ from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.kinds.set_edits import SetEditsKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers
-from jaxinfer.serving.programs.program_set import options_of
+from jaxinfer.serving.programs.program_set import options_of, program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.shared_prefixes import most_items
 from jaxinfer.serving.programs.steps import StepContext
@@ -116,7 +116,7 @@ def _programs(devices, config=_CONFIG):
 def _compile(key, devices, config=_CONFIG):
     programs = _programs(devices, config)
     options = options_of(key, platform="gpu", num_devices=devices)
-    compiled = programs.lower(key).compile(compiler_options=options or None)
+    compiled = program_of(programs, key).lower().compile(compiler_options=options or None)
     return compiled.memory_analysis(), compiled.as_text()
 
 
@@ -234,7 +234,7 @@ def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
     shallow = _programs(1).with_layers(2)
     assert len(shallow.params["model"]["layers"]) == len(shallow.kv) == 2
     options = options_of(key, platform="gpu", num_devices=1)
-    few = shallow.lower(key).compile(compiler_options=options).memory_analysis()
+    few = program_of(shallow, key).lower().compile(compiler_options=options).memory_analysis()
     assert few.temp_size_in_bytes <= many.temp_size_in_bytes
     assert many.temp_size_in_bytes - few.temp_size_in_bytes < 10_000 * _LAYERS
 
@@ -268,7 +268,7 @@ def test_a_multi_step_that_shares_its_forward_pass_is_compiled_to_the_same():
     key = STEPS["multi_step_2"].key
     programs = dataclasses.replace(_programs(1), forward=SharedForward("cuda"))
     options = options_of(key, platform="gpu", num_devices=1)
-    shared = programs.lower(key).compile(compiler_options=options)
+    shared = program_of(programs, key).lower().compile(compiler_options=options)
     found = []
     for memory, text in (_compile(key, 1), (shared.memory_analysis(), shared.as_text())):
         found.append(

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.serving.programs.kinds.kind import WHOLE
 from jaxinfer.serving.programs.kinds.padding import on_host
+from jaxinfer.serving.programs.programs import WHOLE
 from tests.serving.compile.test_lowering import _programs
 
 _EXTREME = np.array([-(2**31), -(2**31) + 1, -1, 0, 1, 2**31 - 1], np.int32)

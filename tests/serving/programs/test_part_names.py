@@ -12,6 +12,7 @@ from jaxinfer.profiling.parts import PARTS, part_of
 from jaxinfer.profiling.trace.programs import read_program
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from tests.serving.small_llm import CONFIG
@@ -23,7 +24,7 @@ def _lower(key):
     mesh, rules = make_mesh(1), ShardingRules()
     context = StepContext(CONFIG, mesh, rules, Kernels("xla"), block_size=16)
     params = abstract_params(CONFIG, jnp.float32, mesh, rules)
-    return Programs(context, params, num_blocks=9, num_slots=3).lower(key)
+    return program_of(Programs(context, params, num_blocks=9, num_slots=3), key).lower()
 
 
 @pytest.fixture(scope="module", params=["prefill", "decode", "sampler"])

@@ -13,6 +13,7 @@ from jaxinfer.model.sharding import ShardingRules, make_mesh, num_page_heads
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.requests.result import unpack_scores
@@ -30,7 +31,7 @@ def _compile(devices, key):
     mesh, rules = make_mesh(devices), ShardingRules()
     context = StepContext(CONFIG, mesh, rules, Kernels("xla"), _BLOCK_SIZE)
     params = abstract_params(CONFIG, jnp.float32, mesh, rules)
-    return Programs(context, params, _BLOCKS, 5).lower(key).compile()
+    return program_of(Programs(context, params, _BLOCKS, 5), key).lower().compile()
 
 
 def _local_kv_bytes(devices):

@@ -76,7 +76,7 @@ def test_a_row_that_needs_the_full_sampler_is_refused(runner):
     request = loop.add(PROMPTS[0], presence_penalty=1.0)
     loop.scheduler.propose(request, [1, 2])
     with pytest.raises(ValueError, match="propose none"):
-        loop.step()
+        loop.run()
     runner.reset_cache()
 
 

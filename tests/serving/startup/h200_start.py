@@ -20,11 +20,11 @@ import jax.numpy as jnp
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.compile import tracing
 from jaxinfer.serving.compile.compilation import CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering

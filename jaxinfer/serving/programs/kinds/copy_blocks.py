@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +10,7 @@ from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.copy_steps import copy_blocks, gather_blocks, scatter_blocks
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.programs import Program, Programs
 
 BLOCKS_A_COPY = 16
 """Blocks that travel to or from host memory together, so that one program serves any number."""
@@ -38,7 +36,7 @@ class SwapKind(ProgramKind[SwapKey]):
         """A key for each direction, if blocks are swapped at all."""
         return [SwapKey(BLOCKS_A_COPY, to_host) for to_host in (True, False) if swaps]
 
-    def program(self, programs: "Programs", key: SwapKey) -> "Program":
+    def program(self, programs: Programs, key: SwapKey) -> Program:
         """The program of `copy_steps.gather_blocks` or `scatter_blocks`."""
         kv, ids = programs.kv, programs.whole((key.num_blocks,))
         if key.to_host:
@@ -66,14 +64,14 @@ class CopyBlocksKind(ProgramKind[CopyBlocksKey]):
         sizes = (large, small) if buckets.rows[-1] > small else (small,)
         return [CopyBlocksKey(size) for size in sizes]
 
-    def program(self, programs: "Programs", key: CopyBlocksKey) -> "Program":
+    def program(self, programs: Programs, key: CopyBlocksKey) -> Program:
         """The program of `copy_steps.copy_blocks`."""
         kv, pairs = programs.kv, programs.whole((2, key.num_blocks))
         return programs.sharded("copy_blocks", copy_blocks, (kv, pairs), kv, donate=(0,))
 
     def warm_up(
         self,
-        programs: "Programs",
+        programs: Programs,
         key: CopyBlocksKey,
         run: Callable[..., Any],
         arrays: DeviceArrays,

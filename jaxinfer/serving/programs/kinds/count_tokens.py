@@ -3,15 +3,12 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
+from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.sampling.slot_state import count_tokens
 from jaxinfer.serving.slots.slot_updates import SLOTS_AN_UPDATE, TOKENS_AN_UPDATE
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class CountTokensKind(ProgramKind[CountTokensKey]):
         """One key, for the size of the host's updates."""
         return [CountTokensKey(SLOTS_AN_UPDATE, TOKENS_AN_UPDATE)]
 
-    def program(self, programs: "Programs", key: CountTokensKey) -> "Program":
+    def program(self, programs: Programs, key: CountTokensKey) -> Program:
         """The program of `slot_state.count_tokens`."""
         run = functools.partial(count_tokens, axis=programs.context.axis)
         counts = programs.slot_state.token_counts

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
@@ -11,10 +11,8 @@ from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
 from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.programs.steps import decode_step
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 
 class DecodeKind(ProgramKind[DecodeShape]):
@@ -33,7 +31,7 @@ class DecodeKind(ProgramKind[DecodeShape]):
         """
         return () if kernels.backend == "mosaic" else buckets.decode_shapes()[-1:]
 
-    def program(self, programs: "Programs", key: DecodeShape) -> "Program":
+    def program(self, programs: Programs, key: DecodeShape) -> Program:
         """The program of `steps.decode_step`."""
         step = functools.partial(decode_step, forward=programs.forward)
         return step_program(programs, "decode_step", step, key, num_outputs=2)
@@ -43,7 +41,7 @@ class DecodeKind(ProgramKind[DecodeShape]):
         return step_options(key.rows)
 
     def warm_up(
-        self, programs: "Programs", key: DecodeShape, run: Callable[..., Any], arrays: DeviceArrays
+        self, programs: Programs, key: DecodeShape, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
         """Run it on a batch of one token in the first row."""
         packed = on_host(programs, decode_padding(key))

@@ -3,20 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
-from jax.sharding import PartitionSpec
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.sampling.layout import SlotState
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
-
-WHOLE = PartitionSpec()
-"""The partition of arrays that every device holds whole."""
 
 
 class ProgramKey(Protocol):
@@ -78,7 +72,7 @@ class ProgramKind[Key: ProgramKey](ABC):
         """
 
     @abstractmethod
-    def program(self, programs: "Programs", key: Key) -> "Program":
+    def program(self, programs: Programs, key: Key) -> Program:
         """The program of a key, for the engine that `programs` describes."""
 
     def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[Key]:
@@ -107,7 +101,7 @@ class ProgramKind[Key: ProgramKey](ABC):
         return 3
 
     def warm_up(
-        self, programs: "Programs", key: Key, run: Callable[..., Any], arrays: DeviceArrays
+        self, programs: Programs, key: Key, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
         """Run it once on padding, which writes to block 0 and to unused slots.
 

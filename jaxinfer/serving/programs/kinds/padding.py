@@ -1,15 +1,13 @@
 """Batches of padding, on which programs run before there are requests."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.upload import upload
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Programs
 
 
 def decode_padding(shape: DecodeShape) -> np.ndarray:
@@ -25,11 +23,11 @@ def zeros(structs: Any) -> Any:
     return jax.tree.map(lambda struct: np.zeros(struct.shape, struct.dtype), structs)
 
 
-def on_host(programs: "Programs", packed: np.ndarray) -> jax.Array:
+def on_host(programs: Programs, packed: np.ndarray) -> jax.Array:
     """A packed batch where a step's program takes it."""
     return upload(packed, programs.on_host(packed.shape).sharding)
 
 
-def uploaded(programs: "Programs", arrays: Any) -> Any:
+def uploaded(programs: Programs, arrays: Any) -> Any:
     """A tree of NumPy arrays, whole on every device."""
     return upload(arrays, programs.last_tokens.sharding)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
 from jaxinfer.serving.programs.layout import PrefillShape
+from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.programs.steps import prefill_step
 from jaxinfer.serving.programs.token_parts import part_sizes
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 _LONG_TOKENS = 2048  # beyond them the host is ahead of the device, recording or not
 
@@ -35,7 +33,7 @@ class PrefillKind(ProgramKind[PrefillShape]):
         """The largest bucket that scores prompts."""
         return buckets.prefill_shapes()[-1:]
 
-    def program(self, programs: "Programs", key: PrefillShape) -> "Program":
+    def program(self, programs: Programs, key: PrefillShape) -> Program:
         """The program of `steps.prefill_step`; on several devices a long one runs in halves."""
         step, sizes = prefill_step, part_sizes(key.tokens, programs.context.num_devices)
         if len(sizes) > 1 and programs.context.architecture.overlapped_layer is not None:
@@ -55,7 +53,7 @@ class PrefillKind(ProgramKind[PrefillShape]):
         return 1 if key.tokens > _LONG_TOKENS else super().num_warm_up_runs(key)
 
     def warm_up(
-        self, programs: "Programs", key: PrefillShape, run: Callable[..., Any], arrays: DeviceArrays
+        self, programs: Programs, key: PrefillShape, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
         """Run it on a batch of one token in the first row."""
         packed = on_host(programs, _padding(key))

@@ -3,16 +3,14 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
+from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 from jaxinfer.serving.programs.sample_steps import prompt_logprobs_step
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class PromptLogprobsKind(ProgramKind[PromptLogprobsKey]):
         """The program with the most tokens."""
         return (PromptLogprobsKey(buckets.prefill[-1][0]),)
 
-    def program(self, programs: "Programs", key: PromptLogprobsKey) -> "Program":
+    def program(self, programs: Programs, key: PromptLogprobsKey) -> Program:
         """The program of `sample_steps.prompt_logprobs_step`."""
         run = functools.partial(prompt_logprobs_step, context=programs.context)
         residual = programs.whole((key.tokens, programs.context.config.hidden_size), programs.dtype)

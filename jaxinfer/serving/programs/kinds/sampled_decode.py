@@ -3,18 +3,16 @@
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxinfer.serving.programs.buckets import PLAIN_MODES, Buckets
-from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options
 from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 from jaxinfer.serving.programs.sample_steps import sampled_decode_step
 from jaxinfer.serving.sampling.layout import SamplerMode
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
             for mode in PLAIN_MODES
         ]
 
-    def program(self, programs: "Programs", key: SampledDecodeKey) -> "Program":
+    def program(self, programs: Programs, key: SampledDecodeKey) -> Program:
         """The program of `sample_steps.sampled_decode_step`."""
         run = functools.partial(
             sampled_decode_step,
@@ -74,7 +72,7 @@ class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
 
     def warm_up(
         self,
-        programs: "Programs",
+        programs: Programs,
         key: SampledDecodeKey,
         run: Callable[..., Any],
         arrays: DeviceArrays,

@@ -4,21 +4,19 @@ import functools
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import WHOLE, DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
 from jaxinfer.serving.programs.layout import SampledRows
+from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 from jaxinfer.serving.programs.sample_steps import sample_full_step, sample_step
 from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class SamplerKind(ProgramKind[SamplerKey]):
         rows = buckets.rows[-1]
         return SamplerKey(rows, "full"), SamplerKey(rows, "truncate")
 
-    def program(self, programs: "Programs", key: SamplerKey) -> "Program":
+    def program(self, programs: Programs, key: SamplerKey) -> Program:
         """The program of `sample_steps.sample_step` or, with the slots, `sample_full_step`."""
         head = programs.context.architecture.head_params(programs.params)
         arguments = (head, *_inputs(programs, key), programs.last_tokens)
@@ -73,7 +71,7 @@ class SamplerKind(ProgramKind[SamplerKey]):
         return dict(HEAD_OPTIONS)
 
     def warm_up(
-        self, programs: "Programs", key: SamplerKey, run: Callable[..., Any], arrays: DeviceArrays
+        self, programs: Programs, key: SamplerKey, run: Callable[..., Any], arrays: DeviceArrays
     ) -> DeviceArrays:
         """Run it on zeros."""
         inputs = uploaded(programs, zeros(_inputs(programs, key)))
@@ -85,7 +83,7 @@ class SamplerKind(ProgramKind[SamplerKey]):
         return replace(arrays, last_tokens=last_tokens)
 
 
-def _inputs(programs: "Programs", key: SamplerKey) -> tuple[Any, ...]:
+def _inputs(programs: Programs, key: SamplerKey) -> tuple[Any, ...]:
     """The sampler's inputs: hidden states of the rows, and their `SampledRows.joined`."""
     hidden = programs.whole((key.rows, programs.context.config.hidden_size), programs.dtype)
     return hidden, programs.whole((SampledRows.size(key.rows),))

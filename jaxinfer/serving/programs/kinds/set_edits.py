@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
+from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.sampling.slot_state import set_edits, set_masks
 from jaxinfer.serving.slots.slot_updates import MASKS_AN_UPDATE, SLOTS_AN_UPDATE
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class SetEditsKind(ProgramKind[SetEditsKey]):
         """One key, for the size of the host's updates."""
         return [SetEditsKey(SLOTS_AN_UPDATE)]
 
-    def program(self, programs: "Programs", key: SetEditsKey) -> "Program":
+    def program(self, programs: Programs, key: SetEditsKey) -> Program:
         """The program of `slot_state.set_edits`."""
         edits = programs.slot_state.edits
         arguments = (edits, programs.whole((key.slots,)), programs.edits(key.slots))
@@ -58,7 +55,7 @@ class SetMasksKind(ProgramKind[SetMasksKey]):
         sizes = (small, large) if buckets.rows[-1] > small else (small,)
         return [SetMasksKey(size) for size in sizes]
 
-    def program(self, programs: "Programs", key: SetMasksKey) -> "Program":
+    def program(self, programs: Programs, key: SetMasksKey) -> Program:
         """The program of `slot_state.set_masks`."""
         allowed = programs.slot_state.edits.allowed
         given = programs.edits(key.slots).allowed

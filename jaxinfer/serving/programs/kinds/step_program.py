@@ -3,15 +3,12 @@
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxinfer.kernels.matmul.op import MERGED_BELOW_ROWS
 from jaxinfer.serving.programs.collectives import OVERLAP_OPTIONS
-from jaxinfer.serving.programs.kinds.kind import WHOLE
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 
 # XLA's options for programs whose only matmul is the head's: trying out Triton's would be most of
 # their compiling.
@@ -19,13 +16,13 @@ HEAD_OPTIONS: Mapping[str, Any] = MappingProxyType({"xla_gpu_enable_triton_gemm"
 
 
 def step_program(
-    programs: "Programs",
+    programs: Programs,
     name: str,
     step: Callable[..., Any],
     shape: PrefillShape | DecodeShape,
     *,
     num_outputs: int,
-) -> "Program":
+) -> Program:
     """The program of one step without its sampler.
 
     Args:

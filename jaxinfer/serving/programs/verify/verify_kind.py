@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
 from jaxinfer.serving.programs.layout import SampledRows
+from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
 from jaxinfer.serving.programs.verify.verify_step import verify_step
 from jaxinfer.serving.sampling.layout import SamplerMode
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.programs.programs import Program, Programs
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class VerifyKind(ProgramKind[VerifyKey]):
         """None: nothing proposes tokens unless a caller of the scheduler does."""
         return ()
 
-    def program(self, programs: "Programs", key: VerifyKey) -> "Program":
+    def program(self, programs: Programs, key: VerifyKey) -> Program:
         """The program of `verify_step`."""
         whole = programs.whole
 

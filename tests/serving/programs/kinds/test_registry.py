@@ -19,15 +19,17 @@ from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.compile.tracing_worker import describe_work
 from jaxinfer.serving.programs.buckets import choose_buckets
-from jaxinfer.serving.programs.kinds.kind import WHOLE, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.registry import KINDS
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import (
     all_programs,
     largest_programs,
     options_of,
+    program_of,
     uses_pages,
 )
+from jaxinfer.serving.programs.programs import WHOLE
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from tests.serving.compile.test_lowering import _programs
 from tests.serving.runner.tiny_runner import make_runner
@@ -150,7 +152,7 @@ work(json.load(sys.stdin))
 
 def test_another_process_traces_it(tmp_path):
     store, programs = ProgramStore(tmp_path), _programs()
-    identity = lowering._identity(programs, _KEY, programs.program(_KEY))
+    identity = lowering._identity(programs, _KEY, program_of(programs, _KEY))
     task = describe_work(programs, [_KEY], [identity], store=store, platform="cpu")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(

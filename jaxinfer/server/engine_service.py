@@ -1,0 +1,53 @@
+"""An engine with a socket for front ends: what the engine's process of a service runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxinfer.server.service.description import (
+    EngineDescription,
+    model_directory,
+)
+from jaxinfer.server.service.engine_server import EngineServer
+from jaxinfer.server.service.limits import ServiceLimits
+from jaxinfer.server.service.metrics import metrics_to_message
+from jaxinfer.serving.engine_handle import EngineHandle
+
+
+def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
+    """The description of an engine for its front ends."""
+    config, loaded = handle.config, handle.loaded
+    parameter = jax.tree.leaves(loaded.replicas[0].runner.wanted_params)[0]
+    devices = sorted(parameter.sharding.device_set, key=lambda device: device.id)
+    return EngineDescription(
+        config=config,
+        directory=model_directory(config),
+        max_model_len=loaded.reader.max_model_len,
+        max_logprobs=loaded.reader.max_logprobs,
+        default_params=loaded.default_params,
+        num_kv_blocks=loaded.report.num_kv_blocks,
+        kv_bytes=loaded.report.kv_bytes,
+        limits=limits,
+        device_kind=devices[0].device_kind,
+        devices_of_a_replica=len(devices),
+        bytes_per_value=parameter.dtype.itemsize,
+    )
+
+
+def engine_server(handle: EngineHandle, limits: ServiceLimits) -> EngineServer:
+    """A server of an engine, which does not listen yet."""
+    loaded = handle.loaded
+    calls: dict[str, Callable[..., Any]] = {
+        "get_metrics": lambda: metrics_to_message(handle.metrics()),
+        "reset_prefix_cache": loaded.engine.reset_prefix_cache,
+        "start_profile": handle.profiler.start,
+        "stop_profile": handle.profiler.stop,
+    }
+    return EngineServer(
+        handle.driver,
+        num_slots=handle.config.max_num_seqs * len(loaded.replicas),
+        max_waiting=limits.max_waiting_requests,
+        hello=describe(handle, limits).to_message(),
+        calls=calls,
+    )

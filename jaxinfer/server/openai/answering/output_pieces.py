@@ -1,0 +1,12 @@
+"""The pieces of a completion's output, be its answer read in parts or not."""
+
+from collections.abc import Sequence
+
+from jaxinfer.outputs import CompletionOutput, Content, Piece
+
+
+def pieces_of(completion: CompletionOutput) -> Sequence[Piece]:
+    """Reasoning, content and calls; all text is content where no parser is asked for."""
+    if completion.pieces is not None:
+        return completion.pieces
+    return [Content(completion.text)] if completion.text else ()

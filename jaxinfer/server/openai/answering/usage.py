@@ -1,0 +1,41 @@
+"""Counts the tokens of a request for its answer's `usage`."""
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.server.openai.protocol.answers import Usage
+
+
+class UsageCount:
+    """Counts the tokens of a request's outputs, whole or in parts.
+
+    Args:
+        has_reasoning: whether reasoning is read; elsewhere the usage does not mention it.
+    """
+
+    def __init__(self, *, has_reasoning: bool = False) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self._completion_tokens = 0
+        self._has_reasoning = has_reasoning
+        self._reasoning: dict[tuple[int, int], int] = {}
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Count what is new in an output of prompt `index`."""
+        self._prompts[index] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        for each in output.outputs:
+            self._completion_tokens += len(each.token_ids)
+            self._reasoning[index, each.index] = each.num_reasoning_tokens
+
+    def usage(self) -> Usage:
+        """All so far."""
+        prompt = sum(tokens for tokens, _ in self._prompts.values())
+        usage: Usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": prompt + self._completion_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(cached for _, cached in self._prompts.values())
+            },
+        }
+        if self._has_reasoning:
+            total = sum(self._reasoning.values())
+            usage["completion_tokens_details"] = {"reasoning_tokens": total}
+        return usage

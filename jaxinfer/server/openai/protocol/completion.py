@@ -1,0 +1,121 @@
+"""The bodies of `/v1/completions`: requests, answers and chunks of a stream."""
+
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
+
+from pydantic import Field, WithJsonSchema, field_validator
+
+from jaxinfer.server.openai.errors import invalid
+from jaxinfer.server.openai.protocol.answers import PromptLogprobs, Usage
+from jaxinfer.server.openai.protocol.base import Refused
+from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, SamplingFields
+
+MAX_PROMPTS = 1024
+MAX_TOKENS = 16
+
+_PROMPT_SCHEMA = {
+    "description": "A text, token ids, or a list of either.",
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string"}},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+            "items": {"type": "array", "minItems": 1, "items": {"type": "integer"}},
+        },
+    ],
+}
+
+TextOrTokens = str | list[int]
+
+
+class CompletionBody(SamplingFields):
+    """A request for the continuation of prompts."""
+
+    hints: ClassVar = {
+        "messages": "write prompt, or use /v1/chat/completions",
+        "input": "write prompt",
+        "max_completion_tokens": "write max_tokens",
+        "top_logprobs": "write logprobs",
+    }
+
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    max_tokens: Count | None = Field(None, description="16; 0 goes with echo.")
+    echo: bool | None = Field(None, description="The answer begins with the prompt.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="Only as n.")
+    add_special_tokens: bool | None = None
+
+    suffix: Refused = None
+
+    @field_validator("prompt", mode="after")
+    @classmethod
+    def _check_prompt(cls, prompt: Any) -> Any:
+        """One message in place of one for each alternative."""
+        if isinstance(prompt, str):
+            return prompt
+        if not isinstance(prompt, list) or not prompt:
+            raise ValueError("must be a text, token ids, or a list of either that is not empty")
+        kinds = set(map(type, prompt))
+        if kinds == {list}:
+            kinds = {list} if all(set(map(type, ids)) == {int} for ids in prompt) else set()
+        if kinds not in ({int}, {str}, {list}):
+            raise ValueError("must be a text, token ids, or a list of either, not of both")
+        if kinds != {int} and len(prompt) > MAX_PROMPTS:
+            raise ValueError(f"has {len(prompt)} entries; send at most {MAX_PROMPTS} in a request")
+        return prompt
+
+    @property
+    def prompts(self) -> list[TextOrTokens]:
+        """The prompts as a list."""
+        if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
+            return [self.prompt]
+        return self.prompt
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other, as `SamplingFields`."""
+        super().check_together()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise invalid("best_of must equal n; write n and choose among them", "best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens 0 goes with echo: true; else ask for 1 or more", "max_tokens")
+
+
+class CompletionLogprobs(TypedDict):
+    """Log-probabilities of a choice's tokens; minus infinity is -9999.
+
+    `token_logprobs` and `top_logprobs` begin with null where the prompt is part of the text.
+    `text_offset` counts characters of the choice's text.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    """One continuation; choice i*n + j is the j-th of prompt i."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: NotRequired[list[int] | None]
+    prompt_token_ids: NotRequired[list[int] | None]
+    prompt_logprobs: NotRequired[PromptLogprobs | None]
+
+
+class CompletionAnswer(TypedDict):
+    """An answer, or a chunk of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: NotRequired[None]
+    choices: list[CompletionChoice]
+    usage: Usage

@@ -1,0 +1,195 @@
+"""The request body of `/v1/responses`."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from jaxinfer.server.openai.errors import invalid
+from jaxinfer.server.openai.protocol.base import (
+    Body,
+    ClientFields,
+    Ignored,
+    OnlyFalse,
+    Refused,
+    StreamOptions,
+)
+from jaxinfer.server.openai.protocol.responses.items import InputItems, turns_of
+from jaxinfer.server.openai.protocol.responses.text_format import TextFormat, TextOptions
+from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, DrawFields, Effort
+from jaxinfer.server.openai.protocol.structured import grammar_errors
+from jaxinfer.server.openai.protocol.tools import (
+    MAX_TOOLS,
+    ChosenFunction,
+    FunctionName,
+    FunctionTool,
+    NamedToolChoice,
+    Tool,
+    ToolChoice,
+    check_tools,
+)
+from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesTool(FunctionTool):
+    """A tool; there are no others than functions."""
+
+    type: Literal["function"]
+
+    async_: Ignored = Field(None, alias="async")
+    allowed_callers: Ignored = None
+    defer_loading: Ignored = None
+    output_schema: Ignored = None
+
+    def as_chat_tool(self) -> Tool:
+        """The tool as a chat request has it."""
+        fields = self.model_dump(include=set(FunctionTool.model_fields), exclude_none=True)
+        return Tool(type="function", function=FunctionTool(**fields))
+
+
+class ResponsesToolChoice(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class ReasoningOptions(Body):
+    """How much the model thinks; its thoughts are returned whole, so there is no summary."""
+
+    effort: Effort | None = None
+    summary: Ignored = None
+    generate_summary: Ignored = None
+    context: Ignored = None
+    mode: Ignored = None
+
+
+class ResponsesBody(DrawFields, ClientFields):
+    """A request for an answer; nothing of it is stored."""
+
+    hints: ClassVar = {
+        "max_tokens": "write max_output_tokens",
+        "max_completion_tokens": "write max_output_tokens",
+        "messages": "write input",
+        "reasoning_effort": 'write reasoning: {"effort": ...}',
+        "response_format": 'write text: {"format": ...}',
+        "logprobs": f"write top_logprobs, or include: [{_LOGPROBS!r}]",
+        "n": "there is one answer; send the request again for others",
+    }
+
+    model: str | None = None
+    input: Annotated[
+        Annotated[str, Field(min_length=1), Tag("<text>")] | Annotated[InputItems, Tag("<items>")],
+        Discriminator(lambda given: "<text>" if isinstance(given, str) else "<items>"),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: TextOptions | None = None
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="As for chat; excludes text.format."
+    )
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    include_reasoning: bool | None = None
+    background: OnlyFalse = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description='"auto" drops the first tokens of an input that is too long.'
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[str], Field(max_length=64)] | None = Field(
+        None, description=f"{_LOGPROBS!r}; others have no effect."
+    )
+    metadata: dict[str, str] | None = Field(None, description="Returned as it is.")
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: Annotated[str, Field(max_length=1024)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    max_tool_calls: Ignored = None
+    context_management: Ignored = None
+    client_metadata: Ignored = None
+
+    previous_response_id: Refused = None
+    conversation: Refused = None
+    prompt: Refused = None
+    chat_template: Refused = None
+    moderation: Refused = None
+    background_options: Refused = None
+    access_programs: Refused = None
+    image: Refused = None
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options goes with stream: true", "stream_options")
+        if self.structured_outputs is not None and self.text_format.type != "text":
+            raise invalid("text.format and structured_outputs exclude each other; send one", "text")
+        check_tools(self.chat_tools, self.chat_tool_choice)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens at each place of the answer; None for no log-probabilities."""
+        if self.top_logprobs or _LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model thinks."""
+        return self.reasoning.effort if self.reasoning else None
+
+    @property
+    def text_format(self) -> TextFormat:
+        """What the answer must be; any text where the request does not say."""
+        return (self.text and self.text.format) or TextFormat(type="text", schema=None)
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that gives the answer a grammar."""
+        if self.structured_outputs is not None:
+            return "structured_outputs"
+        return None if self.text_format.type == "text" else "text.format"
+
+    def grammar(self) -> StructuredOutputsParams | None:
+        """The grammar, checked as far as it can be without compiling it; None for any text.
+
+        Raises:
+            ApiError: 400; names the field.
+        """
+        if self.structured_outputs is None:
+            return self.text_format.grammar()
+        with grammar_errors("structured_outputs"):
+            return check_structured_outputs(self.structured_outputs)
+
+    @property
+    def chat_tools(self) -> list[Tool]:
+        """The tools as a chat request has them."""
+        return [tool.as_chat_tool() for tool in self.tools or ()]
+
+    @property
+    def chat_tool_choice(self) -> ToolChoice | None:
+        """The choice as a chat request has it."""
+        choice = self.tool_choice
+        if isinstance(choice, ResponsesToolChoice):
+            return NamedToolChoice(type="function", function=ChosenFunction(name=choice.name))
+        return choice
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation, as chat templates know it."""
+        first = [] if self.instructions is None else [_turn("system", self.instructions)]
+        if isinstance(self.input, str):
+            return [*first, _turn("user", self.input)]
+        return [*first, *turns_of(self.input)]
+
+
+def _turn(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}

@@ -1,0 +1,160 @@
+"""The items of a conversation in `/v1/responses`, and the turns that they are in a template."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from jaxinfer.server.openai.protocol.base import Body
+from jaxinfer.server.openai.protocol.chat import MAX_MESSAGES, Message, TextPart, as_text_parts
+from jaxinfer.server.openai.protocol.tools import tool_call
+
+_MISSING_KINDS = {
+    "item_reference": "answers are not stored; send the item itself (clients do with store: false)",
+    "compaction": "conversations are not compacted here; send the items themselves",
+}
+
+
+class InputMessage(Message):
+    """A turn of a conversation."""
+
+    type: Literal["message"] | None = Field(None, exclude=True)
+
+
+class _Item(Body):
+    """An item of an earlier answer; keys that are not named in it are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class InputCall(_Item):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+
+class InputCallOutput(_Item):
+    """The result of a tool call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Annotated[str | list[TextPart], BeforeValidator(as_text_parts)]
+
+    @property
+    def text(self) -> str:
+        """The result; parts are lines."""
+        parts = self.output
+        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+
+
+class ReasoningPart(_Item):
+    """A text of a reasoning item."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(_Item):
+    """The reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningPart] | None = None
+    summary: list[ReasoningPart] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the thinking, or its summary if there is no text."""
+        return "".join(part.text for part in self.content or self.summary or ())
+
+
+def _kind(item: Any) -> str:
+    """The tag of an item: its type in brackets, so that no place in an error bears it."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return "<message>" if kind is None else f"<{kind}>"
+
+
+_KINDS = {
+    "message": InputMessage,
+    "function_call": InputCall,
+    "function_call_output": InputCallOutput,
+    "reasoning": InputReasoning,
+}
+
+
+def _check_kinds(items: Any) -> Any:
+    """Name the first item of a kind that there is not, in place of all kinds that there are."""
+    for i, item in enumerate(items if isinstance(items, list) else ()):
+        if not isinstance(item, dict):
+            raise ValueError(f"item {i} is no object")
+        kind = item.get("type")
+        if kind is None or (isinstance(kind, str) and kind in _KINDS):
+            continue
+        why = _MISSING_KINDS.get(kind) if isinstance(kind, str) else None
+        why = why or f"items are {', '.join(_KINDS)}"
+        raise ValueError(f"item {i} is of type {str(kind)[:100]!r}; {why}")
+    return items
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")],
+    Discriminator(_kind),
+]
+
+InputItems = Annotated[
+    list[InputItem],
+    Field(min_length=1, max_length=MAX_MESSAGES),
+    BeforeValidator(_check_kinds),
+]
+
+
+def turns_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
+    """The conversation as chat templates know it.
+
+    What a model answered at once, in any number of items, is one turn of the assistant.
+    """
+    turns: list[dict[str, Any]] = []
+    for item in items:
+        match item:
+            case InputCallOutput():
+                turns.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
+            case InputReasoning():
+                if item.text:  # it may be encrypted, by another server
+                    _add_to(_assistants(turns), "reasoning", item.text)
+            case InputCall():
+                calls = _assistants(turns).setdefault("tool_calls", [])
+                calls.append(tool_call(item.call_id, item.name, item.arguments))
+            case _:
+                _add_message(turns, item.for_template())
+    return turns
+
+
+def _add_message(turns: list[dict[str, Any]], turn: dict[str, Any]) -> None:
+    """Add a message; the text of an answer joins its reasoning and calls."""
+    last = turns[-1] if turns else {}
+    is_answer = turn["role"] == last.get("role") == "assistant"
+    if not is_answer or (last["content"] and not last.get("tool_calls")):
+        turns.append(turn)
+        return
+    for name in ("content", "reasoning", "reasoning_content"):
+        if turn.get(name):
+            _add_to(last, name, turn[name])
+    if calls := turn.get("tool_calls"):
+        last.setdefault("tool_calls", []).extend(calls)
+
+
+def _assistants(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's turn that is not over."""
+    if not turns or turns[-1]["role"] != "assistant":
+        turns.append({"role": "assistant", "content": ""})
+    return turns[-1]
+
+
+def _add_to(turn: dict[str, Any], name: str, text: str) -> None:
+    """Add a text to what the turn has of its kind, as a line."""
+    turn[name] = "\n".join(filter(None, (turn.get(name), text)))

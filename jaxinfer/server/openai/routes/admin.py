@@ -1,0 +1,126 @@
+"""Administration routes, which change the engine; off by default, always behind a key."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxinfer.server.openai.answering.json_answer import json_answer
+from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, client_errors
+from jaxinfer.server.openai.front import Front, front_of
+from jaxinfer.server.openai.protocol.answers import Status
+from jaxinfer.server.openai.route import ApiRoute
+
+router = APIRouter(route_class=ApiRoute)
+
+Mode = Literal["abort", "wait", "keep"]
+Tag = Literal["weights", "kv_cache", "scheduling"]
+_DONE: dict[int | str, dict[str, Any]] = {200: {"model": Status}}
+_OR_CONFLICT = {**_DONE, 409: {"model": ErrorAnswer}}
+
+
+@router.post("/reset_prefix_cache", response_model=None, responses=_DONE)
+async def reset_prefix_cache(request: Request) -> Response:
+    """Empty the prefix cache."""
+    await front_of(request).engine.reset_prefix_cache()
+    return json_answer({"status": "ok"})
+
+
+@router.post("/sleep", response_model=None, responses=_OR_CONFLICT)
+async def sleep(
+    request: Request, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: Mode = "abort"
+) -> Response:
+    """Release the device memory until `/wake_up`."""
+    return await _call(front_of(request), "sleep", level=level, mode=mode)
+
+
+@router.post("/wake_up", response_model=None, responses=_OR_CONFLICT)
+async def wake_up(request: Request, tags: Annotated[list[Tag] | None, Query()] = None) -> Response:
+    """Take the device memory back after `/sleep`."""
+    return await _call(front_of(request), "wake_up", tags=tags)
+
+
+@router.get("/is_sleeping", response_model=None, responses=_DONE)
+async def is_sleeping(request: Request) -> Response:
+    """Whether `/sleep` was called and `/wake_up` not yet."""
+    return json_answer({"is_sleeping": await _fact(front_of(request), "is_sleeping")})
+
+
+@router.post("/pause", response_model=None, responses=_OR_CONFLICT)
+async def pause(
+    request: Request,
+    mode: Mode = "abort",
+    clear_cache: bool = True,
+    refuse: bool = False,
+) -> Response:
+    """Run no step until `/resume`; requests that come meanwhile wait, or are refused."""
+    front = front_of(request)
+    await _call(front, "pause", mode=mode, refuse=refuse)
+    if clear_cache:
+        await front.engine.reset_prefix_cache()
+    return json_answer({"status": "paused"})
+
+
+@router.post("/resume", response_model=None, responses=_OR_CONFLICT)
+async def resume(request: Request) -> Response:
+    """Go on after `/pause`."""
+    await _call(front_of(request), "resume")
+    return json_answer({"status": "resumed"})
+
+
+@router.get("/is_paused", response_model=None, responses=_DONE)
+async def is_paused(request: Request) -> Response:
+    """Whether no step runs, be it by `/pause` or by `/sleep`."""
+    return json_answer({"is_paused": await _fact(front_of(request), "is_paused")})
+
+
+@router.post("/start_profile", response_model=None, responses=_OR_CONFLICT)
+async def start_profile(request: Request) -> Response:
+    """Record what host and devices do, into the operator's directory."""
+    front = front_of(request)
+    directory = front.settings.profile_directory
+    if directory is None:
+        raise ApiError(501, "profiling is off; start the server with --profiler-dir")
+    try:
+        return await _conflicts(lambda: front.engine.start_profile(directory))
+    except ValueError as error:  # the operator's mistake, not the client's
+        raise ApiError(500, str(error)) from None
+
+
+@router.post("/stop_profile", response_model=None, responses=_OR_CONFLICT)
+async def stop_profile(request: Request) -> Response:
+    """End the recording and write it."""
+    return await _conflicts(front_of(request).engine.stop_profile)
+
+
+async def _fact(front: Front, name: str) -> bool:
+    """What an engine says of itself, by a property or a method."""
+    value = getattr(front.engine, name, False)
+    value = value() if callable(value) else value
+    return bool(await value if inspect.isawaitable(value) else value)
+
+
+async def _conflicts(work: Callable[[], Awaitable[None]]) -> Response:
+    try:
+        await work()
+    except RuntimeError as error:
+        raise ApiError(409, str(error), code="conflict") from None
+    return json_answer({"status": "ok"})
+
+
+async def _call(front: Front, name: str, **arguments: Any) -> Response:
+    """Call a method that not every engine has."""
+    method = getattr(front.engine, name, None)
+    if method is None:
+        raise ApiError(501, f"this engine has no {name}")
+
+    async def work() -> None:
+        with client_errors(arguments):
+            result = method(**arguments)
+            if inspect.isawaitable(result):
+                await result
+
+    return await _conflicts(work)

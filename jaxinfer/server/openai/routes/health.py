@@ -1,0 +1,84 @@
+"""Probes and counts: `/health`, `/ready`, `/version`, `/load`, `/metrics`, `/v1/models`."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxinfer import __version__
+from jaxinfer.errors import EngineRestartingError, JaxinferError
+from jaxinfer.server.openai.answering.json_answer import json_answer
+from jaxinfer.server.openai.errors import ApiError
+from jaxinfer.server.openai.front import Front, front_of
+from jaxinfer.server.openai.protocol.answers import Load, ModelCard, ModelList, Version
+from jaxinfer.server.openai.route import ApiRoute
+
+router = APIRouter(route_class=ApiRoute)
+
+
+@router.get("/health", response_class=Response, responses={200: {"description": "It serves."}})
+async def health(request: Request) -> Response:
+    """Whether requests are taken; needs no key."""
+    try:
+        await front_of(request).engine.check_health()
+    except EngineRestartingError:
+        raise  # it says when to come back
+    except (JaxinferError, RuntimeError):
+        raise ApiError(503, "the engine takes no requests", code="engine_unavailable") from None
+    return Response()
+
+
+@router.get("/ready", response_class=Response, responses={200: {"description": "It serves."}})
+async def ready(request: Request) -> Response:
+    """As `/health`: a server that listens has loaded its model."""
+    return await health(request)
+
+
+@router.get("/version", response_model=None, responses={200: {"model": Version}})
+async def version() -> Response:
+    """The server's version."""
+    return json_answer({"version": __version__})
+
+
+@router.get("/load", response_model=None, responses={200: {"model": Load}})
+async def load(request: Request) -> Response:
+    """Requests whose answers this front end is making."""
+    return json_answer({"server_load": front_of(request).num_running})
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """Counts of the engine and of all front ends, in Prometheus' text format.
+
+    Of an engine whose step takes long, as one that compiles does, they are the last that are known.
+    """
+    front = front_of(request)
+    text = front.telemetry.render(await front.engine_metrics.get())
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}})
+async def models(request: Request) -> Response:
+    """The names under which the model is served."""
+    front = front_of(request)
+    cards = [_card(name, front) for name in front.settings.served_model_names]
+    return json_answer({"object": "list", "data": cards})
+
+
+@router.get("/v1/models/{name:path}", response_model=None, responses={200: {"model": ModelCard}})
+async def model(name: str, request: Request) -> Response:
+    """One served name of the model."""
+    front = front_of(request)
+    front.check_model(name)
+    return json_answer(_card(name, front))
+
+
+def _card(name: str, front: Front) -> ModelCard:
+    return {
+        "id": name,
+        "object": "model",
+        "created": front.started,
+        "owned_by": "jaxinfer",
+        "root": front.settings.model_name,
+        "parent": None,
+        "max_model_len": front.engine.max_model_len,
+    }

@@ -1,0 +1,191 @@
+"""The description of an engine for front ends in other processes, and its message form."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.checkpoint.hub import resolve_model
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.server.service.limits import ServiceLimits
+from jaxinfer.serving.processes.requests import request_to_json
+from jaxinfer.serving.requests.new_request import NewRequest, Prompt
+from jaxinfer.serving.requests.packed_ids import ID_BYTES, unpack_ids
+from jaxinfer.serving.requests.prompts import PromptReader
+from jaxinfer.serving.startup.model_files import read_model_config, read_tokenizer
+
+# What a front end decides itself, or what the engine's process has no use for.
+_MOST_SHARED_BYTES = 4096
+_STAY_OF_REQUEST = ("key", "label", "kind")
+_STAY_IN_FRONT_END = {
+    *("stop", "output_kind", "detokenize", "skip_special_tokens"),
+    *("include_stop_str_in_output", "truncate_prompt_tokens", "timeout"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineDescription:
+    """An engine in another process.
+
+    Attributes:
+        config: its arguments.
+        directory: the model's directory.
+        max_model_len: most tokens of prompt and output together.
+        max_logprobs: most log-probabilities at a position.
+        default_params: what a call without sampling parameters uses.
+        num_kv_blocks: blocks of its KV cache.
+        kv_bytes: bytes of its KV cache on each device.
+        limits: what the service takes on.
+        device_kind: as JAX names the devices; empty if unknown.
+        devices_of_a_replica: devices that share a model.
+        bytes_per_value: of its parameters.
+    """
+
+    config: EngineConfig
+    directory: Path
+    max_model_len: int
+    max_logprobs: int
+    default_params: SamplingParams
+    num_kv_blocks: int
+    kv_bytes: int
+    limits: ServiceLimits
+    device_kind: str = ""
+    devices_of_a_replica: int = 1
+    bytes_per_value: int = 2
+
+    def to_message(self) -> dict[str, Any]:
+        """Plain values that `from_message` makes the same of."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return values | {
+            "config": dataclasses.asdict(self.config),
+            "directory": str(self.directory),
+            "default_params": changed_fields(self.default_params),
+            "limits": dataclasses.asdict(self.limits),
+        }
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> "EngineDescription":
+        """The description that `to_message` was called of."""
+        return cls(
+            **{
+                **message,
+                "config": EngineConfig(**message["config"]),
+                "directory": Path(message["directory"]),
+                "default_params": SamplingParams(**message["default_params"]),
+                "limits": ServiceLimits(**message["limits"]),
+            }
+        )
+
+    def read_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, for this process."""
+        return read_tokenizer(self.directory, self.config)
+
+    def read_model_config(self) -> ModelConfig:
+        """The model's shape."""
+        return read_model_config(self.directory, None, self.config)
+
+    def prompt_reader(self, tokenizer: Tokenizer | None, model_config: ModelConfig) -> PromptReader:
+        """What checks prompts as the engine's process would."""
+        return PromptReader(
+            tokenizer, model_config.vocab_size, self.max_model_len, self.max_logprobs
+        )
+
+
+def model_directory(config: EngineConfig) -> Path:
+    """Where an engine of this configuration finds its model."""
+    return resolve_model(config.model, config.revision)
+
+
+def changed_fields(params: SamplingParams) -> dict[str, Any]:
+    """Fields that are not at their defaults, as plain values."""
+    plain = SamplingParams()
+    changed = {name: value for name, value in vars(params).items() if value != getattr(plain, name)}
+    if "output_kind" in changed:
+        changed["output_kind"] = int(changed["output_kind"])
+    if params.structured_outputs is not None:
+        changed["structured_outputs"] = params.structured_outputs.to_json()
+    return changed
+
+
+def engine_message(request: NewRequest, before: SamplingParams | None = None) -> dict[str, Any]:
+    """A request as the engine's process is to run it: text is made in the front end.
+
+    The number of completions stays: the engine's process makes as many requests.
+
+    Args:
+        request: as the caller asks for it.
+        before: parameters of the request before, on the same connection; the prompts of one call
+            share theirs, however large, and the same object is left out.
+    """
+    if request.answer is not None:  # the engine reads where thinking begins and ends
+        request = dataclasses.replace(request, answer=request.answer.without_schemas())
+    prompt: dict[str, Any] = {"packed": request.prompt.packed}
+    if request.prompt.cache_salt is not None:
+        prompt["cache_salt"] = request.prompt.cache_salt
+    message: dict[str, Any] = {"prompt": prompt}
+    if request.params is not before:
+        params = changed_fields(request.params)
+        message["params"] = {name: params[name] for name in params.keys() - _STAY_IN_FRONT_END}
+    return request_to_json(request, leave=(*_STAY_OF_REQUEST, "params", "prompt")) | message
+
+
+def request_of_message(
+    message: Mapping[str, Any], before: SamplingParams | None = None
+) -> NewRequest:
+    """The request that `engine_message` was called of, as far as the message has it.
+
+    Raises:
+        TypeError, ValueError: a field is of another type than `NewRequest` has it, or unknown; or
+            the message has no parameters, and nor had the request before.
+    """
+    checked = msgspec.convert(message, _RequestMessage)
+    prompt = checked.prompt
+    params = before if checked.params is None else _params(checked.params)
+    if params is None:
+        raise ValueError("the request has no sampling parameters, and there is none before it")
+    given = msgspec.structs.asdict(checked) | {
+        "prompt": Prompt(unpack_ids(prompt.packed), None, prompt.cache_salt, prompt.packed),
+        "params": params,
+    }
+    return NewRequest(**given)
+
+
+class _PromptMessage(msgspec.Struct, forbid_unknown_fields=True):
+    packed: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES)]
+    cache_salt: str | None = None
+
+
+# The other fields that travel have the types and defaults of `NewRequest`.
+_RequestMessage: Any = msgspec.defstruct(
+    "_RequestMessage",
+    [
+        ("prompt", _PromptMessage),
+        ("params", dict[str, Any] | None, None),
+        *(
+            (field.name, get_type_hints(NewRequest)[field.name], field.default)
+            for field in dataclasses.fields(NewRequest)
+            if field.name not in ("prompt", "params", "sink", *_STAY_OF_REQUEST)
+        ),
+    ],
+    forbid_unknown_fields=True,
+)
+
+
+def _params(fields: Mapping[str, Any]) -> SamplingParams:
+    encoded = msgspec.msgpack.encode(fields)
+    # Large ones, with a grammar for instance, are hardly ever alike, and not worth their memory.
+    return (
+        _shared_params(encoded) if len(encoded) <= _MOST_SHARED_BYTES else SamplingParams(**fields)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _shared_params(encoded: bytes) -> SamplingParams:
+    """Parameters that many requests are alike in are checked once; nothing changes them here."""
+    return SamplingParams(**msgspec.msgpack.decode(encoded))

@@ -1,0 +1,401 @@
+"""`AsyncLLM` for an engine in another process: what a front end serves requests with."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.errors import (
+    EngineDeadError,
+    EngineRestartingError,
+    JaxinferError,
+    ShuttingDownError,
+)
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import TIMEOUT, RequestOutput
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.server.service.call_arguments import RemoteCallArguments
+from jaxinfer.server.service.description import EngineDescription, engine_message
+from jaxinfer.server.service.engine_link import EngineLink
+from jaxinfer.server.service.messages import Add, End, Step
+from jaxinfer.server.service.metrics import metrics_from_message
+from jaxinfer.server.service.open_stream import OpenStream
+from jaxinfer.server.service.scores import scores_of_rows
+from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
+from jaxinfer.serving.parsers.answer_format import AnswerFormat
+from jaxinfer.serving.requests.new_request import NewRequest
+
+LONGEST_SILENCE_S = 30.0
+"""The engine's process answers pings at all times but while it traces a program, for seconds."""
+
+_REOPEN_EVERY_S = 0.1
+_RETRY_AFTER_S = 5
+
+
+class RemoteLLM:
+    """A model in another process that completes prompts for the tasks of one event loop.
+
+    It has `AsyncLLM`'s interface, and the same outputs: the engine's process makes tokens and
+    log-probabilities, this one text, with a tokenizer of its own. It imports no JAX.
+
+    Args:
+        link: the connection, not started yet.
+        tokenizer: this process's own; None for token ids only.
+        model_config: the model's shape.
+        reopen: makes a new connection after this one is lost, to an engine of the same model; tried
+            until it succeeds. Meanwhile requests are refused. None leaves it lost.
+    """
+
+    def __init__(
+        self,
+        link: EngineLink,
+        tokenizer: Tokenizer | None,
+        model_config: ModelConfig,
+        reopen: Callable[[], Awaitable[EngineLink]] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        """The tokenizer; None if only token ids go in and out."""
+        self.model_config = model_config
+        """The model's shape."""
+        self._reopen = reopen
+        self._reopening: asyncio.Task[None] | None = None
+        self._streams: dict[int, OpenStream] = {}
+        self._is_draining = False
+        self._is_closed = False
+        self._use(link)
+
+    def _use(self, link: EngineLink) -> None:
+        """Send requests over this connection from now on."""
+        self._link = link
+        self._description = link.description
+        self._arguments = RemoteCallArguments(link.description, self.tokenizer, self.model_config)
+        self._weight_version = 0
+        self._sent_params: SamplingParams | None = None
+        link.on_step = self._take_step
+        link.on_refused = self._refuse
+        link.on_lost = self._lose
+        link.start()
+
+    @classmethod
+    async def connect(cls, path: str) -> "RemoteLLM":
+        """The engine that listens at a Unix domain socket, or the next one that does.
+
+        Raises:
+            OSError: no engine listens there.
+            EngineDeadError: it ended before it answered.
+            ModelLoadError: the model's tokenizer can't be read.
+        """
+        link = await EngineLink.open(path)
+        tokenizer = await asyncio.to_thread(link.description.read_tokenizer)
+        shape = link.description.read_model_config()
+        return cls(link, tokenizer, shape, lambda: EngineLink.open(path))
+
+    @property
+    def description(self) -> EngineDescription:
+        """What the engine's process has said of itself."""
+        return self._description
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The arguments that the engine was made with."""
+        return self._description.config
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self._description.max_model_len
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of the KV cache, each replica's reserved block 0 included."""
+        return self._description.num_kv_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache on each device."""
+        return self._description.kv_bytes
+
+    @property
+    def weight_version(self) -> int:
+        """How often the weights were swapped, as far as answers have shown."""
+        return self._weight_version
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests of this front end that have not ended."""
+        return len(self._streams)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests."""
+        return not (self._is_closed or self._is_draining or self.errored)
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine's process has ended or failed for good."""
+        return self.dead_error is not None
+
+    @property
+    def dead_error(self) -> JaxinferError | None:
+        """Why it takes no requests for good; None if it does, or was shut down."""
+        return None if self._is_closed else self._link.failure
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a call without sampling parameters uses; a copy."""
+        return self._description.default_params.clone()
+
+    async def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if only token ids go in and out."""
+        return self.tokenizer
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        prefill_only: bool = False,
+        answer: AnswerFormat | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete one prompt, for `async for`; as `AsyncLLM.generate`.
+
+        Args:
+            prompt: as there.
+            sampling_params: as there.
+            request_id: as there.
+            priority: as there.
+            prefill_only: as there.
+            answer: as there.
+            timeout: seconds until it is aborted; None is the service's own limit, and more than
+                that is cut to it.
+
+        Returns:
+            An iterator of outputs. The last has `finished`; after `abort`, and when a limit of the
+            service ends it, its `finish_reason` is "abort", and `error` names the limit. An output
+            has all that is new since the one before, be it of several steps.
+
+        Raises:
+            TypeError, ValueError: not a prompt, or it can't be run.
+            ShuttingDownError: the service ends.
+            EngineRestartingError: the engine's process has ended, and another one starts.
+            QueueFullError: too many requests wait; in the iteration.
+            EngineUnavailableError: the engine sleeps, or is paused and refuses requests; likewise.
+            EngineDeadError: the engine's process has ended; in the iteration.
+        """
+        self._check_open()
+        request = self._arguments.one(
+            prompt,
+            sampling_params,
+            priority,
+            request_id or "",
+            prefill_only=prefill_only,
+            answer=answer,
+        )
+        return self._stream(request, self._time_limit(timeout))
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End all requests of these names that came through this front end.
+
+        Each iteration ends with an output whose `finish_reason` is "abort".
+        """
+        labels = {request_id} if isinstance(request_id, str) else set(request_id)
+        for number, stream in list(self._streams.items()):
+            if stream.label in labels:
+                self._end_in_engine(number, stream.end("abort"))
+
+    async def check_health(self) -> None:
+        """Return if the engine answers and requests are taken.
+
+        Raises:
+            EngineDeadError: it has failed for good, or does not answer.
+            EngineRestartingError: another one starts.
+            ShuttingDownError: the service ends.
+        """
+        self._check_open()
+        if self._link.failure is not None:
+            raise self._link.failure
+        if (silence := self._link.silence) > LONGEST_SILENCE_S:
+            raise EngineDeadError(f"the engine's process has not answered for {silence:.0f} s")
+
+    async def get_metrics(self) -> list[Metric]:
+        """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all front ends."""
+        return metrics_from_message(await self._call("get_metrics"))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
+        await self._call("reset_prefix_cache")
+        return True
+
+    async def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
+        """Run no step until `resume`, for all front ends: see `LLM.pause`."""
+        check_mode(mode)
+        await self._call("pause", mode, refuse)
+
+    async def resume(self) -> None:
+        """Run steps again after `pause`."""
+        await self._call("resume")
+
+    async def is_paused(self) -> bool:
+        """Whether no step runs, be it by `pause` or by `sleep`."""
+        return await self._call("is_paused")
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give the devices' memory back until `wake_up`: see `LLM.sleep`."""
+        check_level(level)
+        check_mode(mode)
+        await self._call("sleep", level, mode)
+
+    async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Bring back what sleeps: see `LLM.wake_up`."""
+        await self._call("wake_up", None if tags is None else list(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether any part of the engine sleeps."""
+        return await self._call("is_sleeping")
+
+    async def update_params(self, params: Any, **options: Any) -> None:
+        """Refused: weights do not go over the socket.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "weights can't be swapped in a service's engine: use AsyncLLM in the process that has "
+            "the new weights, or restart the service with them"
+        )
+
+    async def start_profile(self, directory: str | os.PathLike[str]) -> None:
+        """Record what the engine's process does, until `stop_profile`."""
+        await self._call("start_profile", str(directory))
+
+    async def stop_profile(self) -> None:
+        """End the recording and write it; RuntimeError if none is running."""
+        await self._call("stop_profile")
+
+    def start_draining(self) -> None:
+        """Take no more requests; what runs goes on."""
+        self._is_draining = True
+
+    async def drained(self) -> None:
+        """Return when no request is open."""
+        while self._streams:
+            await asyncio.sleep(0.02)
+
+    def abort_all(self) -> None:
+        """End every request, each with a last output, "abort"."""
+        for number, stream in list(self._streams.items()):
+            self._end_in_engine(number, stream.end("abort"))
+
+    async def shutdown(self) -> None:
+        """Abort everything and end the connection; the engine's process goes on."""
+        self._is_closed = True
+        self.abort_all()
+        if self._reopening is not None:
+            self._reopening.cancel()
+        await self._link.close()
+        if self.tokenizer is not None:
+            self.tokenizer.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this RemoteLLM is closed; connect a new one")
+        if self._is_draining:
+            raise ShuttingDownError("the service is shutting down and takes no more requests")
+        self._check_not_restarting()
+
+    def _check_not_restarting(self) -> None:
+        if self._reopening is not None and not self._reopening.done():
+            raise EngineRestartingError(
+                "the engine's process has ended and is started anew; try again later",
+                retry_after=_RETRY_AFTER_S,
+            )
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        self._check_not_restarting()
+        return await self._link.call(name, *arguments)
+
+    def _time_limit(self, given: float | None) -> float:
+        """Seconds; 0 for any time."""
+        own = self._description.limits.request_timeout
+        if given is None:
+            return own
+        if given <= 0:
+            raise ValueError(f"timeout must be above 0 seconds, got {given}")
+        return min(given, own) if own else given
+
+    async def _stream(self, request: NewRequest, limit: float) -> AsyncGenerator[RequestOutput]:
+        if self._link.failure is not None:
+            raise self._link.failure
+        number = self._link.new_number()
+        stream = self._streams[number] = OpenStream(request, self.tokenizer)
+        loop, timers = asyncio.get_running_loop(), []
+        if limit:
+            timers.append(loop.call_later(limit, self._expire, number, limit))
+        if (asked := request.params.timeout) is not None:
+            timers.append(loop.call_later(asked, self._time_out, number))
+        self._link.send(Add(number, engine_message(request, self._sent_params)))
+        self._sent_params = request.params
+        try:
+            finished = False
+            while not finished:
+                output = await stream.next_output()
+                finished = output.finished
+                yield output
+        finally:
+            for timer in timers:
+                timer.cancel()
+            self._end_in_engine(number, stream.end("abort"))
+            del self._streams[number]
+
+    def _take_step(self, step: Step) -> None:
+        most = self._description.limits.max_undelivered_tokens
+        scores = scores_of_rows(step.scores)
+        for i, row in enumerate(step.rows):
+            stream = self._streams.get(row.number)
+            if stream is None:
+                continue
+            if row.news is not None:
+                self._weight_version = max(self._weight_version, row.news.weight_version)
+            self._end_in_engine(row.number, stream.take(row, step.time, scores.get(i, ())))
+            if stream.num_undelivered > most:
+                reason = f"its reader left more than {most} tokens untaken"
+                self._end_in_engine(row.number, stream.end("abort", reason))
+
+    def _expire(self, number: int, limit: float) -> None:
+        stream = self._streams[number]
+        reason = f"it was not done within its time limit, {limit:g} s"
+        self._end_in_engine(number, stream.end("abort", reason))
+
+    def _time_out(self, number: int) -> None:
+        """End a request at the limit that it asked for itself, which is no error."""
+        stream = self._streams[number]
+        self._end_in_engine(number, stream.end("abort", stop_reason=TIMEOUT))
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        if (stream := self._streams.get(number)) is not None:
+            stream.refuse(error)
+
+    def _lose(self, error: Exception) -> None:
+        for stream in self._streams.values():
+            stream.refuse(error)
+        if self._reopen is not None:
+            self._reopening = asyncio.create_task(self._connect_again(self._reopen))
+
+    async def _connect_again(self, reopen: Callable[[], Awaitable[EngineLink]]) -> None:
+        while True:
+            try:
+                link = await reopen()
+            except (OSError, EngineDeadError):  # it starts, or has ended again
+                await asyncio.sleep(_REOPEN_EVERY_S)
+            else:
+                return self._use(link)
+
+    def _end_in_engine(self, number: int, completions: Iterable[int]) -> None:
+        ended = [(number, index) for index in completions]
+        if ended:
+            self._link.send(End(ended))

@@ -1,0 +1,131 @@
+"""The front end's side of a request: tokens come in, text and outputs go out."""
+
+import time
+from collections.abc import Sequence
+
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import FinishReason, RequestOutput
+from jaxinfer.server.service.messages import News, Row
+from jaxinfer.server.service.scores import PromptLogprobs, ReceivedScores, unpack_scores
+from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.request_group import Completion, RequestGroup
+from jaxinfer.serving.requests.result import TokenScores
+
+_NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgumentType]
+
+
+class RemoteRequest:
+    """Makes of an engine's tokens exactly what an engine of this process would have made.
+
+    Both use `RequestGroup` for text, stop strings and log-probabilities. An exception on the way
+    ends this request with the reason "error".
+
+    Args:
+        new: as the caller asks for it.
+        tokenizer: this process's own; None for no text.
+    """
+
+    def __init__(self, new: NewRequest, tokenizer: Tokenizer | None) -> None:
+        self.new = new
+        self._group = RequestGroup(new, seed=0, arrival_time=time.monotonic(), tokenizer=tokenizer)
+        count = new.params.prompt_logprobs
+        length = len(new.prompt.token_ids)
+        self._prompt_logprobs = None if count is None else PromptLogprobs(length, count, tokenizer)
+        self.num_undelivered = 0
+        """Tokens that came since the last `output`."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every completion has ended."""
+        return self._group.is_finished
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Indices of the completions that have not ended."""
+        return [c.index for c in self._group.completions if c.finish_reason is None]
+
+    def take(self, row: Row, now: float, scores: Sequence[ReceivedScores] = ()) -> list[int]:
+        """Take in what a completion has gained.
+
+        Args:
+            row: of this request; what comes after a completion's end is dropped.
+            now: the engine's time.
+            scores: of its tokens, an item for each step.
+
+        Returns:
+            Completions that ended here and that the engine would go on with.
+        """
+        completion = self._group.completions[row.index]
+        if completion.finish_reason is not None:
+            return []
+        news = row.news
+        try:
+            if news is not None:
+                self._note(completion, news)
+            self._extend(completion, row, scores)
+        except Exception as error:
+            return self.fail(f"{type(error).__name__}: {error}")
+        self._group.note_tokens(len(row.token_ids), now)
+        self.num_undelivered += len(row.token_ids)
+        if news is not None and news.error is not None:
+            self._group.error = self._group.error or news.error
+        ends_there = news is not None and news.finish_reason is not None
+        ended_here = completion.finish_reason is not None and not ends_there
+        return [row.index] if ended_here else []
+
+    def end(
+        self, reason: FinishReason, error: str | None = None, *, stop_reason: str | None = None
+    ) -> list[int]:
+        """End the unfinished completions, and return them."""
+        self._group.error = self._group.error or error
+        unfinished = self.unfinished
+        for index in unfinished:
+            self._group.completions[index].finish(reason)
+            self._group.completions[index].stop_reason = stop_reason
+        return unfinished
+
+    def fail(self, error: str) -> list[int]:
+        """End it because something of its own raised here; the completions that were unfinished."""
+        unfinished = self.end("error", error)
+        for completion in self._group.completions:
+            completion.break_off()
+        return unfinished
+
+    def output(self) -> RequestOutput | None:
+        """What the caller gets to see; None if there is nothing (new)."""
+        self.num_undelivered = 0
+        now = time.monotonic()
+        try:
+            output = self._group.output(now)
+        except Exception as error:
+            output = self._group.error_output(f"{type(error).__name__}: {error}", now)
+        if output is not None and self._prompt_logprobs is not None:
+            output.prompt_logprobs = self._prompt_logprobs
+        return output
+
+    def _note(self, completion: Completion, news: News) -> None:
+        history = completion.request.history
+        history.num_prefix_cached_tokens = news.num_cached_tokens
+        history.num_preemptions = news.num_preemptions
+        history.scheduled_time = news.scheduled_time
+        completion.weight_version = news.weight_version
+        if self._prompt_logprobs is not None:
+            for piece in news.prompt_scores:
+                self._prompt_logprobs.add(piece.start, unpack_scores(piece.scores))
+
+    def _extend(self, completion: Completion, row: Row, scores: Sequence[ReceivedScores]) -> None:
+        request, news, token_ids = completion.request, row.news, row.token_ids
+        for piece, place, count in scores[:-1]:  # of several steps only the last can be its last
+            completion.extend(token_ids[:count], piece, place)
+            token_ids = token_ids[count:]
+        if news is not None:
+            request.finish_reason = news.finish_reason  # pyright: ignore[reportAttributeAccessIssue]
+            request.stop_reason = news.stop_reason
+        if completion.finish_reason is not None:
+            return
+        if token_ids:
+            piece, place = scores[-1][:2] if scores else (_NO_SCORES, 0)
+            completion.extend(token_ids, piece, place)
+        elif news is not None and news.finish_reason is not None:
+            completion.finish(request.finish_reason)  # pyright: ignore[reportArgumentType]
+            completion.stop_reason = news.stop_reason

@@ -1,0 +1,126 @@
+"""Metrics of a server for Prometheus: one object in each front end."""
+
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.server.telemetry import request_series as series
+from jaxinfer.server.telemetry.exposition import (
+    ENGINE_PREFIX,
+    engine_families,
+    request_families,
+    utilization_families,
+    with_prefix,
+)
+from jaxinfer.server.telemetry.number_table import NumberTable
+from jaxinfer.server.telemetry.request_watch import RequestWatch, watched
+from jaxinfer.server.telemetry.utilization import StepFloors, Utilization, utilization
+from jaxinfer.serving.engine.metrics import Counter, Metric
+
+
+class Telemetry:
+    """Counts one front end's requests; shows them with other front ends' and the engine's.
+
+    Any front end may be scraped: with a `directory` in common each shows the sums of all. Tokens
+    and ends of requests count as delivered to clients; an engine may have drawn more.
+
+    Args:
+        model_name: the label `model_name` of every series.
+        prefix: begins every name.
+        directory: one for this run of the server, empty at its start; None for a single front end.
+        floors: what steps cost at least; None, where the devices' speeds are unknown, leaves out
+            utilization.
+        clock: seconds.
+
+    Raises:
+        ValueError: Prometheus does not take the prefix.
+        OSError: the directory can't be written.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        prefix: str = ENGINE_PREFIX,
+        directory: Path | None = None,
+        floors: StepFloors | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if prefix and not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", prefix):
+            raise ValueError(
+                f"metrics prefix {prefix!r}: take letters, digits, '_' and ':', no digit first"
+            )
+        self._labels = (("model_name", model_name),)
+        self._prefix = prefix
+        self._floors = floors
+        self._clock = clock
+        self._table = NumberTable(series.SIZE, series.LAYOUT, directory)
+        self._before = Utilization()
+
+    def request(self, *, delta: bool) -> RequestWatch:
+        """A request that comes now; pass it each output by `RequestWatch.observe`.
+
+        Args:
+            delta: outputs hold only what is new (`RequestOutputKind.DELTA`).
+        """
+        return RequestWatch(self._table.values, self._clock(), delta=delta)
+
+    def watch(
+        self, outputs: AsyncGenerator[RequestOutput], *, delta: bool
+    ) -> AsyncGenerator[RequestOutput]:
+        """The same outputs, counted as they pass; to leave them early counts as an abort.
+
+        Args:
+            outputs: of one request, as `AsyncLLM.generate` returns them.
+            delta: as in `request`.
+        """
+        return watched(outputs, self.request(delta=delta), self._clock)
+
+    def render(self, engine_metrics: Iterable[Metric]) -> bytes:
+        """All series in Prometheus's text format.
+
+        Args:
+            engine_metrics: as `AsyncLLM.get_metrics` returns them.
+        """
+        metrics = list(engine_metrics)
+        families = [
+            *engine_families(metrics, self._labels),
+            *request_families(self._table.totals(), self._labels),
+            *self._utilization_families(metrics),
+        ]
+        registry = CollectorRegistry()
+        registry.register(_Families(with_prefix(families, self._prefix)))
+        return generate_latest(registry)
+
+    def _utilization_families(self, metrics: Iterable[Metric]) -> list[Family]:
+        if self._floors is None:
+            return []
+        counters = {
+            (m.name.removeprefix(ENGINE_PREFIX), m.labels.get("kind", "")): m.value
+            for m in metrics
+            if isinstance(m, Counter)
+        }
+        total = utilization(self._floors, counters)
+        before, self._before = self._before, total
+        return utilization_families(total, total.since(before), self._labels)
+
+
+class _Families(Collector):
+    """A collector of families that were made before."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = list(families)
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing: names need no check, and each family is there once."""
+        return iter(())
+
+    def collect(self) -> Iterator[Family]:
+        """All families."""
+        return iter(self._families)
