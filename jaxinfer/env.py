@@ -10,7 +10,7 @@ from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
 from jaxinfer.cli.report import print_report
 
-# The shape for which a backend is chosen; every published dense Qwen3 has head_dim 128.
+# The shape for which a backend is chosen; head_dim 64 has the same kernels.
 _HEAD_DIM, _GROUP_SIZE, _BLOCK_SIZE = 128, 2, 16
 
 

@@ -171,12 +171,12 @@ def _read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
     ("config", "message"),
     [
         (None, "no such directory"),
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "Qwen3ForCausalLM"),
+        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "Qwen3ForCausalLM"),
         ("{", "config.json"),
     ],
 )
 @pytest.mark.parametrize("command", ["generate", "chat", "bench"])
-def test_what_is_no_qwen3_is_one_line_that_names_it(tmp_path, capsys, config, message, command):
+def test_what_is_no_model_is_one_line_that_names_it(tmp_path, capsys, config, message, command):
     directory = tmp_path / "model"
     if config is not None:
         directory.mkdir()

@@ -9,7 +9,7 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.families.family import family_of, family_of_file
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
-from jaxinfer.model.rope_scaling import RopeScaling
+from jaxinfer.model.rope_scaling import AnyRopeScaling
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,11 @@ class ModelConfig:
         head_dim: D, even; independent of E / H.
         rms_norm_eps: added to the mean square in every RMSNorm.
         rope_theta: base of the rotary wavelengths.
-        rope_scaling: YaRN's parameters, or None.
+        rope_scaling: YaRN's or Llama 3's parameters, or None.
         max_position_embeddings: context length in tokens that the config declares.
         tie_word_embeddings: the head is the embedding; the tree then has no ``lm_head``.
         attention_bias: the four attention projections have biases.
+        mlp_bias: the three projections of the MLP have biases.
         dtype: the checkpoint's: ``float32``, ``bfloat16`` or ``float16``.
         eos_token_ids: ids that end a text; may be empty.
         bos_token_id: id that starts a text, if the model has one.
@@ -48,10 +49,11 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1_000_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: AnyRopeScaling | None = None
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    mlp_bias: bool = False
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
@@ -63,7 +65,7 @@ class ModelConfig:
         positive("rms_norm_eps", self.rms_norm_eps)
         if positive("rope_theta", self.rope_theta) <= 1:
             raise ValueError(f"rope_theta must be above 1, got {self.rope_theta}")
-        for name in ("tie_word_embeddings", "attention_bias"):
+        for name in ("tie_word_embeddings", "attention_bias", "mlp_bias"):
             flag(name, getattr(self, name))
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
@@ -80,11 +82,10 @@ class ModelConfig:
 
     @property
     def max_context_length(self) -> int:
-        """Tokens that positions are good for: with YaRN, the stretched length when it is longer."""
+        """Tokens that positions are good for: as declared, or what a scaling stretches that to."""
         if self.rope_scaling is None:
             return self.max_position_embeddings
-        stretched = self.rope_scaling.original_max_position_embeddings * self.rope_scaling.factor
-        return max(self.max_position_embeddings, int(stretched))
+        return self.rope_scaling.context_length(self.max_position_embeddings)
 
     @classmethod
     def from_directory(cls, path: str | Path) -> "ModelConfig":
@@ -119,7 +120,7 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """A config.json object that both transformers 4 and 5 (and ``from_hf``) read."""
         scaling = None if self.rope_scaling is None else self.rope_scaling.to_hf()
-        return {
+        fields = {
             "architectures": [family_of(self.model_type).hf_class],
             "model_type": self.model_type,
             **{name: getattr(self, name) for name in SIZE_LIMITS},
@@ -134,6 +135,7 @@ class ModelConfig:
             "eos_token_id": _one_or_list(self.eos_token_ids),
             "bos_token_id": self.bos_token_id,
         }
+        return fields | {"mlp_bias": True} if self.mlp_bias else fields
 
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:

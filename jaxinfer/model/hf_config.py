@@ -11,7 +11,7 @@ from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import has_file, read_json
 from jaxinfer.model.field_checks import flag, positive, whole_number
-from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, RopeScaling
+from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, scaling_from_hf
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -158,7 +158,7 @@ def _rope(
         return {"rope_theta": theta, "rope_scaling": None}
     if original is not None:
         rope["original_max_position_embeddings"] = original
-    scaling = RopeScaling.from_hf(rope, max_position_embeddings)
+    scaling = scaling_from_hf(kind, rope, max_position_embeddings)
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 

@@ -1,6 +1,4 @@
-"""Rotary position embedding, YaRN included, rounded where Hugging Face rounds it."""
-
-import math
+"""Rotary position embedding, rounded where Hugging Face rounds it."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxinfer.kernels.rounding import narrow, rounded
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.rope_scaling import RopeScaling
+from jaxinfer.model.rope_scaling import AnyRopeScaling
 
 
 @jax.named_scope("rope_and_write")
@@ -21,11 +19,11 @@ def cos_sin(
 
     Args:
         positions: absolute positions in tokens.
-        config: gives D, theta and YaRN's parameters.
+        config: gives D, theta and the scaling.
         dtype: the model's dtype.
 
     Returns:
-        Two arrays, computed in float32 (YaRN's attention factor included) and rounded to ``dtype``
+        Two arrays, computed in float32 (a scaling's factor included) and rounded to ``dtype``
         as Hugging Face does. Dimension ``i`` and ``i + D / 2`` form a pair and share an angle.
     """
     frequencies, scale = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
@@ -50,14 +48,14 @@ def _widen(x: jax.Array) -> jax.Array:
 
 
 def rope_frequencies(
-    head_dim: int, theta: float, scaling: RopeScaling | None
+    head_dim: int, theta: float, scaling: AnyRopeScaling | None
 ) -> tuple[np.ndarray, float]:
     """Radians a position for each pair of dimensions, and the factor on cos and sin.
 
     Args:
         head_dim: D, even.
         theta: base of the geometric series of wavelengths.
-        scaling: YaRN's parameters, or None for the plain series.
+        scaling: what changes the series; None for the plain one.
 
     Returns:
         float32 ``[D / 2]`` and a number (1 without scaling). The series is rounded where Hugging
@@ -68,22 +66,4 @@ def rope_frequencies(
     extrapolated = np.float32(1) / wavelengths
     if scaling is None:
         return extrapolated, 1.0
-    interpolated = np.float32(1) / (np.float32(scaling.factor) * wavelengths)
-    low, high = _correction_range(head_dim, theta, scaling)
-    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
-    keep = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
-    return interpolated * (np.float32(1) - keep) + extrapolated * keep, scaling.cos_sin_scale()
-
-
-def _correction_range(head_dim: int, theta: float, scaling: RopeScaling) -> tuple[float, float]:
-    """First and last dimension of the ramp between kept and interpolated frequencies."""
-
-    def dimension_of(rotations: float) -> float:
-        turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return head_dim * math.log(turns) / (2 * math.log(theta))
-
-    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
-    if scaling.truncate:
-        low, high = float(math.floor(low)), float(math.ceil(high))
-    low, high = max(low, 0.0), min(high, float(head_dim - 1))
-    return low, high if high != low else high + 0.001  # an empty ramp would divide by zero
+    return scaling.scaled(wavelengths, theta)

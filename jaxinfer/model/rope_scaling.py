@@ -1,15 +1,22 @@
-"""YaRN's parameters, which stretch a model's context: read from and written to `config.json`."""
+"""What stretches a model's context by changing its rotations: YaRN, and what Llama 3 does.
+
+Each kind is a value that is read from and written to `config.json`.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from jaxinfer.model.field_checks import flag, positive, whole_number
 
-SUPPORTED_ROPE_TYPES = ("default", "yarn")
+if TYPE_CHECKING:
+    import numpy as np
+
+SUPPORTED_ROPE_TYPES = ("default", "yarn", "llama3")
 _ORIGINAL_LENGTH = "rope_scaling original_max_position_embeddings"
 _OPTIONAL_NUMBERS = ("attention_factor", "mscale", "mscale_all_dim")
+_LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor")
 _YARN_KEYS = {
     "factor",
     "original_max_position_embeddings",
@@ -104,6 +111,42 @@ class RopeScaling:
         share = positive("rope_scaling attn_factor", mapping["attn_factor"])
         return replace(scaling, attention_factor=share * scaling.cos_sin_scale())
 
+    def context_length(self, max_position_embeddings: int) -> int:
+        """Tokens that positions are good for: the stretched length when it is longer."""
+        stretched = self.original_max_position_embeddings * self.factor
+        return max(max_position_embeddings, int(stretched))
+
+    def scaled(self, wavelengths: "np.ndarray", theta: float) -> "tuple[np.ndarray, float]":
+        """The frequencies, float32 ``[D / 2]``, and the factor on cos and sin.
+
+        Args:
+            wavelengths: of the plain series, float32 ``[D / 2]``, in positions a radian.
+            theta: its base.
+        """
+        import numpy as np  # `jaxinfer plan` reads scalings, and loads nothing heavy
+
+        extrapolated = np.float32(1) / wavelengths
+        interpolated = np.float32(1) / (np.float32(self.factor) * wavelengths)
+        low, high = self._correction_range(2 * len(wavelengths), theta)
+        ramp = np.arange(len(wavelengths), dtype=np.float32) - np.float32(low)
+        ramp = ramp / np.float32(high - low)
+        keep = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
+        frequencies = interpolated * (np.float32(1) - keep) + extrapolated * keep
+        return frequencies, self.cos_sin_scale()
+
+    def _correction_range(self, head_dim: int, theta: float) -> tuple[float, float]:
+        """First and last dimension of the ramp between kept and interpolated frequencies."""
+
+        def dimension_of(rotations: float) -> float:
+            turns = self.original_max_position_embeddings / (rotations * 2 * math.pi)
+            return head_dim * math.log(turns) / (2 * math.log(theta))
+
+        low, high = dimension_of(self.beta_fast), dimension_of(self.beta_slow)
+        if self.truncate:
+            low, high = float(math.floor(low)), float(math.ceil(high))
+        low, high = max(low, 0.0), min(high, float(head_dim - 1))
+        return low, high if high != low else high + 0.001  # an empty ramp would divide by zero
+
     def to_hf(self) -> dict[str, Any]:
         """The JSON object that ``from_hf`` reads back."""
         fields = {
@@ -129,3 +172,99 @@ class RopeScaling:
 
     def _mscale(self, weight: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
+
+
+@dataclass(frozen=True)
+class Llama3RopeScaling:
+    """Llama 3.1's scaling (https://arxiv.org/abs/2407.21783): slow rotations slowed by ``factor``.
+
+    Attributes:
+        factor: what frequencies of long wavelengths are divided by; at least 1.
+        low_freq_factor: wavelengths above the original context divided by it are slowed.
+        high_freq_factor: wavelengths below the original context divided by it are left alone;
+            between the two, frequencies are interpolated.
+        original_max_position_embeddings: context length in tokens that the weights were trained at.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def __post_init__(self) -> None:
+        for name in _LLAMA3_NUMBERS:
+            positive(f"rope_scaling {name}", getattr(self, name))
+        if self.factor < 1:
+            raise ValueError(f"rope_scaling factor must be at least 1, got {self.factor}")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"rope_scaling high_freq_factor ({self.high_freq_factor}) must exceed "
+                f"low_freq_factor ({self.low_freq_factor})"
+            )
+        whole_number(_ORIGINAL_LENGTH, self.original_max_position_embeddings, 1, 2**31 - 1)
+
+    @classmethod
+    def from_hf(cls, mapping: Mapping[str, Any]) -> "Llama3RopeScaling":
+        """Read Hugging Face's ``rope_scaling`` / ``rope_parameters`` of type ``llama3``.
+
+        Args:
+            mapping: the JSON object without its type and ``rope_theta``.
+
+        Raises:
+            ValueError: a key is unknown or missing, or a value impossible.
+        """
+        names = (*_LLAMA3_NUMBERS, "original_max_position_embeddings")
+        unknown, missing = sorted(set(mapping) - {*names}), [n for n in names if n not in mapping]
+        if unknown:
+            raise ValueError(f"rope_scaling has unknown keys for llama3: {', '.join(unknown)}")
+        if missing:
+            raise ValueError(f"rope_scaling of type llama3 needs {', '.join(missing)}")
+        numbers = {name: positive(f"rope_scaling {name}", mapping[name]) for name in names[:-1]}
+        return cls(**numbers, original_max_position_embeddings=mapping[names[-1]])
+
+    def to_hf(self) -> dict[str, Any]:
+        """The JSON object that ``from_hf`` reads back."""
+        return {"rope_type": "llama3", **asdict(self)}
+
+    def context_length(self, max_position_embeddings: int) -> int:
+        """Tokens that positions are good for: what config.json declares is stretched already."""
+        return max_position_embeddings
+
+    def scaled(self, wavelengths: "np.ndarray", theta: float) -> "tuple[np.ndarray, float]":
+        """As `RopeScaling.scaled`; cos and sin stay as they are."""
+        import numpy as np
+
+        frequencies = np.float32(1) / wavelengths
+        turns = np.float32(self.original_max_position_embeddings) * frequencies
+        turns = turns / np.float32(2 * math.pi)  # in the original context
+        low, high = np.float32(self.low_freq_factor), np.float32(self.high_freq_factor)
+        keep = np.clip((turns - low) / (high - low), np.float32(0), np.float32(1))
+        slowed = frequencies / np.float32(self.factor)
+        return slowed * (np.float32(1) - keep) + frequencies * keep, 1.0
+
+
+AnyRopeScaling = RopeScaling | Llama3RopeScaling
+
+
+def scaling_from_hf(
+    kind: str, mapping: Mapping[str, Any], max_position_embeddings: int
+) -> AnyRopeScaling:
+    """A scaling of one of `SUPPORTED_ROPE_TYPES` but "default".
+
+    Args:
+        kind: its ``rope_type``.
+        mapping: the JSON object without that and ``rope_theta``.
+        max_position_embeddings: the model's.
+
+    Raises:
+        ValueError: a key is unknown or missing, or a value impossible.
+    """
+    if kind == "llama3":
+        return Llama3RopeScaling.from_hf(mapping)
+    return RopeScaling.from_hf(mapping, max_position_embeddings)
+
+
+def scaling_from_fields(fields: Mapping[str, Any]) -> AnyRopeScaling:
+    """The scaling whose ``dataclasses.asdict`` this is."""
+    kind = Llama3RopeScaling if "low_freq_factor" in fields else RopeScaling
+    return kind(**fields)

@@ -7,12 +7,13 @@ from typing import Any
 from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.families.family import FAMILIES
 from jaxinfer.model.field_checks import flag, whole_number
 from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape
 from jaxinfer.planning.shapes import ModelShape, shape_of
 
-_MODEL_TYPES = ("qwen3", "qwen3_moe", "llama")
+_WITH_EXPERTS = "qwen3_moe"  # planned, but not served
 _MOST_EXPERTS = 4096
 
 
@@ -51,14 +52,13 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
         ModelLoadError: ``<source>: <cause>``.
     """
     model_type = mapping.get("model_type")
-    if model_type == "qwen3":
+    if model_type in FAMILIES:
         return shape_of(ModelConfig.from_hf(mapping, source))
     try:
-        if model_type not in _MODEL_TYPES:
-            raise ValueError(
-                f"model_type is {show(model_type)}; plans are for {', '.join(_MODEL_TYPES)}"
-            )
-        return ModelShape(**_fields(mapping), model_type=model_type)
+        if model_type != _WITH_EXPERTS:
+            known = ", ".join(sorted([*FAMILIES, _WITH_EXPERTS]))
+            raise ValueError(f"model_type is {show(model_type)}; plans are for {known}")
+        return ModelShape(**_fields(mapping), model_type=_WITH_EXPERTS)
     except ValueError as error:
         raise ModelLoadError(f"{source}: {error}") from None
 
@@ -66,23 +66,20 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
 def _fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
     if mapping.get("quantization_config"):
         raise ValueError("quantization_config: only weights of 16 bits can be planned")
-    is_moe = mapping["model_type"] == "qwen3_moe"
     sizes = dict(mapping)
     if sizes.get("num_key_value_heads") is None:
         sizes["num_key_value_heads"] = sizes.get("num_attention_heads")
-    if is_moe:
-        sizes["intermediate_size"] = sizes.get("moe_intermediate_size")
+    sizes["intermediate_size"] = sizes.get("moe_intermediate_size")
     if sizes.get("head_dim") is None:
         hidden, heads = (_size(sizes, name) for name in ("hidden_size", "num_attention_heads"))
         sizes["head_dim"] = hidden // heads
     fields: dict[str, Any] = {name: _size(sizes, name) for name in SIZE_LIMITS}
     for name in ("tie_word_embeddings", "attention_bias"):
         fields[name] = flag(name, mapping.get(name) or False)
-    fields["qk_norm"] = is_moe
     fields["dtype"] = mapping.get("dtype") or mapping.get("torch_dtype") or "float32"
     if fields["dtype"] not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {show(fields['dtype'])}")
-    return fields | (_experts(mapping) if is_moe else {})
+    return fields | _experts(mapping)
 
 
 def _size(mapping: Mapping[str, Any], name: str) -> int:

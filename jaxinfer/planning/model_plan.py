@@ -215,6 +215,8 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         notes.append(
             f"jaxinfer does not serve {shape.model_type} models: only floors, no expected times."
         )
+    elif not shape.is_measured:
+        notes.append(f"No expected times: no run of a {shape.model_type} model was recorded.")
     elif not timing.is_expected:
         notes.append("No expected times: sums over GPUs without NVLink were never measured.")
     else:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.families.family import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -49,6 +50,11 @@ class ModelShape:
     @property
     def is_served(self) -> bool:
         """Whether this engine runs models of this kind; others can be planned for comparison."""
+        return self.model_type in FAMILIES
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether runs of models of this kind were recorded, to which expected times are fitted."""
         return self.model_type == "qwen3"
 
     @property
@@ -88,5 +94,7 @@ class ModelShape:
 
 def shape_of(config: ModelConfig) -> ModelShape:
     """The shape of a model that the engine runs."""
+    kinds = family_of(config.model_type).layer_kinds(config)
     names = (field.name for field in dataclasses.fields(ModelShape))
-    return ModelShape(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+    fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return ModelShape(**fields, qk_norm=kinds[0].head_norms)

@@ -98,7 +98,7 @@ class Timing:
 
         It is for models that the engine serves, on devices whose sums it can know the time of.
         """
-        return self.shape.is_served and (self.num_devices == 1 or self.chip.linked)
+        return self.shape.is_measured and (self.num_devices == 1 or self.chip.linked)
 
     @functools.cached_property
     def cost(self) -> ModelCost:

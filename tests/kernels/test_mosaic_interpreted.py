@@ -37,9 +37,10 @@ def _call(launch, problem, shapes, args, out, *, name):
     return launch(problem, shapes)(*args)
 
 
+@pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 128), (3, 1, 64)])
-def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D, merged):
+def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D, merged, norms):
     T, S, P, eps = 3, 8, 4, 1e-6
     rng = np.random.default_rng(0)
 
@@ -52,13 +53,15 @@ def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D, merged
 
     def exact(x, weight):
         x, weight, c, s = (np.asarray(a, np.float64) for a in (x, weight, cos, sin))
-        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+        if norms:
+            x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
         turned = np.concatenate([-x[..., D // 2 :], x[..., : D // 2]], -1)
         return x * c[:, None] + turned * s[:, None]
 
     heads = (jnp.concatenate([q, k, v], axis=1),) if merged else (q, k, v)
+    weights = (q_norm, k_norm) if norms else (None, None)
     out, new_k, new_v = norm_rope_write(
-        heads, q_norm, k_norm, cos, sin, k_pages, v_pages, jnp.asarray(slots), eps=eps
+        heads, *weights, cos, sin, k_pages, v_pages, jnp.asarray(slots), eps=eps
     )
     expected_k, expected_v = np.asarray(k_pages, np.float64), np.asarray(v_pages, np.float64)
     expected_k[slots // S, slots % S] = exact(k, k_norm)

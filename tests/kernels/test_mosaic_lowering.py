@@ -53,9 +53,10 @@ def _decode_shared(rows, width):
     return compile_for_h200(op, *arguments, _int32(rows, width), shared)
 
 
-def _page_write(*heads):
+def _page_write(*heads, norms=True):
     op = functools.partial(attention.norm_rope_write, eps=1e-6, kernels=Kernels("mosaic"))
     pool, vector, row = _shape(P, S, K, D), _shape(D), _shape(B, D)
+    vector = vector if norms else None
     arguments = (tuple(_shape(B, n, D) for n in heads), vector, vector, row, row, pool, pool)
     return compile_for_h200(op, *arguments, _int32(B), donate=(5, 6))
 
@@ -145,6 +146,10 @@ _PROGRAMS = {
         {"paged_prefill_attention": 1},
     ),
     "page_write": (functools.partial(_page_write, H, K, K), {"norm_rope_write": 1}),
+    "page_write_plain": (
+        functools.partial(_page_write, H, K, K, norms=False),
+        {"norm_rope_write": 1},
+    ),
     "page_write_merged": (functools.partial(_page_write, H + 2 * K), {"norm_rope_write": 1}),
     "small_plain": (_small_plain, {"small_plain": 1}),
     "small_gated": (_small_gated, {"small_gated": 1}),

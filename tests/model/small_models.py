@@ -1,4 +1,4 @@
-"""Small random Qwen3s, made by transformers so that the reference itself writes what we read."""
+"""Small random models, made by transformers so that the reference itself writes what we read."""
 
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,35 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(seed: int = 0, **changes: Any) -> Any:
-    """A ``Qwen3ForCausalLM`` in float32, all random: norms and biases, too."""
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Llamas: all have D = 64, as the smallest published ones.
+LLAMAS: dict[str, dict[str, Any]] = {
+    "untied": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "tied-gqa3": {
+        "hidden_size": 96,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
+    "llama3-scaling": {"rope_parameters": LLAMA3},
+    "yarn": {"rope_parameters": YARN},
+    "attention-biases": {"attention_bias": True, "tie_word_embeddings": True},
+    "all-biases": {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3},
+}
+
+
+def build(seed: int = 0, family: str = "Qwen3", **changes: Any) -> Any:
+    """A causal model of transformers in float32, all random: norms and biases, too."""
     torch.manual_seed(seed)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(_SMALL | changes))).eval()
+    config = getattr(transformers, f"{family}Config")(**(_SMALL | changes))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

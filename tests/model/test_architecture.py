@@ -2,21 +2,31 @@
 
 import dataclasses
 import functools
+import re
 import subprocess
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer.kernels.matmul.op import begin
 from jaxinfer.kernels.norms.xla import _rotate, _write
-from jaxinfer.model.architecture import architecture_of
+from jaxinfer.kernels.policy import XLA
+from jaxinfer.model.architecture import abstract_params, architecture_of, dense_decoder
 from jaxinfer.model.families import qwen3
 from jaxinfer.model.families.family import FAMILIES
+from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import LayerContext
 from jaxinfer.model.rope import apply_rope
+from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.program_set import program_of
+from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.steps import StepContext
+from tests.model import tiny
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
 
 TOY = dataclasses.replace(CONFIG, model_type="toy")
@@ -99,15 +109,70 @@ def test_an_unknown_family_is_an_error_that_lists_those_there_are():
         architecture_of(dataclasses.replace(CONFIG, model_type="gpt2"))
 
 
+@pytest.fixture
+def mixed(monkeypatch):
+    """A family with two kinds of layers: every third has biases, and no norms of its heads."""
+    kinds = (LayerKind(head_norms=True), LayerKind(biases=("q_proj", "k_proj", "v_proj")))
+
+    def layer_kinds(config):
+        return tuple(kinds[i % 3 == 2] for i in range(config.num_hidden_layers))
+
+    def architecture():
+        return dense_decoder(layer_kinds)
+
+    family = dataclasses.replace(
+        qwen3.FAMILY, layer_kinds=layer_kinds, architecture=functools.cache(architecture)
+    )
+    monkeypatch.setitem(FAMILIES, "mixed", family)
+    return dataclasses.replace(CONFIG, model_type="mixed", num_hidden_layers=6)
+
+
+def _programs(config):
+    mesh, rules = make_mesh(1), ShardingRules()
+    described = abstract_params(config, jnp.float32, mesh, rules)
+    return Programs(StepContext(config, mesh, rules, XLA, 16), described, 9, 5)
+
+
+def test_layers_of_a_kind_share_one_trace_and_both_kinds_are_served(mixed):
+    text = program_of(_programs(mixed), DecodeShape(4, 4)).lower().as_text()
+    assert len(re.findall(r"func\.func private @layer_step", text)) == 2
+    assert len(re.findall(r"call @layer_step", text)) == 6
+    mixed_params = tiny.params(mixed, seed=1)
+    forward = jax.jit(functools.partial(jaxinfer.forward, config=mixed))
+    with small_llm(params=mixed_params, config=mixed) as llm:
+        tokens = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    expected = _greedy(lambda p, t: forward(p, token_ids=t), mixed_params, GREEDY.max_tokens)
+    assert tokens == expected
+
+
+def test_memory_is_probed_with_layers_of_each_kind(mixed, monkeypatch):
+    programs = _programs(mixed)
+    with pytest.raises(ValueError, match=r"a mixed of layers \[0, 1, 2, 5\] alone"):
+        programs.with_layers(2)
+    kinds = FAMILIES["mixed"].layer_kinds(mixed)
+    few = [kinds[index] for index in (0, 1, 2, 5)]
+    shallow = dataclasses.replace(FAMILIES["mixed"], layer_kinds=lambda config: tuple(few))
+    monkeypatch.setitem(FAMILIES, "shallow", shallow)
+    family = dataclasses.replace(
+        FAMILIES["mixed"],
+        with_layers=lambda config, layers: dataclasses.replace(
+            config, model_type="shallow", num_hidden_layers=len(layers)
+        ),
+    )
+    monkeypatch.setitem(FAMILIES, "mixed", family)
+    layers = programs.with_layers(2).params["model"]["layers"]
+    assert ["q_norm" in layer["self_attn"] for layer in layers.values()] == [True, True] + [
+        False
+    ] * 2
+    alike = _programs(dataclasses.replace(CONFIG, num_hidden_layers=6)).with_layers(2)
+    assert len(alike.params["model"]["layers"]) == len(alike.kv) == 2
+
+
 def test_serving_imports_no_family():
     serving = Path(jaxinfer.__file__).parent / "serving"
+    modules = r"model\.(families\.(qwen3|llama)|modules|layers\.two_batch_overlap|rope) import"
     found = subprocess.run(
-        [
-            "grep",
-            "-rnE",
-            r"model\.(families\.\w+|modules|layers\.two_batch_overlap|rope) import",
-            str(serving),
-        ],
+        ["grep", "-rnE", modules, str(serving)],
         check=False,
         capture_output=True,
         text=True,

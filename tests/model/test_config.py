@@ -185,8 +185,8 @@ def test_config_is_a_static_argument():
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
-            {"rope_scaling": {"rope_type": "llama3"}},
-            "'llama3' is not supported .supported: default",
+            {"rope_scaling": {"rope_type": "dynamic"}},
+            "'dynamic' is not supported .supported: default",
         ),
         ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1"),
         (

@@ -16,7 +16,7 @@ from jaxinfer.planning.memory import plan_memory
 from jaxinfer.planning.operations import count_parameters, weight_bytes_per_device
 from jaxinfer.planning.times import recorded_overheads
 
-_DENSE = [name for name, shape in NAMED_SHAPES.items() if shape.is_served]
+_DENSE = [name for name, shape in NAMED_SHAPES.items() if shape.is_measured]
 
 
 def test_importing_and_planning_loads_no_jax():
@@ -83,7 +83,7 @@ def test_expected_times_are_said_to_be_unknown_where_they_are():
     assert plan("Qwen3-8B", "l40s").batches[0].tpot.expected_s is not None
     others = [
         (plan("Qwen3-30B-A3B"), "does not serve qwen3_moe"),
-        (plan("Llama-2-7B"), "does not serve llama"),
+        (plan("Llama-2-7B"), "no run of a llama model"),
         (plan("Qwen3-8B", "l40s", tensor_parallel_size=2), "without NVLink"),
     ]
     for planned, note in others:

@@ -75,8 +75,8 @@ def paged_attention(
 @jax.named_scope("rope_and_write")
 def norm_rope_write(
     heads: tuple[Float[Array, "T _ D"], ...],
-    q_norm: Float[Array, " D"],
-    k_norm: Float[Array, " D"],
+    q_norm: Float[Array, " D"] | None,
+    k_norm: Float[Array, " D"] | None,
     cos: Float[Array, "T D"],
     sin: Float[Array, "T D"],
     k_pages: Float[Array, "P S K D"],
@@ -86,12 +86,12 @@ def norm_rope_write(
     eps: float,
     kernels: Kernels = XLA,
 ) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
-    """Normalise and rotate this step's q and k, and write k and v into their pages.
+    """Normalise, if the model does, and rotate q and k, and write k and v into their pages.
 
     Args:
         heads: raw projections: ``[T, H, D]`` of the queries, ``[T, K, D]`` of the keys and of the
             values; or a single array ``[T, H + 2K, D]`` with all of them in this order.
-        q_norm: weight of the per-head RMSNorm of q.
+        q_norm: weight of the per-head RMSNorm of q; None for a model without, as is k_norm then.
         k_norm: weight of the per-head RMSNorm of k.
         cos: rotary cosines at each token's position, both halves filled, in the model's dtype.
         sin: rotary sines, likewise.

@@ -150,15 +150,23 @@ def norm_gated(
     norm: Float[Array, " I"],
     gate: Linear,
     up: Linear,
+    biases: tuple[Float[Array, " F"], Float[Array, " F"]] | None = None,
     *,
     eps: float,
     kernels: Kernels = XLA,
 ) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
     """`silu(gate(h)) * up(h)` with `h = rms_norm(residual)`, and the residual, now summed.
 
-    The first half of SwiGLU (https://arxiv.org/abs/2002.05202). Both projections are `[F, I]`;
-    other arguments as in `norm_project`.
+    The first half of SwiGLU (https://arxiv.org/abs/2002.05202). Both projections are `[F, I]`, and
+    may have biases, of `gate` and of `up`, for which there is no kernel but `norm_project`'s; other
+    arguments as in `norm_project`.
     """
+    if biases is not None:
+        residual, products = norm_project(residual, norm, (gate, up), eps=eps, kernels=kernels)
+        if len(products) == 1:
+            products = jnp.split(products[0], 2, axis=-1)
+        opened, widened = map(rounded_add, products, biases)
+        return residual, _multiplied(_opened(opened), widened)
     weights = gate.weight, up.weight
     if module := _module(kernels, residual.x, weights):
         x = residual.summed()
@@ -298,9 +306,17 @@ def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, kernels: Kernels) 
             return medium.gated(hidden, gate, up)
         if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
             return silu_mul.silu_mul(xla.linear(hidden, gate), xla.linear(hidden, up))
-    opened = jax.nn.silu(xla.linear(hidden, gate).astype(jnp.float32))
-    product = rounded(opened, hidden.dtype) * xla.linear(hidden, up).astype(jnp.float32)
-    return narrow(product, hidden.dtype)
+    opened = _opened(xla.linear(hidden, gate))
+    return _multiplied(opened, xla.linear(hidden, up))
+
+
+def _opened(gate: jax.Array) -> jax.Array:
+    """Its SiLU, rounded to its dtype, in float32."""
+    return rounded(jax.nn.silu(gate.astype(jnp.float32)), gate.dtype)
+
+
+def _multiplied(opened: jax.Array, up: jax.Array) -> jax.Array:
+    return narrow(opened * up.astype(jnp.float32), up.dtype)
 
 
 def _module(kernels: Kernels, x: jax.Array, weights: Sequence[jax.Array]) -> ModuleType | None:

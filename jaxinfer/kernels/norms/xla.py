@@ -26,8 +26,8 @@ def rms_norm(
 
 def norm_rope_write(
     heads: tuple[Float[Array, "T _ D"], ...],
-    q_norm: Float[Array, " D"],
-    k_norm: Float[Array, " D"],
+    q_norm: Float[Array, " D"] | None,
+    k_norm: Float[Array, " D"] | None,
     cos: Float[Array, "T D"],
     sin: Float[Array, "T D"],
     k_pages: Float[Array, "P S K D"],
@@ -38,8 +38,8 @@ def norm_rope_write(
 ) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
     """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention/op.py`."""
     q, k, v = heads if len(heads) == 3 else _split(heads[0], k_pages.shape[2])
-    q = _rotate(rms_norm(q, q_norm, eps), cos, sin)
-    k = _rotate(rms_norm(k, k_norm, eps), cos, sin)
+    q = _rotate(q if q_norm is None else rms_norm(q, q_norm, eps), cos, sin)
+    k = _rotate(k if k_norm is None else rms_norm(k, k_norm, eps), cos, sin)
     return q, _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
 
 

@@ -21,6 +21,7 @@ from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unfl
 from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, write_file
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.families.family import family_of
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
@@ -68,7 +69,9 @@ def load_params(
         finite = {path: are_finite(leaf) for path, leaf in flatten(params)}
         check_finite(finite, dict.fromkeys(finite, str(directory / checkpoint.SUBDIRECTORY)))
         return params
-    entries = _match(tensor_entries(directory), dict(flatten(expected)), directory)
+    named = family_of(config.model_type).tensor_name
+    leaves_by_name = {named(path): (path, leaf) for path, leaf in flatten(expected)}
+    entries = _match(tensor_entries(directory), leaves_by_name, directory)
     total = sum(entry.num_bytes for entry in entries.values())
     done, leaves, finite = 0, {}, {}
     for path, leaf in flatten(expected):
@@ -100,7 +103,8 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
     if checkpoint.is_checkpoint(directory):
         raise ValueError(f"{directory}: holds an Orbax checkpoint; save to another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    leaves = {tensor_name(path): leaf for path, leaf in flatten(params)}
+    named = family_of(config.model_type).tensor_name
+    leaves = {named(path): leaf for path, leaf in flatten(params)}
     shards = _shards(leaves)
     files = [SINGLE_FILE]
     if len(shards) > 1:
@@ -165,31 +169,37 @@ def check_finite(finite: Mapping[str, list[jax.Array]], files: Mapping[str, str]
 
 
 def _match(
-    entries: Mapping[str, TensorEntry], expected: Mapping[str, Any], directory: Path
+    entries: Mapping[str, TensorEntry],
+    expected: Mapping[str, tuple[str, Any]],
+    directory: Path,
 ) -> dict[str, TensorEntry]:
-    """Give every expected parameter its tensor; complain of missing, foreign or misshapen ones."""
+    """Give every expected parameter its tensor; complain of missing, foreign or misshapen ones.
+
+    Args:
+        entries: of the files, by name.
+        expected: path and description of each parameter, by its tensor's name.
+        directory: for messages.
+    """
     if "embed_tokens.weight" in entries:  # saved from the backbone alone, without its prefix
         entries = {f"model.{name}": entry for name, entry in entries.items()}
-    names = {tensor_name(path): path for path in expected}
-    missing = [name for name in names if name not in entries]
+    missing = [name for name in expected if name not in entries]
     if missing:
         raise ModelLoadError(
             f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
         )
     for name, entry in entries.items():
         # A tied model's file may repeat the embedding as lm_head; old ones store RoPE's constants.
-        if name not in names and name != "lm_head.weight" and "rotary_emb" not in name:
+        if name not in expected and name != "lm_head.weight" and "rotary_emb" not in name:
             raise ModelLoadError(
                 f"{entry.file}: tensor {name!r:.120} is not in config.json's model"
             )
-    matched = {path: entries[name] for name, path in names.items()}
-    for path, entry in matched.items():
-        if entry.shape != expected[path].shape:
+    for name, (_, leaf) in expected.items():
+        entry = entries[name]
+        if entry.shape != leaf.shape:
             raise ModelLoadError(
-                f"{entry.file}: {tensor_name(path)} has shape {entry.shape}, config.json implies "
-                f"{expected[path].shape}"
+                f"{entry.file}: {name} has shape {entry.shape}, config.json implies {leaf.shape}"
             )
-    return matched
+    return {path: entries[name] for name, (path, _) in expected.items()}
 
 
 def _to_devices(entry: TensorEntry, leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,13 +1,17 @@
 """What a model family is, and the table of all of them. Nothing here imports JAX."""
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.model.checkpoint.parameter_names import tensor_name
 from jaxinfer.model.layer_kind import LayerKind
+
+
+def _with_fewer_layers(config: Any, layers: Sequence[int]) -> Any:
+    return replace(config, num_hidden_layers=len(layers))
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Family:
             It raises ValueError, which names the field, for what it can't read or run.
         layer_kinds: ``(config) -> kind of each layer``, in order.
         architecture: what computes it; called when it is first needed, and may import JAX.
+        with_layers: ``(config, indices) -> config`` of a model with these layers alone, by which
+            the memory of a step is found out; by default as many layers as there are indices.
         tensor_name: from a path in the parameter tree to the tensor's name in the family's files.
     """
 
@@ -27,10 +33,12 @@ class Family:
     read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
     layer_kinds: Callable[[Any], tuple[LayerKind, ...]]
     architecture: Callable[[], Any]
+    with_layers: Callable[[Any, Sequence[int]], Any] = _with_fewer_layers
     tensor_name: Callable[[str], str] = tensor_name
 
 
 FAMILIES: dict[str, str | Family] = {
+    "llama": "jaxinfer.model.families.llama",
     "qwen3": "jaxinfer.model.families.qwen3",
 }
 """By `model_type` of config.json: a module whose `FAMILY` it is, or the value."""

@@ -167,8 +167,9 @@ def gated_block(
     """What `down_proj` reads: this device's share of F. The residual stream is returned summed."""
     norm, mlp = layer["post_attention_layernorm"], layer["mlp"]
     gate, up = linear_of(mlp, "gate_proj"), linear_of(mlp, "up_proj")
-    eps, kernels = context.config.rms_norm_eps, context.kernels
-    residual, inner = norm_gated(residual, norm, gate, up, eps=eps, kernels=kernels)
+    biases = (mlp["gate_proj_bias"], mlp["up_proj_bias"]) if "gate_proj_bias" in mlp else None
+    options: dict[str, Any] = {"eps": context.config.rms_norm_eps, "kernels": context.kernels}
+    residual, inner = norm_gated(residual, norm, gate, up, biases, **options)
     if context.tap is not None:
         context.tap("mlp", inner)
     return residual, inner
@@ -204,9 +205,12 @@ def rotate_heads(
     rotation: Rotation,
     eps: float,
 ) -> tuple[Float[Array, "*batch H D"], Float[Array, "*batch K D"]]:
-    """Normalize each query and key head, then rotate it by its position."""
-    q = apply_rope(rms_norm(q, attention["q_norm"], eps), *rotation)
-    return q, apply_rope(rms_norm(k, attention["k_norm"], eps), *rotation)
+    """Normalize each query and key head, if it has a norm, then rotate it by its position."""
+
+    def turned(x: jax.Array, norm: jax.Array | None) -> jax.Array:
+        return apply_rope(x if norm is None else rms_norm(x, norm, eps), *rotation)
+
+    return turned(q, attention.get("q_norm")), turned(k, attention.get("k_norm"))
 
 
 def write_heads(
@@ -221,8 +225,8 @@ def write_heads(
     """`rotate_heads` of packed tokens, and their keys and values in the pages."""
     queries, k_pages, v_pages = norm_rope_write(
         heads,
-        attention["q_norm"],
-        attention["k_norm"],
+        attention.get("q_norm"),
+        attention.get("k_norm"),
         *rotation,
         *pages,
         slot_mapping,

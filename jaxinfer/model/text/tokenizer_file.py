@@ -59,7 +59,7 @@ def whole_texts(backend: tokenizers.Tokenizer, origin: str) -> tokenizers.Tokeni
     """
     model = backend.model
     if not isinstance(model, models.BPE) or "ByteLevel" not in repr(backend.decoder):
-        raise ModelLoadError(f"{origin}: not a byte-level BPE tokenizer, which Qwen3 has")
+        raise ModelLoadError(f"{origin}: not a byte-level BPE tokenizer, the only kind read")
     if model.unk_token is None:
         lost = sum(model.token_to_id(char) is None for char in byte_alphabet())
         if lost:

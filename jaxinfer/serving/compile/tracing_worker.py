@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.rope_scaling import RopeScaling
+from jaxinfer.model.rope_scaling import scaling_from_fields
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.compile.key_json import key_from_values, key_values
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program
@@ -97,7 +97,7 @@ def _programs(description: dict[str, Any]) -> Programs:
     config = ModelConfig(
         **{
             **fields,
-            "rope_scaling": scaling and RopeScaling(**scaling),
+            "rope_scaling": scaling and scaling_from_fields(scaling),
             "eos_token_ids": tuple(fields["eos_token_ids"]),
         }
     )

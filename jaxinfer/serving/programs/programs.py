@@ -4,6 +4,7 @@ All run under ``shard_map`` over the mesh, also on one device, so that there is 
 pages are donated and have the same sharding going in and coming out, hence are updated in place.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages, PagesOfLayers
+from jaxinfer.model.families.family import family_of
+from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.serving.programs.peer_buffers import describe_peers
 from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
@@ -77,11 +80,23 @@ class Programs:
     forward: Forward = feed_last_tokens
 
     def with_layers(self, count: int) -> "Programs":
-        """The same model's programs with at most `count` of its layers."""
-        config = self.context.config
-        config = replace(config, num_hidden_layers=min(count, config.num_hidden_layers))
+        """The same model's programs with at most `count` layers of each kind, in their order.
+
+        Raises:
+            ValueError: the family makes other kinds of layers of a model with these alone.
+        """
+        config, seen = self.context.config, Counter[LayerKind]()
+        family, kept = family_of(config.model_type), []
+        kinds = family.layer_kinds(config)
+        for index, kind in enumerate(kinds):
+            seen[kind] += 1
+            if seen[kind] <= count:
+                kept.append(index)
+        config = family.with_layers(config, kept)
+        if family_of(config.model_type).layer_kinds(config) != tuple(kinds[i] for i in kept):
+            raise ValueError(f"a {config.model_type} of layers {kept} alone has other layers")
         model = self.params["model"]
-        layers = {str(i): model["layers"][str(i)] for i in range(config.num_hidden_layers)}
+        layers = {str(i): model["layers"][str(index)] for i, index in enumerate(kept)}
         params = {**self.params, "model": {**model, "layers": layers}}
         return replace(self, context=replace(self.context, config=config), params=params)
 

@@ -45,8 +45,9 @@ def test_norm_rope_write_stores_keys_and_values_in_their_slots():
     assert (flat_v[untouched] == 7).all()
 
 
+@pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype):
+def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype, norms):
     rng = np.random.default_rng(1)
     T, H, K, D = 9, 4, 2, 64
 
@@ -54,12 +55,22 @@ def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype):
         return jnp.asarray((3 * rng.standard_normal(shape)).astype(dtype))
 
     q, k, v = draw(T, H, D), draw(T, K, D), draw(T, K, D)
-    weights = {"q_norm": draw(D), "k_norm": draw(D)}
+    weights = {"q_norm": draw(D), "k_norm": draw(D)} if norms else {}
     config = dataclasses.replace(CONFIG, head_dim=D)
     cos, sin = cos_sin(jnp.arange(T) * 37, config, dtype)
     pages = jnp.zeros((3, 8, K, D), dtype)
     slots = jnp.arange(8, 8 + T, dtype=jnp.int32)
-    got_q, k_pages, _ = _op((q, k, v), *weights.values(), cos, sin, pages, pages, slots, eps=1e-6)
+    got_q, k_pages, _ = _op(
+        (q, k, v),
+        weights.get("q_norm"),
+        weights.get("k_norm"),
+        cos,
+        sin,
+        pages,
+        pages,
+        slots,
+        eps=1e-6,
+    )
     want_q, want_k = jax.jit(rotate_heads, static_argnums=4)(weights, q, k, (cos, sin), 1e-6)
     np.testing.assert_array_equal(got_q, want_q)
     np.testing.assert_array_equal(k_pages.reshape(-1, K, D)[8 : 8 + T], want_k)

@@ -239,6 +239,31 @@ def test_a_step_of_few_layers_needs_the_memory_of_one_of_many():
     assert many.temp_size_in_bytes - few.temp_size_in_bytes < 10_000 * _LAYERS
 
 
+@pytest.mark.parametrize(
+    ("key", "kernels"),
+    [
+        (DecodeShape(2, _WIDTH), _FEW_ROWS),
+        (DecodeShape(64, _WIDTH), {**_DECODE, "medium_project": 3, "medium_gated": 1}),
+    ],
+)
+def test_a_llama_with_heads_of_64_has_all_kernels(key, kernels):
+    """Llama 3.2 1B's shape, with fewer layers."""
+    config = dataclasses.replace(
+        _CONFIG,
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=4,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        eos_token_ids=(),
+        model_type="llama",
+    )
+    _, text = _compile(key, 1, config)
+    assert hlo.mosaic_kernels(text) == {name: 4 * count for name, count in kernels.items()}
+
+
 def test_a_multi_step_that_shares_its_forward_pass_is_compiled_to_the_same():
     key = STEPS["multi_step_2"].key
     programs = dataclasses.replace(_programs(1), forward=SharedForward("cuda"))

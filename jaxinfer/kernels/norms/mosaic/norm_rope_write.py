@@ -1,10 +1,10 @@
 """Per-head RMSNorm, rotary embedding and the write into the pages, as one kernel.
 
-Between the projections and attention, Qwen3 normalises every query and key head (RMSNorm over D),
-rotates them (RoPE, Su et al. 2021, arXiv:2104.09864, rotate-half form) and stores keys and values
-in their pages. Done separately these are half a dozen kernels that each cost more to launch than
-to run at small batch. Here one block of 128 threads does all of it for one token; a head's row lies
-within a warp, so the norm's sum needs shuffles only.
+Between the projections and attention, a model may normalise every query and key head (RMSNorm over
+D); it rotates them (RoPE, Su et al. 2021, arXiv:2104.09864, rotate-half form) and stores keys and
+values in their pages. Done separately these are half a dozen kernels that each cost more to launch
+than to run at small batch. Here one block of 128 threads does all of it for one token; a head's row
+lies within a warp, so the norm's sum needs shuffles only.
 
 Queries, keys and values may come in one array. A kernel's operands are whole arrays, so XLA would
 otherwise cut what one product gave into three, with a kernel for each.
@@ -29,8 +29,8 @@ from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, 
 
 def norm_rope_write(
     heads: tuple[Float[Array, "T _ D"], ...],
-    q_norm: Float[Array, " D"],
-    k_norm: Float[Array, " D"],
+    q_norm: Float[Array, " D"] | None,
+    k_norm: Float[Array, " D"] | None,
     cos: Float[Array, "T D"],
     sin: Float[Array, "T D"],
     k_pages: Float[Array, "P S K D"],
@@ -47,8 +47,9 @@ def norm_rope_write(
     """
     T, all_heads, D = heads[0].shape
     H = all_heads if len(heads) == 3 else all_heads - 2 * k_pages.shape[2]
+    norms = () if q_norm is None or k_norm is None else (q_norm, k_norm)
     kernel = plgpu.kernel(
-        functools.partial(_token, eps, len(heads)),
+        functools.partial(_token, eps, len(heads), len(norms)),
         out_type=jax.ShapeDtypeStruct((T, H, D), heads[0].dtype),
         grid=(T,),
         grid_names=("token",),
@@ -57,12 +58,13 @@ def norm_rope_write(
         kernel_name="norm_rope_write",
     )
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
-    rotated = kernel(*heads, q_norm, k_norm, cos, sin, slot_mapping, k_ref, v_ref)
+    rotated = kernel(*heads, *norms, cos, sin, slot_mapping, k_ref, v_ref)
     return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
-def _token(eps, num_arrays, *refs):
-    q_norm, k_norm, cos, sin, slots, k_pages, v_pages, rotated = refs[num_arrays:]
+def _token(eps, num_arrays, num_norms, *refs):
+    *norms, cos, sin, slots, k_pages, v_pages, rotated = refs[num_arrays:]
+    q_norm, k_norm = norms if num_norms else (None, None)
     token = lax.axis_index("token")
     slot = slots[token]
     page_size = k_pages.shape[1]
@@ -111,7 +113,7 @@ def _halves(heads, rows, half):
 
 
 def _norm_rope(eps, groups, weight, rotation):
-    """RMSNorm over both halves of every row, then the rotation, in fp32."""
+    """RMSNorm over both halves of every row, if there is a weight, then the rotation, in fp32."""
     rows, half = groups[0][0].shape
     layout = row_layout(rows, half)
 
@@ -119,12 +121,14 @@ def _norm_rope(eps, groups, weight, rotation):
         parts = [load_global(vector.at[pl.ds(i * half, half)], layout.reduce(0)) for i in (0, 1)]
         return [lax.broadcast_in_dim(p.astype(jnp.float32), (rows, half), [1]) for p in parts]
 
-    (cos1, cos2), (sin1, sin2), (weight1, weight2) = map(halves, (*rotation, weight))
+    vectors = rotation if weight is None else (*rotation, weight)
+    (cos1, cos2), (sin1, sin2), *weights = map(halves, vectors)
     rotated = []
     for group in groups:
         x1, x2 = (x.astype(jnp.float32) for x in group)
-        mean_square = (x1 * x1 + x2 * x2).sum(axis=1) / (2 * half)
-        scale = lax.broadcast_in_dim(lax.rsqrt(mean_square + eps), (rows, half), [0])
-        x1, x2 = x1 * scale * weight1, x2 * scale * weight2
+        for weight1, weight2 in weights:
+            mean_square = (x1 * x1 + x2 * x2).sum(axis=1) / (2 * half)
+            scale = lax.broadcast_in_dim(lax.rsqrt(mean_square + eps), (rows, half), [0])
+            x1, x2 = x1 * scale * weight1, x2 * scale * weight2
         rotated.append((x1 * cos1 - x2 * sin1, x2 * cos2 + x1 * sin2))
     return rotated
