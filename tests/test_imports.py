@@ -42,7 +42,7 @@ STILL_UPWARD = {
 }
 """What is to be mended; nothing is to be added."""
 SERVING = (
-    "guided",
+    "constraints",
     "parsers",
     "requests",
     "scheduler",
@@ -62,7 +62,7 @@ SERVER = ("telemetry", "service", "openai")
 WITHOUT_JAX = (
     "planning",
     "profiling",
-    "serving.guided",
+    "serving.constraints",
     "serving.requests",
     "serving.scheduler",
     "serving.engine",
@@ -137,6 +137,18 @@ def test_a_room_imports_only_what_is_below_it(room):
 
 def test_what_was_mended_has_left_the_list():
     assert set().union(*map(_upward, ROOMS)) >= STILL_UPWARD
+
+
+@pytest.mark.parametrize("room", ["requests", "scheduler", "runner", "engine"])
+def test_the_loop_knows_constraints_by_their_protocol_alone(room):
+    found = {
+        f"{module} imports {other}"
+        for module, imported in _graph().items()
+        for other in imported
+        if module.startswith(f"jaxinfer.serving.{room}.")
+        if other.startswith("jaxinfer.serving.constraints")
+    }
+    assert {line.split()[-1] for line in found} <= {"jaxinfer.serving.constraints.constraint"}
 
 
 def test_every_module_is_in_a_room():
