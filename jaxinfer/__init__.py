@@ -26,10 +26,16 @@ if TYPE_CHECKING:
     from jaxinfer.model.architecture import abstract_params, init_params
     from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
-    from jaxinfer.model.qwen3 import forward
+    from jaxinfer.model.forward import forward
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
-    from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput, ScoreOutput
+    from jaxinfer.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        RequestMetrics,
+        RequestOutput,
+        ScoreOutput,
+    )
     from jaxinfer.profiling.host_time import StepTime
     from jaxinfer.profiling.memory.recording import MemoryRecording
     from jaxinfer.profiling.memory.report import MemoryReport
@@ -59,6 +65,7 @@ __all__ = [
     "Counter",
     "CustomSampler",
     "DistributedError",
+    "EmbeddingOutput",
     "EngineConfig",
     "EngineDeadError",
     "EngineRestartingError",
@@ -142,6 +149,7 @@ _HOMES = {
     "SamplerState": "serving.sampling.sampler",
     "SamplingParams": "sampling_params",
     "ScoreOutput": "outputs",
+    "EmbeddingOutput": "outputs",
     "ShardingRules": "model.sharding",
     "ShuttingDownError": "errors",
     "StartUpTimes": "startup_report",
@@ -153,7 +161,7 @@ _HOMES = {
     "Tokenizer": "model.text.tokenizer",
     "TokensPrompt": "inputs",
     "abstract_params": "model.architecture",
-    "forward": "model.qwen3",
+    "forward": "model.forward",
     "init_params": "model.architecture",
     "load_params": "model.checkpoint.weights",
     "make_mesh": "model.sharding",

@@ -12,12 +12,10 @@ COMMANDS = {
     "bench": "measure prefill and decode speed on this machine",
     "profile": "say which part of a model takes the time of its steps",
     "convert": "convert a checkpoint between safetensors and Orbax",
-    "evaluate": "score a model on the bundled model's held-out tasks",
     "serve": "serve a model over HTTP, as OpenAI's API",
     "plan": "estimate a model's memory and speed on a GPU, and need neither",
     "env": "show versions, devices and the backend that an engine would use",
 }
-ALIASES = {"eval": "evaluate"}
 
 
 def usage() -> str:
@@ -39,7 +37,6 @@ def dispatch(arguments: Sequence[str]) -> int:
 
         print(f"jaxinfer {__version__}")
         return OK
-    name = ALIASES.get(name, name)
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
         print(f"jaxinfer: error: no command {name!r}; there are {known}", file=sys.stderr)

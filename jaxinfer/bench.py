@@ -1,30 +1,29 @@
 """`jaxinfer bench`: measures speed on this machine beside the hardware's limits, or a server's."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
+from jaxinfer.cli.flags.fields import flag_of
 from jaxinfer.cli.flags.load import add_load_flags, load_arguments, load_report
 from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, positive_integer
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.cli.report import print_report
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 if TYPE_CHECKING:
     import argparse
 
 _OF_THE_TABLE = ("batch_sizes", "prompt_lengths", "decode_steps")
-_OF_AN_ENGINE = ("kernels", "workload", "model_shape", "repeats")
+_OF_AN_ENGINE = ("workload", "model_shape", "repeats")
 _REPEATS = 3
 _EXAMPLES = """examples:
   jaxinfer bench
   jaxinfer bench --model-shape 0.6b --batch-sizes 1,16,256 --prompt-lengths 512
   jaxinfer bench --model-shape 8b --workload W1 --json
-  jaxinfer bench --kernels decode
   jaxinfer bench --serve http://localhost:8000 --request-rate 8 --goodput ttft:500 tpot:50"""
 
 
@@ -33,20 +32,13 @@ def build_parser() -> CommandParser:
     parser = CommandParser("bench", "Measure prefill and decode speed on this machine.", _EXAMPLES)
     parser.add_argument(
         "--model-shape",
-        choices=SHAPE_NAMES,
+        choices=SERVED_SHAPES,
         help="random weights of this Qwen3's shape (default: a model's own)",
     )
     parser.add_argument(
         "--workload",
         choices=WORKLOAD_NAMES,
         help="run a named workload of docs/performance.md (default: the table of speeds)",
-    )
-    parser.add_argument(
-        "--kernels",
-        nargs="?",
-        const="",
-        metavar="NAME",
-        help="time single GPU kernels: the cases whose name contains NAME (default: all)",
     )
     parser.add_argument(
         "--serve",
@@ -83,28 +75,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if misplaced := _misplaced(arguments):
         parser.error(f"{misplaced[0]} takes no {misplaced[1]}")
     if arguments.serve is None and (of_a_load := load_arguments(arguments)):
-        parser.error(f"{_flag(next(iter(of_a_load)))} needs --serve, the server to send it to")
+        parser.error(f"{flag_of(next(iter(of_a_load)))} needs --serve, the server to send it to")
     return run_command("bench", lambda: _run(arguments))
 
 
 def _misplaced(arguments: "argparse.Namespace") -> tuple[str, str] | None:
     """A pair of flags of which the second would be ignored, or None."""
-    given = [_flag(name) for name in _OF_THE_TABLE if getattr(arguments, name)]
+    given = [flag_of(name) for name in _OF_THE_TABLE if getattr(arguments, name)]
     if arguments.serve is not None:
-        given += [_flag(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
+        given += [flag_of(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
         others = {**engine_arguments(arguments), **process_arguments(arguments)}
-        given += [_flag(name) for name in others if name != "seed"]
+        given += [flag_of(name) for name in others if name != "seed"]
         return ("--serve", given[0]) if given else None
-    if arguments.kernels is not None:
-        given += ["--workload"] * bool(arguments.workload)
-        given += ["--model-shape"] * bool(arguments.model_shape)
-        given += [_flag(name) for name in engine_arguments(arguments)]
-        return ("--kernels", given[0]) if given else None
     return ("--workload", given[0]) if arguments.workload and given else None
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _run(arguments: "argparse.Namespace") -> int:
@@ -115,8 +98,6 @@ def _run(arguments: "argparse.Namespace") -> int:
     from jaxinfer.cli.platform import start_platform
 
     start_platform(process_arguments(arguments))
-    if arguments.kernels is not None:
-        return time_kernels(arguments.kernels, repeats=arguments.repeats, as_json=arguments.json)
     with speaking_of_flags():
         report = workload_report(arguments) if arguments.workload else speed_report(arguments)
     if report is not None:
@@ -128,26 +109,11 @@ def _run(arguments: "argparse.Namespace") -> int:
 
 def measure_load(arguments: "argparse.Namespace") -> int:
     """Send a load to a server and print its figures; the exit status."""
-    from jaxinfer.measure.serving.report import report_lines
+    from jaxinfer.cli.client.load_report import report_lines
 
     report = load_report(arguments)
     print_report(report, report_lines, as_json=arguments.json)
     return FAILED if report["errors"] else OK
-
-
-def time_kernels(only: str, *, repeats: int, as_json: bool) -> int:
-    """Print a line for each kernel's case, or one JSON object; the exit status."""
-    from jaxinfer.measure.kernels.runs import kernel_line, measure_kernels
-    from jaxinfer.measure.machine import describe_machine
-
-    results = []
-    for result in measure_kernels(only, repeats=repeats):
-        results.append(result)
-        if not as_json:
-            print(kernel_line(result), flush=True)
-    if as_json:
-        print(json.dumps({"machine": describe_machine(), "results": results}, indent=2))
-    return FAILED if any("error" in result for result in results) else OK
 
 
 def speed_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:

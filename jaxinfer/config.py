@@ -24,7 +24,7 @@ _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
 _SHORT_STEP_CPU_BYTES = 64 << 20
 _SHORT_STEP_GPU_BYTES = 4 << 30
-_VLLM_DTYPES = {"half": "float16", "float": "float32"}
+VLLM_DTYPES = {"half": "float16", "float": "float32"}
 
 
 def max_kv_blocks(block_size: int) -> int:
@@ -63,18 +63,18 @@ class EngineConfig:
     """Everything that decides how an engine runs; vLLM's meaning where vLLM has the name.
 
     Attributes:
-        model: a directory, a Hugging Face hub id, or None for the bundled model.
-        tokenizer: a directory or hub id to take the tokenizer from; None takes it from `model`.
+        model: a directory or a Hugging Face hub id; None is the bundled model.
+        tokenizer: a directory or hub id to take the tokenizer from; None is the model's own.
         skip_tokenizer_init: load no tokenizer: only token ids go in and out.
         generation_config: sampling defaults: "auto" takes the model's `generation_config.json`,
             "vllm" the defaults of `SamplingParams` (the file's end-of-sequence ids always count).
         hf_overrides: a dictionary of fields of the model's config.json to replace, such as
             `rope_scaling`, `rope_theta` and `max_position_embeddings`; dictionaries in it are
-            merged with the file's.
-        revision: branch, tag or commit on the hub.
-        dtype: of weights, activations and KV cache: a name ("half" and "float" are vLLM's for
-            float16 and float32), or a type such as ``jnp.bfloat16``; kept as a name. "auto" is the
-            checkpoint's own dtype on a GPU and float32 on a CPU.
+            merged with the file's. None is the file as it is.
+        revision: branch, tag or commit on the hub; None is its main branch.
+        dtype: of weights, activations and KV cache; "auto" is the checkpoint's own on a GPU and
+            float32 on a CPU. A name ("half" and "float" are vLLM's for float16 and float32), or a
+            type such as ``jnp.bfloat16``; kept as a name.
         seed: source of the seeds of requests without their own; in [0, 2**63).
         max_model_len: most tokens of prompt and output together; None is the model's own limit, or
             what fits the KV cache, if that is less: `num_kv_blocks`, the device's memory or, on a
@@ -90,8 +90,8 @@ class EngineConfig:
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
-        num_kv_blocks: KV blocks to allocate (block 0 is reserved for padding); None measures
-            device memory.
+        num_kv_blocks: KV blocks to allocate (block 0 is reserved for padding); None is what the
+            device's memory holds.
         gpu_memory_utilization: share of each device's memory that the engine may use, in (0, 1].
             JAX's allocator never gives more than its own share, which is 75% unless the environment
             variable XLA_CLIENT_MEM_FRACTION is set before JAX starts; the commands set it.
@@ -99,20 +99,20 @@ class EngineConfig:
         swap_space: GiB of host memory that holds the blocks of preempted requests; taken at start.
         preemption_mode: what happens to a preempted request: its tokens are computed again
             ("recompute"), or its blocks move to host memory ("swap", needs `swap_space`).
-        scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), or the
-            oldest of the lowest `priority`. With "fair" a priority counts as having come earlier or
-            later by 64 requests a level, so that none waits for ever.
+        scheduling_policy: which waiting request is admitted first: the oldest ("fcfs"), the oldest
+            of the lowest `priority` ("priority"), or the same, but none waits for ever ("fair"): a
+            priority counts as having come earlier or later by 64 requests a level.
         online: keep steps short, for streams and for first tokens: while single requests arrive
             prompts come in chunks of 2048 tokens (512 on a CPU), and by default no step has more
             than 8192 on a GPU.
         tensor_parallel_size: devices the model is spread over.
         data_parallel_size: replicas of the model, each on `tensor_parallel_size` devices of its
             own, behind one queue; sizes and limits here are per replica.
-        attention_backend: "auto" takes the fastest one that the device supports; a backend that
-            is named and impossible is an error.
-        compilation_cache_dir: where traced and compiled programs are kept between processes; None
-            is the user's cache directory and "" keeps none. What is read there is run, so one that
-            another user owns or may write to is not used, with a warning.
+        attention_backend: "auto" takes the fastest one that the device supports (`jaxinfer env`
+            says which, and why); a backend that is named and impossible is an error.
+        compilation_cache_dir: where traced and compiled programs are kept between processes; ""
+            keeps none. None is ~/.cache/jaxinfer/xla, or in XDG_CACHE_HOME. What is read there is
+            run, so one that another user owns or may write to is not used, with a warning.
         compile_ahead: compile every shape at start-up, so that nothing compiles while requests run;
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.
@@ -311,7 +311,7 @@ class EngineConfig:
 def _dtype_name(value: object) -> object:
     """A dtype's name, for a NumPy or JAX type; anything else as it is, to be refused by name."""
     if isinstance(value, str):
-        return _VLLM_DTYPES.get(value, value)
+        return VLLM_DTYPES.get(value, value)
     return getattr(getattr(value, "dtype", value), "name", value)
 
 

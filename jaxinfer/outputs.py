@@ -5,6 +5,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from jaxinfer.logprobs import LogprobsAtPosition
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -221,6 +223,7 @@ class RequestOutput(_WithCause):
         error: what went wrong, when a completion's `finish_reason` is "error"; `cause` has the
             exception, if there was one.
         weight_version: how often the weights had been swapped when its last token was drawn.
+        embedding: the final hidden state of the prompt's last token; None but for `LLM.embed`.
     """
 
     request_id: str
@@ -233,6 +236,20 @@ class RequestOutput(_WithCause):
     metrics: RequestMetrics | None = None
     error: str | None = None
     weight_version: int = 0
+    embedding: Sequence[float] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A text as a vector.
+
+    Attributes:
+        token_ids: all tokens of the text.
+        embedding: float32 ``[E]``.
+    """
+
+    token_ids: list[int]
+    embedding: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

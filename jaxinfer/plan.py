@@ -4,10 +4,17 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, positive_integer
+from jaxinfer.cli.flags.fields import add_field_flag
+from jaxinfer.cli.flags.parser import (
+    CommandParser,
+    comma_separated_integers,
+    given,
+    positive_integer,
+)
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
+from jaxinfer.config import EngineConfig
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +29,15 @@ _EXAMPLES = """examples:
 
 exit status: 0, or 1 if a plan does not fit or can't be made"""
 
-_SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")
+_COUNT = {"type": positive_integer}
+_SIZES = {
+    "gpu_memory_utilization": {},
+    "max_num_seqs": _COUNT,
+    "max_num_batched_tokens": _COUNT,
+    "block_size": _COUNT,
+}
+"""Fields of `EngineConfig` that are flags, and how they are read."""
+_MAX_NUM_SEQS = "256, or the largest batch"
 
 
 def build_parser() -> CommandParser:
@@ -79,33 +94,15 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--plot", metavar="FILE", help="write TPOT and tokens a second as an SVG (default: none)"
     )
-    _add_sizes(parser)
+    engine = parser.add_argument_group("engine")
+    for name, reading in _SIZES.items():
+        default = _MAX_NUM_SEQS if name == "max_num_seqs" else None
+        add_field_flag(engine, EngineConfig, name, flagged=_SIZES, default=default, reading=reading)
     parser.add_argument("--json", action="store_true", help="print one JSON object, or a list")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing: the exit status says if it fits"
     )
     return parser
-
-
-def _add_sizes(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        help="share of each device's memory for the engine (default: 0.9)",
-    )
-    parser.add_argument(
-        "--max-num-seqs",
-        type=positive_integer,
-        help="most sequences at once (default: 256, or the largest batch)",
-    )
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=positive_integer,
-        help="most tokens in one step (default: 16384)",
-    )
-    parser.add_argument(
-        "--block-size", type=positive_integer, help="tokens in a KV block (default: 16)"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,8 +136,7 @@ def _run(arguments: "argparse.Namespace") -> int:
 def _plans(arguments: "argparse.Namespace") -> "list[Plan]":
     from jaxinfer.planning import plan
 
-    sizes = {name: getattr(arguments, name) for name in _SIZES}
-    options = {name: value for name, value in sizes.items() if value is not None}
+    options: dict[str, Any] = given(arguments, frozenset(_SIZES))
     for name in ("dtype", "context", "batches"):
         options[name] = getattr(arguments, name)
     chosen = [(arguments.model, arguments.device, arguments.tensor_parallel_size)]

@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.measure.models.random_params import random_params
-from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
+from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import options_of, program_of
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 8, 64, 256])
-    parser.add_argument("--model-shape", choices=SHAPE_NAMES, help="time decode steps of it too")
+    parser.add_argument("--model-shape", choices=SERVED_SHAPES, help="time decode steps of it too")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output-directory", type=Path, default=RESULTS)
     arguments = parser.parse_args(argv)
@@ -160,8 +160,8 @@ def seconds_of(run: Callable[[], Any], repeats: int, calls: int = 20) -> list[fl
 
 def _programs(mesh: Mesh, shape: str, *, num_blocks: int) -> Programs:
     config, rules = shape_config(shape), ShardingRules()
-    backend: Backend = "mosaic" if jax.default_backend() == "gpu" else "xla"
-    context = StepContext(config, mesh, rules, backend, _BLOCK_SIZE)
+    kernels = Kernels("mosaic" if jax.default_backend() == "gpu" else "xla")
+    context = StepContext(config, mesh, rules, kernels, _BLOCK_SIZE)
     described = abstract_params(config, "bfloat16", mesh, rules)
     return Programs(context, described, num_blocks, 2)
 

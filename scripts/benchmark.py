@@ -17,8 +17,8 @@ from jaxinfer.cli.flags.parser import comma_separated_integers, positive_integer
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
 from jaxinfer.measure.workloads import WORKLOAD_NAMES
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 _BATCH_SIZES = "1,2,4,8,16,32,64,128,256"
 _PROMPT_TOKENS, _DECODE_STEPS = 512, 64  # of each batch size
@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", nargs="+", choices=WORKLOAD_NAMES, default=[])
-    parser.add_argument("--model-shape", choices=SHAPE_NAMES, help="random weights of this shape")
+    parser.add_argument("--model-shape", choices=SERVED_SHAPES, help="random weights of this shape")
     parser.add_argument(
         "--batch-sizes",
         nargs="?",

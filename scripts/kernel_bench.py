@@ -6,7 +6,7 @@
 
 Each figure is the time of one launch among many dependent ones, beside a copy's bytes a second on
 this device (decode, page write), or as TFLOP/s (prefill). Needs a Hopper GPU; every repeat goes to
-benchmarks/results/ as JSON. `jaxinfer bench --kernels` prints the figures and keeps none.
+benchmarks/results/ as JSON.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig
 from jaxinfer.kernels.choice import RANKINGS
-from jaxinfer.measure.kernels.cases import COMPARED_CASES, Case
-from jaxinfer.measure.kernels.runs import Variant, kernel_line, measure_kernels, own_choice
+from scripts.kernels.cases import COMPARED_CASES, Case
+from scripts.kernels.runs import Variant, kernel_line, measure_kernels, own_choice
 from scripts.measurements.results import RESULTS, save_result
 
 

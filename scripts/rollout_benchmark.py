@@ -13,7 +13,7 @@ from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workload", nargs="+", choices=("W5", "W5-long"), default=[])
     parser.add_argument("--weight-sync", action="store_true", help="time LLM.update_params")
-    parser.add_argument("--model-shape", choices=SHAPE_NAMES, default="0.6b")
+    parser.add_argument("--model-shape", choices=SERVED_SHAPES, default="0.6b")
     parser.add_argument("--repeats", type=positive_integer, default=3)
     parser.add_argument(
         "--output-directory", type=Path, help="instead of benchmarks/results/ (for trials)"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 _ARRIVALS = ("inf:1000", "20:300", "40:600")
 
@@ -20,7 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model-shape", choices=SHAPE_NAMES, default="0.6b")
+    parser.add_argument("--model-shape", choices=SERVED_SHAPES, default="0.6b")
     parser.add_argument(
         "--arrivals",
         nargs="+",

@@ -12,7 +12,7 @@ from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--model-shape",
-        choices=SHAPE_NAMES,
+        choices=SERVED_SHAPES,
         help="random weights of this shape; without it the bundled model, or --model",
     )
     parser.add_argument("--rows", type=positive_integer, default=64)

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from jaxinfer.bench import main
-from jaxinfer.measure.kernels import runs as kernel_runs
 
 SMALL = ["--batch-sizes", "1,3", "--prompt-lengths", "9", "--decode-steps", "4", "--repeats", "1"]
 
@@ -36,9 +35,6 @@ def test_a_model_and_a_shape_exclude_each_other(capsys):
 @pytest.mark.parametrize(
     ("flags", "cause"),
     [
-        (["--kernels", "--workload", "W1"], "--kernels takes no --workload"),
-        (["--kernels", "--model-shape", "8b"], "--kernels takes no --model-shape"),
-        (["--kernels", "decode", "--dtype", "float16"], "--kernels takes no --dtype"),
         (["--workload", "W1", "--decode-steps", "3"], "--workload takes no --decode-steps"),
     ],
 )
@@ -46,25 +42,6 @@ def test_a_flag_that_would_be_ignored_is_refused(capsys, flags, cause):
     with pytest.raises(SystemExit):
         main(flags)
     assert cause in capsys.readouterr().err
-
-
-def test_kernels_are_timed_where_they_run(capsys, monkeypatch):
-    assert main(["--kernels"]) == 1
-    assert "Hopper" in capsys.readouterr().err
-    result = {
-        "case": "decode/B=64",
-        "backend": "mosaic",
-        "config": None,
-        "microseconds": [60.0, 64.0],
-        "median_microseconds": 62.0,
-        "percent_of_4.3TBs": 85.0,
-    }
-    monkeypatch.setattr(kernel_runs, "measure_kernels", lambda only, *, repeats: iter([result]))
-    assert main(["--kernels", "B=64"]) == 0
-    line = " ".join(capsys.readouterr().out.split())
-    assert line == "decode/B=64 mosaic 62.0 us (60.0 to 64.0) 85.0% of 4.3 TB/s"
-    assert main(["--kernels", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"] == [result]
 
 
 @pytest.mark.parametrize("flag", ["--batch-sizes", "--prompt-lengths", "--repeats"])

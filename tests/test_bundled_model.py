@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from jaxinfer.evaluation.items.mixture import GENERATORS, held_out_items
 from jaxinfer.model.checkpoint.weights import resolve_model
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
+from scripts.evaluation.items.mixture import GENERATORS, held_out_items
 from tests.lazy import transformers
 
 MAX_BYTES = 8_000_000

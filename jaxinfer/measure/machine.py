@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import subprocess
 import timeit
 from pathlib import Path
 from typing import Any
@@ -68,20 +67,3 @@ def cpu_name() -> str:
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def git_commit(directory: Path) -> str | None:
-    """The checked-out commit, with "+changes" when tracked files differ; None outside git."""
-    try:
-        commit = _git(directory, "rev-parse", "HEAD")
-        changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{commit}+changes" if changed else commit
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=directory, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()

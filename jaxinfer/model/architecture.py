@@ -1,24 +1,98 @@
 """The architecture of a model family: a value of functions, chosen by the model's config.
 
 Steps, samplers and loaders ask it for every part of a model, and import no family's own modules.
+What of a family needs no device, its config.json above all, is in `jaxinfer.model.families`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from jaxinfer.kernels.attention.op import Backend, norm_rope_write
-from jaxinfer.model import qwen3, rope, two_batch_overlap
+from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.matmul.op import ResidualStream
+from jaxinfer.kernels.policy import Kernels
+from jaxinfer.model import rope
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.families.family import family_of
+from jaxinfer.model.layer_kind import LayerKind
+from jaxinfer.model.layers import decoder, two_batch_overlap
+from jaxinfer.model.layers.context import Heads, LayerContext, Pages, Params, Rotation
 from jaxinfer.model.sharding import ShardingRules
 
-Params = Mapping[str, Any]
-Pages = tuple[jax.Array, jax.Array]
-Rotation = tuple[jax.Array, jax.Array]
+InitParams = Callable[[ModelConfig, jax.Array, DTypeLike], dict[str, Any]]
+AbstractParams = Callable[
+    [ModelConfig, DTypeLike, Mesh | None, ShardingRules | None], dict[str, Any]
+]
+EmbedShare = Callable[[Params, jax.Array, TensorAxis], jax.Array]
+Rotations = Callable[[jax.Array, ModelConfig, DTypeLike], tuple[Rotation, ...]]
+FinalHidden = Callable[[Params, jax.Array, ModelConfig], jax.Array]
+LmHead = Callable[[Params, jax.Array], jax.Array]
+
+
+@runtime_checkable
+class Embed(Protocol):
+    """As `decoder.embed`."""
+
+    def __call__(
+        self, params: Params, token_ids: jax.Array, axis: TensorAxis | None = None
+    ) -> jax.Array:
+        """``[..., E]`` of ids ``[...]``."""
+        ...
+
+
+@runtime_checkable
+class DecoderLayer(Protocol):
+    """As `decoder.decoder_layer`."""
+
+    def __call__(
+        self, layer: Params, residual: ResidualStream, context: LayerContext
+    ) -> ResidualStream:
+        """The residual stream behind the layer."""
+        ...
+
+
+@runtime_checkable
+class OverlappedLayer(Protocol):
+    """As `two_batch_overlap.overlapped_layer`."""
+
+    def __call__(
+        self, layer: Params, residuals: Sequence[ResidualStream], contexts: Sequence[LayerContext]
+    ) -> list[ResidualStream]:
+        """The residual stream of each part behind the layer."""
+        ...
+
+
+@runtime_checkable
+class RotateHeads(Protocol):
+    """As `decoder.rotate_heads`."""
+
+    def __call__(
+        self, attention: Params, q: jax.Array, k: jax.Array, rotation: Rotation, eps: float
+    ) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys as attention reads them."""
+        ...
+
+
+@runtime_checkable
+class WriteHeads(Protocol):
+    """As `decoder.write_heads`."""
+
+    def __call__(
+        self,
+        attention: Params,
+        heads: Heads,
+        rotation: Rotation,
+        pages: Pages,
+        slot_mapping: jax.Array,
+        config: ModelConfig,
+        kernels: Kernels,
+    ) -> tuple[jax.Array, Pages]:
+        """Queries as attention reads them, and the pages with these keys and values."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,39 +103,73 @@ class Architecture:
         init_params: ``(config, rng, dtype) -> params``, random.
         abstract_params: ``(config, dtype, mesh, rules) -> tree of jax.ShapeDtypeStruct`` with
             shardings, which loaders, trainers and steps share. Paths are Hugging Face's names.
+        layer_kinds: ``(config) -> kind of each layer``. Layers of a kind share a trace.
         embed: ``(params, token_ids) -> [T, E]``.
         embed_share: ``(params, token_ids, axis) -> [T, E]``, whose sum over devices `embed` is.
-        rotation: ``(positions, config, dtype) -> (cos, sin)``, ``[T, D]`` each.
-        decoder_layer: as `qwen3.decoder_layer`.
-        overlapped_layer: as `two_batch_overlap.overlapped_layer`.
-        write_heads: ``(attention, heads, rotation, pages, slot_mapping, config, backend) ->
-            (queries, pages)``: what happens to projected heads before attention, the write of keys
-            and values into the donated pages included.
+        rotations: ``(positions, config, dtype) -> ((cos, sin), ...)``, ``[T, D]`` each; a layer's
+            kind says which of them turns its heads.
+        decoder_layer: ``(layer, residual, context) -> residual``.
+        rotate_heads: ``(attention, q, k, rotation, eps) -> (q, k)``: what happens to projected
+            heads before attention, over whole sequences.
+        write_heads: ``(attention, heads, rotation, pages, slot_mapping, config, kernels) ->
+            (queries, pages)``: the same of packed tokens, the write of keys and values into the
+            donated pages included.
         final_hidden: ``(params, x, config) -> [.., E]``, what the head reads.
         lm_head: ``(params, hidden) -> [.., V]``, float32 logits.
         head_params: the part of the tree that the last two read, so that samplers take no more.
+        overlapped_layer: ``(layer, residuals, contexts) -> residuals``, of parts of the tokens in
+            turn; None where long sharded prefills go through a layer all at once.
     """
 
-    init_params: Callable[..., dict[str, Any]]
-    abstract_params: Callable[..., dict[str, Any]]
-    embed: Callable[..., jax.Array]
-    embed_share: Callable[..., jax.Array]
-    rotation: Callable[..., Rotation]
-    decoder_layer: Callable[..., Any]
-    overlapped_layer: Callable[..., Any]
-    write_heads: Callable[..., tuple[jax.Array, Pages]]
-    final_hidden: Callable[..., jax.Array]
-    lm_head: Callable[..., jax.Array]
+    init_params: InitParams
+    abstract_params: AbstractParams
+    layer_kinds: Callable[[ModelConfig], tuple[LayerKind, ...]]
+    embed: Embed
+    embed_share: EmbedShare
+    rotations: Rotations
+    decoder_layer: DecoderLayer
+    rotate_heads: RotateHeads
+    write_heads: WriteHeads
+    final_hidden: FinalHidden
+    lm_head: LmHead
     head_params: Callable[[Params], dict[str, Any]]
+    overlapped_layer: OverlappedLayer | None = None
 
 
-def _init_qwen3(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:
+def dense_decoder(
+    layer_kinds: Callable[[ModelConfig], tuple[LayerKind, ...]],
+) -> Architecture:
+    """A decoder with one gated MLP a layer, as `jaxinfer.model.layers.decoder` computes it."""
+    return Architecture(
+        init_params=_init_dense,
+        abstract_params=_abstract_dense,
+        layer_kinds=layer_kinds,
+        embed=decoder.embed,
+        embed_share=decoder.embed_share,
+        rotations=_one_rotation,
+        decoder_layer=decoder.decoder_layer,
+        rotate_heads=decoder.rotate_heads,
+        write_heads=decoder.write_heads,
+        final_hidden=decoder.final_hidden,
+        lm_head=decoder.lm_head,
+        head_params=decoder.head_params,
+        overlapped_layer=two_batch_overlap.overlapped_layer,
+    )
+
+
+def _one_rotation(
+    positions: jax.Array, config: ModelConfig, dtype: DTypeLike
+) -> tuple[Rotation, ...]:
+    return (rope.cos_sin(positions, config, dtype),)
+
+
+def _init_dense(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:
     from jaxinfer.model import modules  # Flax takes long to import, and tracing needs none of it
 
     return modules.init_params(config, rng, dtype)
 
 
-def _abstract_qwen3(
+def _abstract_dense(
     config: ModelConfig, dtype: DTypeLike, mesh: Mesh | None, rules: ShardingRules | None
 ) -> dict[str, Any]:
     from jaxinfer.model import modules
@@ -69,57 +177,13 @@ def _abstract_qwen3(
     return modules.abstract_params(config, dtype, mesh, rules)
 
 
-def _write_qwen3_heads(
-    attention: Params,
-    heads: qwen3.Heads,
-    rotation: Rotation,
-    pages: Pages,
-    slot_mapping: jax.Array,
-    config: ModelConfig,
-    backend: Backend,
-) -> tuple[jax.Array, Pages]:
-    queries, *written = norm_rope_write(
-        heads,
-        attention["q_norm"],
-        attention["k_norm"],
-        *rotation,
-        *pages,
-        slot_mapping,
-        eps=config.rms_norm_eps,
-        backend=backend,
-    )
-    k_pages, v_pages = written
-    return queries, (k_pages, v_pages)
-
-
-QWEN3 = Architecture(
-    init_params=_init_qwen3,
-    abstract_params=_abstract_qwen3,
-    embed=qwen3.embed,
-    embed_share=qwen3.embed_share,
-    rotation=rope.cos_sin,
-    decoder_layer=qwen3.decoder_layer,
-    overlapped_layer=two_batch_overlap.overlapped_layer,
-    write_heads=_write_qwen3_heads,
-    final_hidden=qwen3.final_hidden,
-    lm_head=qwen3.lm_head,
-    head_params=qwen3.head_params,
-)
-
-ARCHITECTURES = {"qwen3": QWEN3}
-"""By `ModelConfig.model_type`."""
-
-
 def architecture_of(config: ModelConfig) -> Architecture:
     """The architecture that a config names.
 
     Raises:
-        ValueError: no architecture has that name; the message lists the names.
+        ValueError: no family has that name; the message lists the names.
     """
-    if config.model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ValueError(f"model_type is {config.model_type!r}; architectures: {known}")
-    return ARCHITECTURES[config.model_type]
+    return family_of(config.model_type).architecture()
 
 
 def init_params(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The configuration of a Qwen3 model: one frozen dataclass, checked field by field."""
+"""The configuration of a dense decoder: one frozen dataclass, checked field by field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,20 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.errors import ModelLoadError
+from jaxinfer.model.families.family import family_of, family_of_file
 from jaxinfer.model.field_checks import flag, positive, whole_number
-from jaxinfer.model.hf_config import (
-    DTYPES,
-    SIZE_LIMITS,
-    SUPPORTED_ARCHITECTURES,
-    model_fields,
-    read_config_file,
-)
+from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
 from jaxinfer.model.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and constants of a dense Qwen3; hashable, so it can be a static jit argument.
+    """Shape and constants of a model; hashable, so it can be a static jit argument.
 
     Attributes:
         vocab_size: V, rows of the embedding and width of the logits.
@@ -38,7 +33,7 @@ class ModelConfig:
         dtype: the checkpoint's: ``float32``, ``bfloat16`` or ``float16``.
         eos_token_ids: ids that end a text; may be empty.
         bos_token_id: id that starts a text, if the model has one.
-        model_type: names the architecture, as in Hugging Face's config.json.
+        model_type: names the family, as in Hugging Face's config.json.
 
     Raises:
         ValueError: a field is of the wrong type, out of range, or contradicts another.
@@ -105,8 +100,8 @@ class ModelConfig:
     def from_hf(cls, mapping: Mapping[str, Any], source: str) -> "ModelConfig":
         """Read Hugging Face's names, in the spelling of transformers 4 or 5.
 
-        A missing ``head_dim`` means 128 and a missing ``dtype`` float32, as in transformers; a
-        ``head_dim`` of null means ``hidden_size / num_attention_heads``.
+        What a missing field means is the family's to say, as in transformers; a missing ``dtype``
+        is float32, and a ``head_dim`` of null ``hidden_size / num_attention_heads``.
 
         Args:
             mapping: the JSON object of a config.json.
@@ -116,7 +111,8 @@ class ModelConfig:
             ModelLoadError: ``<source>: <cause>``.
         """
         try:
-            return cls(**model_fields(mapping))
+            name, family = family_of_file(mapping)
+            return cls(**family.read_config(mapping), model_type=name)
         except ValueError as error:
             raise ModelLoadError(f"{source}: {error}") from None
 
@@ -124,7 +120,7 @@ class ModelConfig:
         """A config.json object that both transformers 4 and 5 (and ``from_hf``) read."""
         scaling = None if self.rope_scaling is None else self.rope_scaling.to_hf()
         return {
-            "architectures": list(SUPPORTED_ARCHITECTURES),
+            "architectures": [family_of(self.model_type).hf_class],
             "model_type": self.model_type,
             **{name: getattr(self, name) for name in SIZE_LIMITS},
             "hidden_act": "silu",

@@ -1,4 +1,7 @@
-"""Reads Hugging Face's config.json into the fields of ModelConfig, checking every type."""
+"""Reads Hugging Face's config.json into the fields of ModelConfig, checking every type.
+
+What families have in common; each says in its own file what is different there.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +13,6 @@ from jaxinfer.model.checkpoint.directory_files import has_file, read_json
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, RopeScaling
 
-SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM",)
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Generous next to the largest published model (hidden 5,120, 64 layers, vocabulary 151,936), and
@@ -25,7 +27,6 @@ SIZE_LIMITS = {
     "head_dim": 4096,
     "max_position_embeddings": 2**30,
 }
-_DEFAULT_HEAD_DIM = 128  # of transformers' Qwen3Config, for a file that names none
 _MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -40,13 +41,19 @@ def read_config_file(file: Path) -> Mapping[str, Any]:
     return read_json(file.parent, file.name, _MAX_CONFIG_BYTES)
 
 
-def model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``ModelConfig`` from a config.json object of transformers 4 or 5.
+def dense_fields(
+    mapping: Mapping[str, Any], *, default_rope_theta: float | None = None
+) -> dict[str, Any]:
+    """Arguments of ``ModelConfig`` for a dense decoder, in the spelling of transformers 4 or 5.
+
+    Args:
+        mapping: the JSON object. Without ``head_dim``, that is ``hidden_size /
+            num_attention_heads``; without ``num_key_value_heads``, each query head has its own.
+        default_rope_theta: for a file that names none; None refuses it.
 
     Raises:
         ValueError: a field is missing, of the wrong type, or asks for an unsupported feature.
     """
-    _check_architecture(mapping)
     _check_unsupported(mapping)
     fields: dict[str, Any] = _sizes(mapping)
     for name in ("tie_word_embeddings", "attention_bias"):
@@ -54,7 +61,7 @@ def model_fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = flag(name, mapping[name])
     if mapping.get("rms_norm_eps") is not None:
         fields["rms_norm_eps"] = positive("rms_norm_eps", mapping["rms_norm_eps"])
-    fields |= _rope(mapping, fields["max_position_embeddings"])
+    fields |= _rope(mapping, fields["max_position_embeddings"], default_rope_theta)
     dtype = mapping.get("dtype") or mapping.get("torch_dtype") or "float32"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {show(dtype)}")
@@ -74,9 +81,7 @@ def _sizes(mapping: Mapping[str, Any]) -> dict[str, int]:
     missing = [name for name in SIZE_LIMITS if name != "head_dim" and name not in mapping]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}")
-    sizes = {"head_dim": _DEFAULT_HEAD_DIM} | {
-        name: mapping[name] for name in SIZE_LIMITS if name in mapping
-    }
+    sizes = {name: mapping.get(name) for name in SIZE_LIMITS}
     heads = whole_number(
         "num_attention_heads", sizes["num_attention_heads"], 1, SIZE_LIMITS["num_attention_heads"]
     )
@@ -122,10 +127,13 @@ def _rope_part(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
     return part
 
 
-def _rope(mapping: Mapping[str, Any], max_position_embeddings: int) -> dict[str, Any]:
+def _rope(
+    mapping: Mapping[str, Any], max_position_embeddings: int, default_theta: float | None
+) -> dict[str, Any]:
     """``rope_theta`` and ``rope_scaling`` from either transformers' spelling."""
     rope = rope_object(mapping)
     theta = rope.pop("rope_theta", mapping.get("rope_theta"))
+    theta = default_theta if theta is None else theta
     if theta is None:
         raise ValueError("missing rope_theta")
     theta = positive("rope_theta", theta)
@@ -152,22 +160,6 @@ def _rope(mapping: Mapping[str, Any], max_position_embeddings: int) -> dict[str,
         rope["original_max_position_embeddings"] = original
     scaling = RopeScaling.from_hf(rope, max_position_embeddings)
     return {"rope_theta": theta, "rope_scaling": scaling}
-
-
-def _check_architecture(mapping: Mapping[str, Any]) -> None:
-    supported = ", ".join(SUPPORTED_ARCHITECTURES)
-    model_type = mapping.get("model_type")
-    if model_type != "qwen3":
-        named = f"model_type is {show(model_type)}"
-        named = "has no model_type" if model_type is None else named
-        raise ValueError(f"{named}, not 'qwen3' (supported architectures: {supported})")
-    architectures = mapping.get("architectures")
-    if architectures is None:
-        return
-    if not isinstance(architectures, list) or not any(
-        name in SUPPORTED_ARCHITECTURES for name in architectures
-    ):
-        raise ValueError(f"architectures is {show(architectures)} (supported: {supported})")
 
 
 def _check_unsupported(mapping: Mapping[str, Any]) -> None:

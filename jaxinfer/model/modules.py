@@ -1,6 +1,6 @@
-"""Flax modules that define Qwen3's parameters: shape, initial value and logical axes of each.
+"""Flax modules that define a decoder's parameters: shape, initial value and logical axes of each.
 
-They hold no forward: the pure functions of ``qwen3.py`` run on the plain tree taken from them.
+They hold no forward: the pure functions of ``layers`` run on the plain tree taken from them.
 This is the only file that imports Flax.
 """
 
@@ -13,9 +13,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.families.family import family_of
+from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import ShardingRules, check_divisible, param_spec, tensor_parallel_size
 
-_INITIAL_STDDEV = 0.02  # Hugging Face's initializer_range of every published Qwen3
+_INITIAL_STDDEV = 0.02  # Hugging Face's default initializer_range
 
 
 class _Maker:
@@ -34,44 +36,50 @@ class _Maker:
     def zeros(self, size: int, axis: str) -> nnx.Param:
         return nnx.Param(jnp.zeros((size,), self.dtype), logical_axes=(axis,))
 
+    def biases(self, module: nnx.Module, kind: LayerKind) -> None:
+        """Give a module's projections, ``[out, in]``, the biases that its kind of layer has."""
+        for name in kind.biases:
+            matrix = getattr(module, name, None)
+            if matrix is not None:
+                size, axis = matrix.shape[0], matrix.logical_axes[0]
+                setattr(module, f"{name}_bias", self.zeros(size, axis))
+
 
 class Attention(nnx.Module):
-    """Projections ``[out, in]`` and the norms of query and key heads."""
+    """Projections ``[out, in]`` with their biases, and the norms of query and key heads."""
 
-    def __init__(self, config: ModelConfig, make: _Maker) -> None:
+    def __init__(self, config: ModelConfig, kind: LayerKind, make: _Maker) -> None:
         hidden, dim = config.hidden_size, config.head_dim
         q_size, kv_size = config.num_attention_heads * dim, config.num_key_value_heads * dim
         self.q_proj = make.matrix((q_size, hidden), ("heads", "embed"))
         self.k_proj = make.matrix((kv_size, hidden), ("kv_heads", "embed"))
         self.v_proj = make.matrix((kv_size, hidden), ("kv_heads", "embed"))
         self.o_proj = make.matrix((hidden, q_size), ("embed", "heads"))
-        if config.attention_bias:
-            self.q_proj_bias = make.zeros(q_size, "heads")
-            self.k_proj_bias = make.zeros(kv_size, "kv_heads")
-            self.v_proj_bias = make.zeros(kv_size, "kv_heads")
-            self.o_proj_bias = make.zeros(hidden, "embed")
-        self.q_norm = make.ones(dim, "head_dim")
-        self.k_norm = make.ones(dim, "head_dim")
+        make.biases(self, kind)
+        if kind.head_norms:
+            self.q_norm = make.ones(dim, "head_dim")
+            self.k_norm = make.ones(dim, "head_dim")
 
 
 class GatedMLP(nnx.Module):
-    """The three matrices of SwiGLU."""
+    """The three matrices of SwiGLU with their biases."""
 
-    def __init__(self, config: ModelConfig, make: _Maker) -> None:
+    def __init__(self, config: ModelConfig, kind: LayerKind, make: _Maker) -> None:
         hidden, intermediate = config.hidden_size, config.intermediate_size
         self.gate_proj = make.matrix((intermediate, hidden), ("intermediate", "embed"))
         self.up_proj = make.matrix((intermediate, hidden), ("intermediate", "embed"))
         self.down_proj = make.matrix((hidden, intermediate), ("embed", "intermediate"))
+        make.biases(self, kind)
 
 
 class DecoderLayer(nnx.Module):
     """One block: attention and MLP with a norm before each."""
 
-    def __init__(self, config: ModelConfig, make: _Maker) -> None:
+    def __init__(self, config: ModelConfig, kind: LayerKind, make: _Maker) -> None:
         self.input_layernorm = make.ones(config.hidden_size, "embed")
-        self.self_attn = Attention(config, make)
+        self.self_attn = Attention(config, kind, make)
         self.post_attention_layernorm = make.ones(config.hidden_size, "embed")
-        self.mlp = GatedMLP(config, make)
+        self.mlp = GatedMLP(config, kind, make)
 
 
 class Backbone(nnx.Module):
@@ -79,13 +87,12 @@ class Backbone(nnx.Module):
 
     def __init__(self, config: ModelConfig, make: _Maker) -> None:
         self.embed_tokens = make.matrix((config.vocab_size, config.hidden_size), ("vocab", "embed"))
-        self.layers = nnx.List(
-            [DecoderLayer(config, make) for _ in range(config.num_hidden_layers)]
-        )
+        kinds = family_of(config.model_type).layer_kinds(config)
+        self.layers = nnx.List([DecoderLayer(config, kind, make) for kind in kinds])
         self.norm = make.ones(config.hidden_size, "embed")
 
 
-class Qwen3(nnx.Module):
+class Decoder(nnx.Module):
     """The whole model; a tied one has no ``lm_head``."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
@@ -96,8 +103,8 @@ class Qwen3(nnx.Module):
 
 
 def init_params(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:
-    """Random parameters of a Qwen3; as `architecture.init_params`."""
-    return _plain(nnx.state(Qwen3(config, nnx.Rngs(params=rng), dtype)), lambda leaf: leaf[...])
+    """Random parameters; as `architecture.init_params`."""
+    return _plain(nnx.state(Decoder(config, nnx.Rngs(params=rng), dtype)), lambda leaf: leaf[...])
 
 
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def abstract_params(
     mesh: jax.sharding.Mesh | None = None,
     rules: ShardingRules | None = None,
 ) -> dict[str, Any]:
-    """Shapes, dtypes and shardings of a Qwen3's parameters; as `architecture.abstract_params`."""
+    """Shapes, dtypes and shardings of all parameters; as `architecture.abstract_params`."""
     rules = rules or ShardingRules()
     num_devices = 1 if mesh is None else tensor_parallel_size(mesh, rules)
     check_divisible(config, num_devices)
@@ -141,7 +148,7 @@ def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> 
 
 
 def _abstract_state(config: ModelConfig, dtype: DTypeLike) -> Any:
-    return nnx.state(nnx.eval_shape(lambda: Qwen3(config, nnx.Rngs(params=0), dtype)))
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(params=0), dtype)))
 
 
 def _plain(state: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Shapes of published models, from each one's config.json, so that no download is needed."""
 
+import dataclasses
+
+from jaxinfer.model.config import ModelConfig
 from jaxinfer.planning.shapes import ModelShape
 
 _QWEN3_VOCABULARY = 151_936
@@ -64,6 +67,12 @@ NAMED_SHAPES = {
     "Llama-2-7B": _LLAMA_2_7B,
 }
 """By the name that the model is published under, without its owner."""
+SERVED_SHAPES = {
+    name.removeprefix("Qwen3-").lower(): shape
+    for name, shape in NAMED_SHAPES.items()
+    if shape.is_served
+}
+"""Of models that can be filled with random weights, to measure speed; "8b" is Qwen3-8B."""
 _OWNERS = {"": "", "qwen": "qwen3", "meta-llama": "llama"}
 
 
@@ -75,3 +84,11 @@ def find_shape(name: str) -> tuple[str, ModelShape] | None:
         if known.lower() == model and shape.model_type.startswith(_OWNERS.get(owner, "?")):
             return known, shape
     return None
+
+
+def shape_config(name: str) -> ModelConfig:
+    """The configuration of a model of `SERVED_SHAPES`."""
+    shape = SERVED_SHAPES[name]
+    names = (field.name for field in dataclasses.fields(ModelConfig))
+    sizes = {field: getattr(shape, field) for field in names if hasattr(shape, field)}
+    return ModelConfig(**sizes, eos_token_ids=(151_645, 151_643))

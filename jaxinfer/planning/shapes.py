@@ -1,27 +1,11 @@
 """The shape of a decoder as plain numbers, from which parameters and operations are counted."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.field_checks import indivisible_sizes
 
-if TYPE_CHECKING:
-    from jaxinfer.model.config import ModelConfig
-
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
-_CONFIG_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "attention_bias",
-    "dtype",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +86,7 @@ class ModelShape:
         )
 
 
-def shape_of(config: "ModelConfig") -> ModelShape:
+def shape_of(config: ModelConfig) -> ModelShape:
     """The shape of a model that the engine runs."""
-    return ModelShape(**{name: getattr(config, name) for name in _CONFIG_FIELDS})
+    names = (field.name for field in dataclasses.fields(ModelShape))
+    return ModelShape(**{name: getattr(config, name) for name in names if hasattr(config, name)})

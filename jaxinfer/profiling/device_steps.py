@@ -146,11 +146,3 @@ def _workers(events: Sequence[KernelEvent]) -> Sequence[KernelEvent]:
     runs = min(map(len, by_name.values()))
     main = max(by_name.values(), key=lambda own: sum(event.duration_ns for event in own))
     return sorted(main, key=lambda event: -event.duration_ns)[:runs]
-
-
-def seconds_by_part(step: DeviceStep) -> dict[str, float]:
-    """Sum of the seconds of each part's kernels; they may overlap."""
-    seconds: dict[str, float] = collections.defaultdict(float)
-    for each in step.kernels:
-        seconds[each.part] += each.event.duration_ns * 1e-9
-    return dict(seconds)

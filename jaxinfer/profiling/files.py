@@ -11,7 +11,6 @@ RECORDING = "recording.json"
 REPORT_JSON = "report.json"
 REPORT_TEXT = "report.txt"
 STEP_PICTURE = "step.svg"
-ROOFLINE_PICTURE = "roofline.svg"
 
 
 def cycle_directory(directory: Path, index: int) -> Path:

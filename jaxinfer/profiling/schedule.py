@@ -15,8 +15,8 @@ class ProfileSchedule:
 
     Attributes:
         wait: steps that run as always.
-        warmup: steps that are traced and dropped, for the profiler's own start is slow.
-        active: steps that are recorded.
+        warmup: steps that are traced and dropped then, for the profiler's own start is slow.
+        active: steps that are recorded then; of a fresh batch the first is a prefill.
         repeat: how often all this is done.
 
     Raises:

@@ -12,12 +12,13 @@ from jax.sharding import Mesh
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.outputs import RequestOutput, ScoreOutput
+from jaxinfer.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
 from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
+from jaxinfer.serving.embedding import embedding_output
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.engine.metrics import Metric
@@ -326,6 +327,39 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
         requests = [NewRequest(prompt=p, params=params, prefill_only=True) for p in prompts]
         outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
         return [score_output(o, start) for o, start in zip(outputs, starts, strict=True)]
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        normalize: bool = True,
+        use_tqdm: bool | Callable[..., Any] = False,
+    ) -> list[EmbeddingOutput]:
+        """Texts as vectors: the model's final hidden state at each text's last token.
+
+        Nothing is sampled, so that a text may have all tokens of the model's length. Texts share
+        steps, pages and cached prefixes with all other requests.
+
+        Args:
+            prompts: as in `generate`.
+            normalize: make each vector's Euclidean norm 1.
+            use_tqdm: as in `generate`.
+
+        Returns:
+            One output for each prompt, in order.
+
+        Raises:
+            TypeError, ValueError: as in `generate`.
+            StepError: the model's output for a prompt was not finite.
+        """
+        driver = self._handle.driver
+        read = self._loaded.reader.read(prompts, num_outputs=0)
+        params = SamplingParams()
+        requests = [
+            NewRequest(prompt=p, params=params, prefill_only=True, pooled=True) for p in read
+        ]
+        outputs = run_requests(driver, requests, use_tqdm=use_tqdm)
+        return [embedding_output(output, normalize=normalize) for output in outputs]
 
     def add_request(
         self,

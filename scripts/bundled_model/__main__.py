@@ -16,7 +16,6 @@ from typing import Any
 import jax
 from tokenizers import Tokenizer
 
-from jaxinfer.evaluation.rates import below_bar, questions, rates
 from jaxinfer.model.config import ModelConfig
 from scripts.bundled_model.assets import write_model
 from scripts.bundled_model.config import SCHEDULES, Schedule, model_config
@@ -25,6 +24,7 @@ from scripts.bundled_model.greedy import answer
 from scripts.bundled_model.rendering import TEMPLATE
 from scripts.bundled_model.tokenizer import END_OF_TEXT, TURN_END, known_id, train_tokenizer
 from scripts.bundled_model.training import cast, train
+from scripts.evaluation.rates import below_bar, questions, rates
 
 MAX_REPLY_TOKENS = 96
 TOKENIZER_TEXTS = 30_000

@@ -48,7 +48,7 @@ class Schedule:
       warmup: steps.
       compute_dtype: of the forward and backward pass; the master weights are float32.
       num_questions: held-out items of each kind asked at the end, by the plain forward, which is
-        slow on a CPU; `jaxinfer evaluate --model` asks more, faster.
+        slow on a CPU; `python -m scripts.evaluation --model` asks more, faster.
     """
 
     num_items: int

@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from jaxinfer.evaluation.items.item import Item, draw_from_split
 from scripts.bundled_model.rendering import prompt_text, reply_text
 from scripts.bundled_model.training_items import TRAINING_GENERATORS
+from scripts.evaluation.items.item import Item, draw_from_split
 
 SHARES: Mapping[str, float] = {
     "sum": 0.30,

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from jaxinfer.evaluation.rates import Question, Trial
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import forward
+from jaxinfer.model.forward import forward
 from scripts.bundled_model.rendering import prompt_text
+from scripts.evaluation.rates import Question, Trial
 
 LENGTH_STEP = 64
 """Batches are padded to a multiple of this, so that few shapes are compiled."""

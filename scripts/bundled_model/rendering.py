@@ -7,8 +7,8 @@ from pathlib import Path
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxinfer.evaluation.items.item import Item
 from scripts.bundled_model.tokenizer import END_OF_TEXT, TURN_END
+from scripts.evaluation.items.item import Item
 
 TEMPLATE = Path(__file__).parents[2] / "jaxinfer/assets/model/chat_template.jinja"
 

@@ -12,7 +12,7 @@ import optax
 
 from jaxinfer.model.architecture import init_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import forward
+from jaxinfer.model.forward import forward
 from scripts.bundled_model.config import Schedule
 from scripts.bundled_model.corpus import Example
 from scripts.bundled_model.packing import batches

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from random import Random
 
-from jaxinfer.evaluation.items import stories, sums, tool_calls
-from jaxinfer.evaluation.items.item import Item
-from jaxinfer.evaluation.items.mixture import GENERATORS
+from scripts.evaluation.items import stories, sums, tool_calls
+from scripts.evaluation.items.item import Item
+from scripts.evaluation.items.mixture import GENERATORS
 
 STORY_REQUESTS = (
     "Tell me a story about a {trait} {animal}.",

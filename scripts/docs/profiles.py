@@ -5,12 +5,12 @@ from typing import Any
 
 from jaxinfer.profiling.host_time import Timing
 from jaxinfer.profiling.parts import HOST_SPANS
-from jaxinfer.profiling.pictures.roofline import roofline
 from jaxinfer.profiling.pictures.strip import joined_bars, strip
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import StepRow, WorkRow
 from jaxinfer.profiling.share_text import share_text
 from jaxinfer.profiling.text import timing_shares
+from scripts.docs.roofline import roofline
 
 Record = dict[str, Any]
 _MOST_KERNELS = 30  # kept of each kind of step

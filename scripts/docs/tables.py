@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxinfer.measure.kernels.runs import reached
 from jaxinfer.profiling.memory.holdings import OWNERS
 from jaxinfer.profiling.share_text import share_text
 from scripts.docs.targets import TARGETS, num_devices
+from scripts.kernels.runs import reached
 
 Record = dict[str, Any]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.measure.kernels.runs import percent_of_copy
+from scripts.kernels.runs import percent_of_copy
 
 Record = dict[str, Any]
 DEVICE = "H200"
@@ -21,7 +21,7 @@ class Target:
 
     Attributes:
         figure: its name, with its unit.
-        shape: of the model, a name of `SHAPE_NAMES`.
+        shape: of the model, a name of `SERVED_SHAPES`.
         read: the figure of a record, or None if the record does not hold it.
         aim: the target; None where the other engines' figure is given for comparison only.
         vllm: vLLM's.

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.evaluation.items.mixture import held_out_items
 from jaxinfer.kernels.attention.shared_prefix import KEYS
 from jaxinfer.outputs import CompletionOutput
 from jaxinfer.serving.runner import batch
+from scripts.evaluation.items.mixture import held_out_items
 from scripts.gpu_gate.agreement import CheckError, check_greedy_all, check_sampled
 from scripts.gpu_gate.rows import Row
 

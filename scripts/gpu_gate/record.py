@@ -13,10 +13,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from jaxinfer.measure.machine import git_commit
 from scripts.gpu_gate.processes import ROOT
 from scripts.gpu_gate.rows import Row
-from scripts.gpu_gate.source_tree import changed_files, package_tree_id
+from scripts.gpu_gate.source_tree import changed_files, git_commit, package_tree_id
 
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK, WHOLE = "gpu-check", "gpu-check-whole"

@@ -72,3 +72,20 @@ def _mode(path: Path, is_directory: bool) -> bytes:
 def _object(kind: str, content: bytes) -> bytes:
     header = f"{kind} {len(content)}".encode() + b"\0"
     return hashlib.sha1(header + content, usedforsecurity=False).digest()
+
+
+def git_commit(directory: Path) -> str | None:
+    """The checked-out commit, with "+changes" when tracked files differ; None outside git."""
+    try:
+        commit = _git(directory, "rev-parse", "HEAD")
+        changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=directory, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()

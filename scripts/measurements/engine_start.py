@@ -21,7 +21,7 @@ def engine_start_report(
     Each repeat has a cache directory of its own: its first process is cold, its second warm.
 
     Args:
-        model_shape: of random weights, see `jaxinfer.measure.models.shapes`; None is the model that
+        model_shape: of random weights, see `jaxinfer.planning.named_shapes`; None is the model that
             the arguments name, by default the bundled one.
         engine_arguments: as `LLM` takes them.
         repeats: of both.

@@ -19,7 +19,7 @@ def write_random_checkpoint(model_shape: str, directory: Path) -> None:
     """Write weights, config and tokenizer to a directory that `LLM` and `serve` take.
 
     Args:
-        model_shape: see `jaxinfer.measure.models.shapes`.
+        model_shape: see `jaxinfer.planning.named_shapes`.
         directory: created if needed.
     """
     from jaxinfer.measure.models.engines import random_weights

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.measure.machine import describe_machine, git_commit
-from scripts.gpu_gate.source_tree import package_tree_id
+from jaxinfer.measure.machine import describe_machine
+from scripts.gpu_gate.source_tree import git_commit, package_tree_id
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -30,7 +30,7 @@ def rollouts_report(
 
     Args:
         names: workloads of several samples a prompt, of `WORKLOAD_NAMES`.
-        model_shape: a name of `SHAPE_NAMES`.
+        model_shape: a name of `SERVED_SHAPES`.
         engine_arguments: what the user set; the rest fits the largest workload.
         repeats: counted runs of each, after one that is not. Each begins with an empty prefix
             cache.

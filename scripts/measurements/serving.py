@@ -42,7 +42,7 @@ def serving_report(
     The prefix cache is off. Client and server share the machine.
 
     Args:
-        model_shape: see `jaxinfer.measure.models.shapes`.
+        model_shape: see `jaxinfer.planning.named_shapes`.
         arrivals: of each load its requests a second (None: all at once) and its requests.
         input_len: tokens of a prompt.
         output_len: tokens of an answer.
@@ -53,7 +53,7 @@ def serving_report(
         RuntimeError: the server does not start or end, or something was compiled, found in the
             prefix cache or answered wrongly while it was measured.
     """
-    from jaxinfer.measure.serving.load import Load
+    from jaxinfer.cli.client.load import Load
 
     loads = [
         Load(
@@ -120,8 +120,8 @@ def _measured(port: int, load: Any, repeats: int) -> dict[str, Any]:
     Those of a load at once are of the run with the median speed (the slower one of two), for they
     last seconds only.
     """
+    from jaxinfer.cli.client.load_report import measure_server
     from jaxinfer.cli.client.server import Target
-    from jaxinfer.measure.serving.client import measure_server
 
     target = Target("127.0.0.1", port)
     warm = dataclasses.replace(load, seed=load.seed + 1000, num_prompts=min(load.num_prompts, 300))

@@ -28,7 +28,7 @@ def main(part: str, *words: str) -> None:
 def _generate(directory: str, load: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     """`LLM.generate` on the requests of a load, all at once, after one run of them."""
     from jaxinfer import LLM, SamplingParams
-    from jaxinfer.measure.serving.load import Load
+    from jaxinfer.cli.client.load import Load
 
     asked = Load(**load)
     prompts = [asked.body(index)["prompt"] for index in range(asked.num_prompts)]

@@ -77,7 +77,7 @@ def structured_outputs_report(
     """Times per token, tokens a second, and the host time of grammars.
 
     Args:
-        model_shape: a name of `SHAPE_NAMES`, with random weights and a synthetic tokenizer; None
+        model_shape: a name of `SERVED_SHAPES`, with random weights and a synthetic tokenizer; None
             for the bundled model, or the one that `engine_arguments` name.
         engine_arguments: what the user set.
         rows: requests at once.

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.evaluation.items.mixture import held_out_items
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.text.tokenizer import Tokenizer
+from scripts.evaluation.items.mixture import held_out_items
 
 MAX_MODEL_LEN = 256
 _LENGTHS = (1, 2, 15, 16, 17, 33, 63, 64, 65, 100, 128, 150)

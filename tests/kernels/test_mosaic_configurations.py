@@ -11,13 +11,14 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
 from jaxinfer.kernels.norms import xla as page_write
+from jaxinfer.kernels.policy import Kernels
 from tests.kernels.attention import attention_cases
 
 pytestmark = pytest.mark.gpu
 
 _STATIC = ("scale", "window", "max_query_len")
 _OP = jax.jit(
-    functools.partial(attention.paged_attention, backend="mosaic"), static_argnames=_STATIC
+    functools.partial(attention.paged_attention, kernels=Kernels("mosaic")), static_argnames=_STATIC
 )
 
 
@@ -87,7 +88,7 @@ def test_norm_rope_write_matches_the_reference_in_place(T, H, K, D, S, merged):
     )
     expected = page_write.norm_rope_write(heads, *others, slots, eps=1e-6)
     heads = (jnp.concatenate([q, k, v], axis=1),) if merged else (q, k, v)
-    op = functools.partial(attention.norm_rope_write, eps=1e-6, backend="mosaic")
+    op = functools.partial(attention.norm_rope_write, eps=1e-6, kernels=Kernels("mosaic"))
     before = k_pages.unsafe_buffer_pointer()
     got = jax.jit(op, donate_argnums=(5, 6))(heads, *args, k_pages, v_pages, slots)
     assert got[1].unsafe_buffer_pointer() == before, "the pool was copied"

@@ -10,6 +10,7 @@ import pytest
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention import shared_prefix
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
 from tests.kernels.attention import attention_cases
 
@@ -19,7 +20,7 @@ _CASES = [*attention_cases.decode_cases(), *attention_cases.prefill_cases()]
 _STATIC = ("scale", "window", "max_query_len")
 # Compiled as a whole, as in serving: one operation at a time takes many times as long to compile.
 _OP = jax.jit(
-    functools.partial(attention.paged_attention, backend="mosaic"), static_argnames=_STATIC
+    functools.partial(attention.paged_attention, kernels=Kernels("mosaic")), static_argnames=_STATIC
 )
 
 

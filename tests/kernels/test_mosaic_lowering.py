@@ -16,6 +16,7 @@ from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
+from jaxinfer.kernels.policy import Kernels
 from tests import hlo
 from tests.kernels.h200_target import compile_for_h200, h200_mesh, needs_plugin
 
@@ -32,7 +33,9 @@ def _int32(*shape):
 
 
 def _attention(tokens, rows, width, **options):
-    op = functools.partial(attention.paged_attention, scale=D**-0.5, backend="mosaic", **options)
+    op = functools.partial(
+        attention.paged_attention, scale=D**-0.5, kernels=Kernels("mosaic"), **options
+    )
     pages = _shape(P, S, K, D)
     tables = _int32(rows + 1), _int32(rows), _int32(rows, width)
     return compile_for_h200(op, _shape(tokens, H, D), pages, pages, *tables)
@@ -42,7 +45,7 @@ def _decode_shared(rows, width):
     def op(*arguments):
         *arguments, shared = arguments
         return attention.paged_attention(
-            *arguments, scale=D**-0.5, max_query_len=1, shared=shared, backend="mosaic"
+            *arguments, scale=D**-0.5, max_query_len=1, shared=shared, kernels=Kernels("mosaic")
         )
 
     pages, shared = _shape(P, S, K, D), SharedPrefixes(_int32(1), _int32(160, 4), _int32(rows, 4))
@@ -51,7 +54,7 @@ def _decode_shared(rows, width):
 
 
 def _page_write(*heads):
-    op = functools.partial(attention.norm_rope_write, eps=1e-6, backend="mosaic")
+    op = functools.partial(attention.norm_rope_write, eps=1e-6, kernels=Kernels("mosaic"))
     pool, vector, row = _shape(P, S, K, D), _shape(D), _shape(B, D)
     arguments = (tuple(_shape(B, n, D) for n in heads), vector, vector, row, row, pool, pool)
     return compile_for_h200(op, *arguments, _int32(B), donate=(5, 6))

@@ -10,6 +10,7 @@ import pytest
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.mosaic import registers
+from jaxinfer.kernels.policy import Kernels
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 # Where registers can't be moved: what an item of prefill keeps besides its loops over keys.
@@ -27,7 +28,7 @@ def _int32(*shape):
 
 def _attention(tokens, rows, **options):
     D, pages = 128, _shape(500, 16, 8, 128)
-    op = functools.partial(paged_attention, scale=D**-0.5, backend="mosaic", **options)
+    op = functools.partial(paged_attention, scale=D**-0.5, kernels=Kernels("mosaic"), **options)
     tables = _int32(rows + 1), _int32(rows), _int32(rows, 72)
     compile_for_h200(op, _shape(tokens, 16, D), pages, pages, *tables)
     return True

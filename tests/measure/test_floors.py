@@ -3,10 +3,10 @@
 import pytest
 
 from jaxinfer.measure.floors import workload_floor
-from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.measure.workloads import Workload, make_workload
 from jaxinfer.planning.cost import model_cost
 from jaxinfer.planning.devices import H200
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.planning.shapes import shape_of
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.measure import speed_runs, timing, workload_runs
-from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.measure.timing import measure_speed, run_workload
 from jaxinfer.measure.workloads import make_workload
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxinfer.planning.devices import H200
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.startup_report import StartUpTimes
 
 

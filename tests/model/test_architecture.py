@@ -6,26 +6,32 @@ import subprocess
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer.kernels.matmul.op import begin
 from jaxinfer.kernels.norms.xla import _rotate, _write
-from jaxinfer.model import qwen3
-from jaxinfer.model.architecture import ARCHITECTURES, QWEN3, architecture_of
+from jaxinfer.model.architecture import architecture_of
+from jaxinfer.model.families import qwen3
+from jaxinfer.model.families.family import FAMILIES
+from jaxinfer.model.layers.context import LayerContext
 from jaxinfer.model.rope import apply_rope
 from tests.serving.small_llm import CONFIG, GREEDY, PROMPTS, ids, small_llm, small_params
 
 TOY = dataclasses.replace(CONFIG, model_type="toy")
+QWEN3 = architecture_of(CONFIG)
 
 
-def _without_head_norms(attention, heads, rotation, pages, slot_mapping, config, backend):
+def _without_head_norms(attention, heads, rotation, pages, slot_mapping, config, kernels):
     q, k, v = heads
     k_pages, v_pages = pages
     written = _write(k_pages, _rotate(k, *rotation), slot_mapping), _write(v_pages, v, slot_mapping)
     return _rotate(q, *rotation), written
+
+
+def _rotated_alone(attention, q, k, rotation, eps):
+    return apply_rope(q, *rotation), apply_rope(k, *rotation)
 
 
 def _reversed_norm(params, x, config):
@@ -35,26 +41,16 @@ def _reversed_norm(params, x, config):
 
 @pytest.fixture
 def toy(monkeypatch):
-    """Qwen3 without norms of its heads, and with another final norm."""
-    toy = dataclasses.replace(QWEN3, write_heads=_without_head_norms, final_hidden=_reversed_norm)
-    monkeypatch.setitem(ARCHITECTURES, "toy", toy)
+    """Qwen3 that ignores the norms of its heads, and with another final norm."""
+    toy = dataclasses.replace(
+        QWEN3,
+        write_heads=_without_head_norms,
+        rotate_heads=_rotated_alone,
+        final_hidden=_reversed_norm,
+    )
+    family = dataclasses.replace(qwen3.FAMILY, architecture=lambda: toy)
+    monkeypatch.setitem(FAMILIES, "toy", family)
     return toy
-
-
-def _forward(params, tokens):
-    """The toy's own plain forward."""
-    positions = jnp.arange(len(tokens))
-    cos, sin = QWEN3.rotation(positions, CONFIG, jnp.float32)
-    mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool))
-
-    def attend(attention, heads):
-        q, k, v = heads
-        return qwen3.dense_attention(apply_rope(q, cos, sin), apply_rope(k, cos, sin), v, mask)
-
-    residual = begin(QWEN3.embed(params, jnp.asarray(tokens)))
-    for layer in params["model"]["layers"].values():
-        residual = QWEN3.decoder_layer(layer, residual, CONFIG, attend)
-    return QWEN3.lm_head(params, _reversed_norm(params, residual.summed(), CONFIG))
 
 
 def _greedy(forward, params, count):
@@ -80,20 +76,38 @@ def test_another_family_runs_through_the_engine_as_its_own_forward(toy, params, 
     with small_llm(params=params, config=TOY, **options) as llm:
         tokens = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     count = GREEDY.max_tokens
-    assert tokens == _greedy(jax.jit(_forward), params, count)
-    of_qwen3 = jax.jit(functools.partial(qwen3.forward, config=CONFIG))
+    of_toy, of_qwen3 = (
+        jax.jit(functools.partial(jaxinfer.forward, config=config)) for config in (TOY, CONFIG)
+    )
+    assert tokens == _greedy(lambda params, ids: of_toy(params, token_ids=ids), params, count)
     assert tokens != _greedy(lambda params, ids: of_qwen3(params, token_ids=ids), params, count)
 
 
+@pytest.mark.parametrize("tapped", [[], ["attention", "mlp"]])
+def test_a_tap_gets_activations_by_name(params, tapped):
+    found, layer = {}, params["model"]["layers"]["0"]
+    tap = found.__setitem__ if tapped else None
+    kind = qwen3.layer_kinds(CONFIG)[0]
+    context = LayerContext(CONFIG, kind, lambda _, heads: heads[0], tap=tap)
+    x = jax.random.normal(jax.random.key(0), (3, CONFIG.hidden_size))
+    QWEN3.decoder_layer(layer, begin(x), context)
+    assert list(found) == tapped
+
+
 def test_an_unknown_family_is_an_error_that_lists_those_there_are():
-    with pytest.raises(ValueError, match="model_type is 'llama'; architectures: qwen3"):
-        architecture_of(dataclasses.replace(CONFIG, model_type="llama"))
+    with pytest.raises(ValueError, match=r"model_type is 'gpt2'; families: .*qwen3"):
+        architecture_of(dataclasses.replace(CONFIG, model_type="gpt2"))
 
 
 def test_serving_imports_no_family():
     serving = Path(jaxinfer.__file__).parent / "serving"
     found = subprocess.run(
-        ["grep", "-rnE", r"model\.(qwen3|modules|two_batch_overlap|rope) import", str(serving)],
+        [
+            "grep",
+            "-rnE",
+            r"model\.(families\.\w+|modules|layers\.two_batch_overlap|rope) import",
+            str(serving),
+        ],
         check=False,
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ import pytest
 
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import forward
+from jaxinfer.model.forward import forward
 from tests.lazy import torch
 from tests.model import small_models
 

@@ -10,20 +10,22 @@ from jax.sharding import PartitionSpec
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, begin
-from jaxinfer.model.modules import abstract_params, param_specs
-from jaxinfer.model.qwen3 import (
+from jaxinfer.kernels.policy import XLA, Kernels
+from jaxinfer.model.forward import dense_attention, forward
+from jaxinfer.model.layer_kind import LayerKind
+from jaxinfer.model.layers.context import LayerContext
+from jaxinfer.model.layers.decoder import (
     decoder_layer,
-    dense_attention,
     embed,
     final_hidden,
-    forward,
     lm_head,
     project_qkv,
-    qk_norm_rope,
+    rotate_heads,
 )
+from jaxinfer.model.layers.two_batch_overlap import overlapped_layer
+from jaxinfer.model.modules import abstract_params, param_specs
 from jaxinfer.model.rope import cos_sin
 from jaxinfer.model.sharding import ShardingRules, make_mesh
-from jaxinfer.model.two_batch_overlap import overlapped_layer
 from tests.model import tiny
 
 MODELS = {
@@ -48,7 +50,8 @@ def local_forward(params, tokens, *, config, axis=AXIS, first=None):
     def attend(earlier, attention, heads):
         q, k, v = heads
         begin, end = len(earlier), len(earlier) + len(q)
-        q, k = qk_norm_rope(attention, q, k, cos[begin:end], sin[begin:end], config.rms_norm_eps)
+        rotation = cos[begin:end], sin[begin:end]
+        q, k = rotate_heads(attention, q, k, rotation, config.rms_norm_eps)
         earlier += zip(q, k, v, strict=True)
         tokens = [jnp.stack(each) for each in zip(*earlier, strict=True)]
         return dense_attention(*tokens, mask[:end, :end])[begin:]
@@ -56,11 +59,11 @@ def local_forward(params, tokens, *, config, axis=AXIS, first=None):
     residuals = [begin(x)] if first is None else [begin(x[:first]), begin(x[first:])]
     for index in range(config.num_hidden_layers):
         layer = params["model"]["layers"][str(index)]
-        attends = [functools.partial(attend, [])] * len(residuals)
+        context = LayerContext(config, LayerKind(), functools.partial(attend, []), axis)
         if first is None:
-            residuals = [decoder_layer(layer, residuals[0], config, attends[0], axis=axis)]
+            residuals = [decoder_layer(layer, residuals[0], context)]
         else:
-            residuals = overlapped_layer(layer, residuals, config, attends, axis=axis)
+            residuals = overlapped_layer(layer, residuals, [context] * len(residuals))
     x = jnp.concatenate([residual.summed() for residual in residuals])
     return lm_head(params, final_hidden(params, x, config))
 
@@ -150,14 +153,15 @@ def test_heads_from_one_product_are_those_from_three(num_devices):
     x = jax.random.normal(jax.random.key(0), (24, config.hidden_size), jnp.bfloat16)
     specs = param_specs(config, ShardingRules(), num_devices)["model"]["layers"]["0"]
 
-    def project(layer, x, backend, count):
-        arguments = layer["self_attn"], ResidualStream(x), layer["input_layernorm"], config
-        _, heads = project_qkv(*arguments, AXIS, backend)
+    def project(layer, x, kernels, count):
+        context = LayerContext(config, LayerKind(), lambda *_: None, AXIS, kernels)
+        arguments = layer["self_attn"], ResidualStream(x), layer["input_layernorm"], context
+        _, heads = project_qkv(*arguments)
         assert len(heads) == count
         return jnp.concatenate(heads, axis=1)
 
-    def on_devices(backend, count):
-        local = functools.partial(project, backend=backend, count=count)
+    def on_devices(kernels, count):
+        local = functools.partial(project, kernels=kernels, count=count)
         run = jax.shard_map(
             local,
             mesh=make_mesh(num_devices),
@@ -167,4 +171,4 @@ def test_heads_from_one_product_are_those_from_three(num_devices):
         )
         return jax.block_until_ready(jax.jit(run)(layer, x))
 
-    np.testing.assert_array_equal(on_devices("mosaic", 1), on_devices("xla", 3))
+    np.testing.assert_array_equal(on_devices(Kernels("mosaic"), 1), on_devices(XLA, 3))

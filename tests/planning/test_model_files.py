@@ -6,10 +6,9 @@ import re
 import pytest
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.measure.models.shapes import shape_config
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.planning.model_files import read_shape, shape_from_hf
-from jaxinfer.planning.named_shapes import NAMED_SHAPES
+from jaxinfer.planning.named_shapes import NAMED_SHAPES, shape_config
 from jaxinfer.planning.operations import weight_bytes_per_device
 
 _MOE = {

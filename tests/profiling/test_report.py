@@ -112,7 +112,7 @@ def test_a_note_says_why_bytes_by_kernel_and_by_part_differ():
 def test_a_directory_gets_all_forms(tmp_path):
     save_report(report(), tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"report.json", "report.txt", "step.svg", "roofline.svg"}
+    assert names == {"report.json", "report.txt", "step.svg"}
     assert ProfileReport.read(tmp_path) == report()
 
 

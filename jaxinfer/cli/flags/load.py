@@ -1,28 +1,17 @@
 """The flags of `jaxinfer bench --serve`: the load on a server, its requests and their rate."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxinfer.cli.client.load import Load
+from jaxinfer.cli.client.load_report import measure_server, parse_slos
+from jaxinfer.cli.flags.fields import add_field_flag
 from jaxinfer.cli.flags.parser import given, positive_integer
-from jaxinfer.cli.flags.server import add_server_flags, chosen_server
+from jaxinfer.cli.flags.server import SERVER_FIELDS, add_server_flags, chosen_server
 
-if TYPE_CHECKING:
-    from jaxinfer.measure.serving.load import Load
-
-LOAD_FIELDS = frozenset(
-    {
-        "num_prompts",
-        "input_len",
-        "output_len",
-        "vocab_size",
-        "request_rate",
-        "max_concurrency",
-        "client_processes",
-        "goodput",
-        "served_model_name",
-        "api_key",
-    }
-)
+_FIELDS = ("num_prompts", "input_len", "output_len", "vocab_size", "max_concurrency")
+_FIELDS += ("request_rate",)
+LOAD_FIELDS = SERVER_FIELDS | {*_FIELDS, "client_processes", "goodput"}
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,22 +19,14 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     unset: Any = argparse.SUPPRESS
     group = parser.add_argument_group("load on a server, with --serve")
     add_server_flags(group)
-    for name, default, what in (
-        ("num-prompts", "100", "requests in all"),
-        ("input-len", "1024", "random token ids of each prompt"),
-        ("output-len", "128", "tokens of each answer"),
-        ("vocab-size", "256", "prompts hold token ids below this"),
-        ("max-concurrency", "no limit", "requests under way at most"),
-        ("client-processes", "1", "processes that send the requests"),
-    ):
-        group.add_argument(
-            f"--{name}", type=positive_integer, default=unset, help=f"{what} (default: {default})"
-        )
+    for name in _FIELDS:
+        reading = {"type": _rate if name == "request_rate" else positive_integer}
+        add_field_flag(group, Load, name, flagged=LOAD_FIELDS, reading=reading)
     group.add_argument(
-        "--request-rate",
-        type=_rate,
+        "--client-processes",
+        type=positive_integer,
         default=unset,
-        help="mean arrivals a second of a Poisson process (default: inf, all at once)",
+        help="processes that send the requests (default: 1)",
     )
     group.add_argument(
         "--goodput",
@@ -68,24 +49,13 @@ def load_report(namespace: argparse.Namespace) -> dict[str, Any]:
         ValueError: a flag is wrong, or the server refuses.
         OSError: the server can't be reached.
     """
-    from jaxinfer.measure.serving.client import measure_server, parse_slos
-
-    arguments = load_arguments(namespace)
-    slos = parse_slos(arguments.get("goodput", []))  # pyright: ignore[reportArgumentType]
+    arguments: dict[str, Any] = load_arguments(namespace)
+    slos = parse_slos(arguments.get("goodput", []))
     target, model = chosen_server(namespace.serve, namespace)
-    num_processes: Any = arguments.get("client_processes", 1)
-    load = _load(model, arguments, getattr(namespace, "seed", 0))
+    own = {name: arguments[name] for name in _FIELDS if name in arguments}
+    load = Load(model=model, seed=getattr(namespace, "seed", 0), **own)
+    num_processes = arguments.get("client_processes", 1)
     return measure_server(target, load, slos=slos, num_processes=num_processes)
-
-
-def _load(model: str, arguments: dict[str, Any], seed: int) -> "Load":
-    from jaxinfer.measure.serving.load import Load
-
-    defaults = {"num_prompts": 100, "input_len": 1024, "output_len": 128, "vocab_size": 256}
-    fields = ("num_prompts", "input_len", "output_len", "vocab_size", "max_concurrency")
-    fields += ("request_rate",)
-    own = {name: arguments[name] for name in fields if name in arguments}
-    return Load(model=model, seed=seed, **(defaults | own))
 
 
 def _rate(text: str) -> float | None:

@@ -1,15 +1,15 @@
 """The flags of `jaxinfer profile`: which steps of which batch, and where the record goes."""
 
 import argparse
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import Any
 
-from jaxinfer.cli.flags.parser import positive_integer
-from jaxinfer.measure.models.shapes import SHAPE_NAMES
+from jaxinfer.cli.flags.fields import add_field_flag
+from jaxinfer.cli.flags.parser import given, positive_integer
+from jaxinfer.planning.named_shapes import SERVED_SHAPES
+from jaxinfer.profiling.schedule import ProfileSchedule
 
-if TYPE_CHECKING:
-    from jaxinfer.profiling.schedule import ProfileSchedule
-
-_SCHEDULE = ("wait", "warmup", "active", "repeat")
+_SCHEDULE = frozenset(field.name for field in dataclasses.fields(ProfileSchedule))
 
 
 def add_profile_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_profile_flags(parser: argparse.ArgumentParser) -> None:
     batch = parser.add_argument_group("batch")
     batch.add_argument(
         "--model-shape",
-        choices=SHAPE_NAMES,
+        choices=SERVED_SHAPES,
         help="random weights of this Qwen3's shape (default: a model's own)",
     )
     batch.add_argument("--sequences", type=positive_integer, default=4, help="at once (default: 4)")
@@ -41,23 +41,15 @@ def add_profile_flags(parser: argparse.ArgumentParser) -> None:
         help="random token ids of each prompt (default: 128)",
     )
     steps = parser.add_argument_group("steps of the engine, as in torch's profiler.schedule")
-    for name, default, what in (
-        ("wait", 0, "run as always at first"),
-        ("warmup", 0, "then trace and drop"),
-        ("active", 5, "then record: one prefill and decodes"),
-        ("repeat", 1, "how often all this is done"),
-    ):
-        steps.add_argument(
-            f"--{name}", type=int, default=default, help=f"{what} (default: {default})"
-        )
+    for field in dataclasses.fields(ProfileSchedule):
+        add_field_flag(steps, ProfileSchedule, field.name, flagged=())
 
 
-def profile_schedule(namespace: argparse.Namespace) -> "ProfileSchedule":
+def profile_schedule(namespace: argparse.Namespace) -> ProfileSchedule:
     """The schedule that the flags ask for.
 
     Raises:
         ValueError: a number is too small.
     """
-    from jaxinfer.profiling.schedule import ProfileSchedule
-
-    return ProfileSchedule(**{name: getattr(namespace, name) for name in _SCHEDULE})
+    fields: dict[str, Any] = given(namespace, _SCHEDULE)
+    return ProfileSchedule(**fields)

@@ -4,47 +4,28 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxinfer.cli.flags.fields import add_field_flag
 from jaxinfer.cli.flags.parser import given
 from jaxinfer.cli.texts import text_argument
+from jaxinfer.sampling_params import SamplingParams
 
-_ON: Mapping[str, Any] = {"action": "store_true"}
-_TEXTS: Mapping[str, Any] = {"action": "append", "type": text_argument}
-_INTEGER: Mapping[str, Any] = {"type": int}
-_NUMBER: Mapping[str, Any] = {"type": float}
-
-# The flags of each field, their parsing, and their help.
-_FLAGS: Mapping[str, tuple[Sequence[str], Mapping[str, Any], str]] = {
-    "max_tokens": (
-        ("-m", "--max-tokens"),
-        _INTEGER,
-        "maximum number of tokens to generate (default: {max_tokens})",
-    ),
-    "min_tokens": (
-        ("--min-tokens",),
-        _INTEGER,
-        "minimum number of tokens to generate (default: 0)",
-    ),
-    "temperature": (("--temp", "--temperature"), _NUMBER, "randomness; 0 is greedy decoding"),
-    "top_p": (("--top-p",), _NUMBER, "keep likeliest tokens up to this probability"),
-    "top_k": (("--top-k",), _INTEGER, "keep this many likeliest tokens (0: all)"),
-    "min_p": (("--min-p",), _NUMBER, "drop tokens below this share of the likeliest one"),
-    "repetition_penalty": (
-        ("--repetition-penalty",),
-        _NUMBER,
-        "divide the logits of tokens in prompt or output (1: off)",
-    ),
-    "presence_penalty": (
-        ("--presence-penalty",),
-        _NUMBER,
-        "subtract from logits of tokens in the output (0: off)",
-    ),
-    "frequency_penalty": (
-        ("--frequency-penalty",),
-        _NUMBER,
-        "subtract for each time a token is in the output (0: off)",
-    ),
-    "stop": (("--stop",), _TEXTS, "stop at this text (may be repeated)"),
-    "ignore_eos": (("--ignore-eos",), _ON, "continue past the end-of-text token"),
+_FLAGS: Mapping[str, Sequence[str]] = {
+    "max_tokens": ("-m", "--max-tokens"),
+    "min_tokens": (),
+    "temperature": ("--temp", "--temperature"),
+    "top_p": (),
+    "top_k": (),
+    "min_p": (),
+    "repetition_penalty": (),
+    "presence_penalty": (),
+    "frequency_penalty": (),
+    "stop": (),
+    "ignore_eos": (),
+}
+"""The fields that have flags, and the names of flags that are not the field's alone."""
+_READ: Mapping[str, Mapping[str, Any]] = {
+    "stop": {"action": "append", "type": text_argument},
+    "ignore_eos": {"action": "store_true"},
 }
 SAMPLING_FIELDS = frozenset(_FLAGS)
 
@@ -57,13 +38,17 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | str
         max_tokens: the command's own default, for --help.
     """
     group = parser.add_argument_group("sampling (defaults are the model's)")
-    for field, (flags, reading, text) in _FLAGS.items():
-        group.add_argument(
+    shown = {"max_tokens": str(max_tokens), "min_tokens": "0"}
+    for name, flags in _FLAGS.items():
+        default, reading = shown.get(name, ""), _READ.get(name, {})
+        add_field_flag(
+            group,
+            SamplingParams,
+            name,
             *flags,
-            dest=field,
-            default=argparse.SUPPRESS,
-            help=text.format(max_tokens=max_tokens),
-            **reading,
+            flagged=SAMPLING_FIELDS,
+            default=default,
+            reading=reading,
         )
 
 
@@ -78,7 +63,5 @@ def check_sampling(fields: Mapping[str, Any]) -> None:
     Raises:
         TypeError, ValueError: as `SamplingParams`.
     """
-    from jaxinfer.sampling_params import SamplingParams
-
     given: dict[str, Any] = {"max_tokens": None, **fields}
     SamplingParams(**given)

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxinfer.cli.client.server import Target, parse_target, served_model
 from jaxinfer.cli.flags.engine import engine_arguments
+from jaxinfer.cli.flags.fields import flag_of
 from jaxinfer.cli.flags.parser import CommandParser, given
 from jaxinfer.cli.flags.process import process_arguments
 
@@ -43,23 +44,19 @@ def check_url_flags(parser: CommandParser, namespace: argparse.Namespace) -> Non
     """End with a mistake if a flag would be ignored."""
     if namespace.url is None:
         if of_a_server := given(namespace, SERVER_FIELDS):
-            parser.error(f"{_flag(next(iter(of_a_server)))} needs --url, the server's")
+            parser.error(f"{flag_of(next(iter(of_a_server)))} needs --url, the server's")
         return
     of_an_engine = {**engine_arguments(namespace), **process_arguments(namespace)}
     if "model" in of_an_engine:
         parser.error("--url takes no --model; --served-model-name names one of the server's")
     of_an_engine.pop("seed", None)
     if of_an_engine:
-        parser.error(f"--url takes no {_flag(next(iter(of_an_engine)))}: that is the server's")
+        parser.error(f"--url takes no {flag_of(next(iter(of_an_engine)))}: that is the server's")
 
 
 def seed_argument(namespace: argparse.Namespace) -> dict[str, object]:
     """The seed as a field of a request, if it was given."""
     return given(namespace, frozenset({"seed"}))
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def chosen_server(url: str, namespace: argparse.Namespace) -> tuple[Target, str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxinfer.checks import instead_of_vllm
 from jaxinfer.cli.engine import in_flags
+from jaxinfer.cli.flags.fields import flag_of
 from jaxinfer.cli.flags.parser import CommandParser
 
 _SHORT = {
@@ -30,8 +31,8 @@ _SHORT = {
 @functools.cache
 def instead_of_vllm_flags() -> Mapping[str, str]:
     """What to do in place of each flag; some of these are flags here, too."""
-    of_engine = {_flag(name): in_flags(text) for name, text in instead_of_vllm("engine").items()}
-    return of_engine | {_flag(name): text for name, text in instead_of_vllm("serve").items()}
+    of_engine = {flag_of(name): in_flags(text) for name, text in instead_of_vllm("engine").items()}
+    return of_engine | {flag_of(name): text for name, text in instead_of_vllm("serve").items()}
 
 
 def refuse_vllm_flags(argv: Sequence[str], parser: CommandParser) -> None:
@@ -49,7 +50,3 @@ def refuse_vllm_flags(argv: Sequence[str], parser: CommandParser) -> None:
         instead = table.get(long) or table.get(long.replace("--no-", "--", 1))
         if instead is not None:
             parser.error(f"{long} does not apply: {instead}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

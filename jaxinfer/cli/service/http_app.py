@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.cli.service.own_middleware import add_middleware, load_middleware
-from jaxinfer.measure.serving.floors import step_floors
+from jaxinfer.cli.service.step_floors import step_floors
 from jaxinfer.server.openai.app import create_app
 from jaxinfer.server.openai.settings import ServerSettings
 from jaxinfer.server.service.remote_llm import RemoteLLM

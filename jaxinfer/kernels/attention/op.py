@@ -7,8 +7,8 @@ from jax import Array
 from jaxtyping import Float, Int32
 
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
-from jaxinfer.kernels.choice import Backend
 from jaxinfer.kernels.implementations import module_of
+from jaxinfer.kernels.policy import XLA, Kernels
 
 
 @jax.named_scope("attention")
@@ -25,7 +25,7 @@ def paged_attention(
     window: int | None = None,
     max_query_len: int | None = None,
     shared: SharedPrefixes | None = None,
-    backend: Backend = "xla",
+    kernels: Kernels = XLA,
 ) -> Float[Array, "T H D"]:
     """Attention of packed ragged queries over keys and values held in pages.
 
@@ -48,7 +48,7 @@ def paged_attention(
             ``b`` is query ``b`` (`cu_seqlens_q` is then ignored, rows of context 0 give zeros).
         shared: which rows begin with the same pages, so that "mosaic" reads these once when it
             decodes; the other implementations compute the same without.
-        backend: the implementation, from `choose_backend`.
+        kernels: whose implementation.
 
     Returns:
         ``[T, H, D]`` in q's dtype; zeros for tokens that belong to no row.
@@ -60,15 +60,15 @@ def paged_attention(
     arrays = (q, k_pages, v_pages)
     options: dict[str, Any] = {"scale": scale, "window": window}
     if decoding:
-        if backend == "mosaic":
+        if kernels.backend == "mosaic":
             options["shared"] = shared
-        decode = module_of(backend, "decode").paged_decode_attention
+        decode = module_of(kernels.backend, "decode").paged_decode_attention
         return decode(*arrays, context_lens, block_tables, **options)
-    if backend in ("xla", "numba"):  # numba's prefill is XLA's
+    if kernels.backend in ("xla", "numba"):  # numba's prefill is XLA's
         options["causal"] = causal
     elif not causal:
-        raise ValueError(f"attention backend {backend!r} is causal only; use 'xla'")
-    prefill = module_of(backend, "prefill").paged_prefill_attention
+        raise ValueError(f"attention backend {kernels.backend!r} is causal only; use 'xla'")
+    prefill = module_of(kernels.backend, "prefill").paged_prefill_attention
     return prefill(*arrays, cu_seqlens_q, context_lens, block_tables, **options)
 
 
@@ -84,7 +84,7 @@ def norm_rope_write(
     slot_mapping: Int32[Array, " T"],
     *,
     eps: float,
-    backend: Backend = "xla",
+    kernels: Kernels = XLA,
 ) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
     """Normalise and rotate this step's q and k, and write k and v into their pages.
 
@@ -100,10 +100,10 @@ def norm_rope_write(
         slot_mapping: ``page * S + offset`` of each token; padding tokens carry slot 0, which
             belongs to page 0, which no sequence ever holds. Must lie in ``[0, P * S)``.
         eps: of both norms.
-        backend: the implementation, from `choose_backend`.
+        kernels: whose implementation.
 
     Returns:
         The rotated queries and both page arrays.
     """
-    write = module_of(backend, "norm_rope_write").norm_rope_write
+    write = module_of(kernels.backend, "norm_rope_write").norm_rope_write
     return write(heads, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps)

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.kernels.attention.op import Backend
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.matmul import xla
 from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 
 # Up to this many rows XLA is asked for Triton's products (serving/programs/kinds), and merges all
@@ -94,26 +94,26 @@ class ResidualStream(NamedTuple):
         return ResidualStream(self.summed().at[rows].get(mode="clip"))
 
 
-def begin(x: Float[Array, "*batch E"], *, backend: Backend = "xla") -> ResidualStream:
+def begin(x: Float[Array, "*batch E"], *, kernels: Kernels = XLA) -> ResidualStream:
     """The stream that the first layer reads, of the same form as the one that it returns.
 
     Where additions are left to norms, this one adds zeros: so all layers are traced as one.
     """
     return (
-        ResidualStream(x, jnp.zeros_like(x)) if _leaves_additions(x, backend) else ResidualStream(x)
+        ResidualStream(x, jnp.zeros_like(x)) if _leaves_additions(x, kernels) else ResidualStream(x)
     )
 
 
 def begin_sum(
-    share: Float[Array, "*batch E"], axis: TensorAxis, *, backend: Backend = "xla"
+    share: Float[Array, "*batch E"], axis: TensorAxis, *, kernels: Kernels = XLA
 ) -> ResidualStream:
     """`begin` with the sum of all devices' `share`."""
-    if axis.peers is not None and _has_few_rows(share, backend):
+    if axis.peers is not None and _has_few_rows(share, kernels):
         # As layers return it, whose sums `project_sum_add` performs at once.
-        return begin(axis.sum(share), backend=backend)
-    if _leaves_sums(share, axis, backend) or _leaves_additions(share, backend):
-        return add_sum(ResidualStream(jnp.zeros_like(share)), share, axis, backend=backend)
-    return begin(axis.sum(share), backend=backend)
+        return begin(axis.sum(share), kernels=kernels)
+    if _leaves_sums(share, axis, kernels) or _leaves_additions(share, kernels):
+        return add_sum(ResidualStream(jnp.zeros_like(share)), share, axis, kernels=kernels)
+    return begin(axis.sum(share), kernels=kernels)
 
 
 def norm_project(
@@ -122,7 +122,7 @@ def norm_project(
     linears: Sequence[Linear],
     *,
     eps: float,
-    backend: Backend = "xla",
+    kernels: Kernels = XLA,
 ) -> tuple[ResidualStream, tuple[Float[Array, "*batch _"], ...]]:
     """`rms_norm(residual) @ weight.T` of every projection, and the residual, now summed.
 
@@ -131,18 +131,18 @@ def norm_project(
         norm: weight of the RMSNorm.
         linears: the projections, each with a weight `[O, I]`.
         eps: of the norm.
-        backend: the engine's kernels; "xla" asks for none.
+        kernels: the policy; `XLA` asks for none.
 
     Returns:
         The residual, and one product for each projection; or, where XLA would merge the products
         and "mosaic" kernels then need them cut apart, a single one with all their features in turn.
     """
     weights = [linear.weight for linear in linears]
-    if kernels := _kernels(backend, residual.x, weights):
+    if module := _module(kernels, residual.x, weights):
         x = residual.summed()
-        return ResidualStream(x), kernels.norm_project(x, norm, weights, eps=eps)
-    x, hidden = _add_norm(residual, norm, eps, backend)
-    return ResidualStream(x), _project(hidden, weights, backend)
+        return ResidualStream(x), module.norm_project(x, norm, weights, eps=eps)
+    x, hidden = _add_norm(residual, norm, eps, kernels)
+    return ResidualStream(x), _project(hidden, weights, kernels)
 
 
 def norm_gated(
@@ -152,7 +152,7 @@ def norm_gated(
     up: Linear,
     *,
     eps: float,
-    backend: Backend = "xla",
+    kernels: Kernels = XLA,
 ) -> tuple[ResidualStream, Float[Array, "*batch F"]]:
     """`silu(gate(h)) * up(h)` with `h = rms_norm(residual)`, and the residual, now summed.
 
@@ -160,11 +160,11 @@ def norm_gated(
     other arguments as in `norm_project`.
     """
     weights = gate.weight, up.weight
-    if kernels := _kernels(backend, residual.x, weights):
+    if module := _module(kernels, residual.x, weights):
         x = residual.summed()
-        return ResidualStream(x), kernels.norm_gated(x, norm, *weights, eps=eps)
-    x, hidden = _add_norm(residual, norm, eps, backend)
-    return ResidualStream(x), _gated(hidden, *weights, backend)
+        return ResidualStream(x), module.norm_gated(x, norm, *weights, eps=eps)
+    x, hidden = _add_norm(residual, norm, eps, kernels)
+    return ResidualStream(x), _gated(hidden, *weights, kernels)
 
 
 def project_add(
@@ -172,21 +172,21 @@ def project_add(
     linear: Linear,
     residual: ResidualStream,
     *,
-    backend: Backend = "xla",
+    kernels: Kernels = XLA,
 ) -> ResidualStream:
     """`residual + x @ weight.T`, the product rounded before it is added."""
-    if kernels := _kernels(backend, x, (linear.weight,)):
-        return ResidualStream(kernels.project_add(x, linear.weight, residual.summed()))
-    return add(residual, project(x, linear, backend=backend), backend=backend)
+    if module := _module(kernels, x, (linear.weight,)):
+        return ResidualStream(module.project_add(x, linear.weight, residual.summed()))
+    return add(residual, project(x, linear, kernels=kernels), kernels=kernels)
 
 
 def project(
-    x: Float[Array, "*batch I"], linear: Linear, *, backend: Backend = "xla"
+    x: Float[Array, "*batch I"], linear: Linear, *, kernels: Kernels = XLA
 ) -> Float[Array, "*batch O"]:
     """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
-    if kernels := _kernels(backend, x, (linear.weight,)):
-        return kernels.project(x, linear.weight)
-    return _project(x, (linear.weight,), backend)[0]
+    if module := _module(kernels, x, (linear.weight,)):
+        return module.project(x, linear.weight)
+    return _project(x, (linear.weight,), kernels)[0]
 
 
 def project_sum_add(
@@ -195,25 +195,25 @@ def project_sum_add(
     residual: ResidualStream,
     axis: TensorAxis,
     *,
-    backend: Backend = "xla",
+    kernels: Kernels = XLA,
 ) -> ResidualStream:
     """`residual` + the sum of all devices' `x @ weight.T`, each of them rounded."""
-    if axis.peers is not None and backend == "mosaic" and x.ndim == 2:
+    if axis.peers is not None and kernels.backend == "mosaic" and x.ndim == 2:
         small = module_of("mosaic", "small")
         weight = linear.weight
         if small.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
             return ResidualStream(small.project_sum_add(x, weight, residual.summed(), axis.peers))
-    return add_sum(residual, project(x, linear, backend=backend), axis, backend=backend)
+    return add_sum(residual, project(x, linear, kernels=kernels), axis, kernels=kernels)
 
 
 def add(
-    residual: ResidualStream, delta: Float[Array, "*batch E"], *, backend: Backend = "xla"
+    residual: ResidualStream, delta: Float[Array, "*batch E"], *, kernels: Kernels = XLA
 ) -> ResidualStream:
     """`residual + delta`, performed now or left to the next norm."""
     x = residual.summed()
     return (
         ResidualStream(x, delta)
-        if _leaves_additions(x, backend)
+        if _leaves_additions(x, kernels)
         else ResidualStream(rounded_add(x, delta))
     )
 
@@ -223,13 +223,13 @@ def add_sum(
     share: Float[Array, "*batch E"],
     axis: TensorAxis,
     *,
-    backend: Backend = "xla",
+    kernels: Kernels = XLA,
 ) -> ResidualStream:
     """`add` of the sum of all devices' `share`, likewise performed now or left to the next norm."""
     x = residual.summed()
-    if _leaves_sums(x, axis, backend):
+    if _leaves_sums(x, axis, kernels):
         return ResidualStream(x, share, axis.peers)
-    if _leaves_additions(x, backend):
+    if _leaves_additions(x, kernels):
         if axis.swaps:
             return ResidualStream(x, share, other=axis.swap(share))
         return ResidualStream(x, axis.sum(share))
@@ -238,44 +238,44 @@ def add_sum(
 
 @jax.named_scope("norm")
 def _add_norm(
-    residual: ResidualStream, norm: jax.Array, eps: float, backend: Backend
+    residual: ResidualStream, norm: jax.Array, eps: float, kernels: Kernels
 ) -> tuple[jax.Array, jax.Array]:
     """The residual stream, summed, and its norm."""
     if residual.peers is not None and residual.delta is not None:
         all_reduce = module_of("mosaic", "all_reduce")
         return all_reduce.all_reduce_norm(residual.delta, residual.peers, residual.x, norm, eps=eps)
-    if residual.delta is not None and _leaves_additions(residual.x, backend):
+    if residual.delta is not None and _leaves_additions(residual.x, kernels):
         add_norm = module_of("mosaic", "add_norm")
         return add_norm.add_norm(residual.x, residual.delta, norm, residual.other, eps=eps)
     x = residual.summed()
     return x, rms_norm(x, norm, eps)
 
 
-def _has_few_rows(x: jax.Array, backend: Backend) -> bool:
-    if backend != "mosaic" or x.ndim != 2:
+def _has_few_rows(x: jax.Array, kernels: Kernels) -> bool:
+    if kernels.backend != "mosaic" or x.ndim != 2:
         return False
     from jaxinfer.kernels.matmul.mosaic import small_plan as small_plan
 
     return x.shape[0] <= small_plan.MOST_ROWS
 
 
-def _leaves_sums(x: jax.Array, axis: TensorAxis, backend: Backend) -> bool:
-    if backend != "mosaic" or axis.peers is None:
+def _leaves_sums(x: jax.Array, axis: TensorAxis, kernels: Kernels) -> bool:
+    if kernels.backend != "mosaic" or axis.peers is None:
         return False
     all_reduce = module_of("mosaic", "all_reduce")
     return all_reduce.supports_norm(x.shape, x.dtype, axis.size)
 
 
-def _leaves_additions(x: jax.Array, backend: Backend) -> bool:
-    if backend != "mosaic" or x.ndim != 2 or x.shape[0] < _ADD_NORM_ROWS:
+def _leaves_additions(x: jax.Array, kernels: Kernels) -> bool:
+    if kernels.backend != "mosaic" or x.ndim != 2 or x.shape[0] < _ADD_NORM_ROWS:
         return False
     return module_of("mosaic", "add_norm").supports(x.shape[1], x.dtype)
 
 
 def _project(
-    hidden: jax.Array, weights: Sequence[jax.Array], backend: Backend
+    hidden: jax.Array, weights: Sequence[jax.Array], kernels: Kernels
 ) -> tuple[jax.Array, ...]:
-    if backend == "mosaic" and hidden.ndim == 2:
+    if kernels.backend == "mosaic" and hidden.ndim == 2:
         medium = module_of("mosaic", "medium")
         if medium.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
             return medium.project(hidden, weights)
@@ -290,8 +290,8 @@ def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
     return in_place and hidden.shape[0] < MERGED_BELOW_ROWS and hidden.dtype.itemsize == 2
 
 
-def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) -> jax.Array:
-    if backend == "mosaic" and hidden.ndim == 2:
+def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, kernels: Kernels) -> jax.Array:
+    if kernels.backend == "mosaic" and hidden.ndim == 2:
         medium, silu_mul = module_of("mosaic", "medium"), module_of("mosaic", "silu_mul")
         rows, shapes = hidden.shape[0], [gate.shape, up.shape]
         if medium.choose(rows, shapes, hidden.dtype, matrices=2):
@@ -303,9 +303,9 @@ def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, backend: Backend) 
     return narrow(product, hidden.dtype)
 
 
-def _kernels(backend: Backend, x: jax.Array, weights: Sequence[jax.Array]) -> ModuleType | None:
+def _module(kernels: Kernels, x: jax.Array, weights: Sequence[jax.Array]) -> ModuleType | None:
     """The module of kernels that takes these operands, or None where XLA does the products."""
-    if backend != "mosaic" or x.ndim != 2:
+    if kernels.backend != "mosaic" or x.ndim != 2:
         return None
     small = module_of("mosaic", "small")
     shapes = [weight.shape for weight in weights]

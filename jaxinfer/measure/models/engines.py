@@ -10,7 +10,7 @@ def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
     """Start an engine for measuring.
 
     Args:
-        model_shape: a name of `SHAPE_NAMES`, filled with random weights made on the device, or
+        model_shape: a name of `SERVED_SHAPES`, filled with random weights made on the device, or
             None to load what `arguments` name.
         arguments: engine arguments as `LLM` takes them.
     """
@@ -25,15 +25,15 @@ def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any
     """The arguments of `LLM` for a model of random weights: params, config and mesh.
 
     Args:
-        model_shape: a name of `SHAPE_NAMES`.
+        model_shape: a name of `SERVED_SHAPES`.
         arguments: engine arguments as `LLM` takes them.
     """
     import jax
 
     from jaxinfer.config import EngineConfig
     from jaxinfer.measure.models.random_params import random_params
-    from jaxinfer.measure.models.shapes import shape_config
     from jaxinfer.model.sharding import make_mesh
+    from jaxinfer.planning.named_shapes import shape_config
     from jaxinfer.serving.replicas.meshes import make_replica_mesh
 
     settings = EngineConfig(**arguments)

@@ -1,1 +1,1 @@
-"""A profile as SVG: one step as a strip, each part on a roofline."""
+"""A profile as SVG: one step as a strip; and the frame of any picture."""

@@ -173,7 +173,7 @@ class Lowering:
         if not store.holds(identity):
             return KeptProgram(store, identity, devices, self._lower(programs, key))
         self.num_read += 1
-        import_all(programs.context.backend)
+        import_all(programs.context.kernels.backend)
         return KeptProgram(store, identity, devices, None)
 
     def _lower(self, programs: Programs, key: ProgramKey) -> jax.stages.Lowered:
@@ -194,13 +194,13 @@ class Lowering:
             store.save(identity, exported)
         else:
             self.num_read += 1
-            import_all(programs.context.backend)
+            import_all(programs.context.kernels.backend)
         return dataclasses.replace(program, function=exported.call).lower()
 
 
 def _is_for_workers(programs: Programs, key: ProgramKey) -> bool:
     """Whether other processes can trace a program, where programs take long to trace."""
-    if programs.context.backend != "mosaic" or _runs_user_code(programs, key):
+    if programs.context.kernels.backend != "mosaic" or _runs_user_code(programs, key):
         return False
     return kind_of(key).is_slow_to_trace
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.rope_scaling import RopeScaling
 from jaxinfer.model.sharding import ShardingRules
@@ -54,7 +55,7 @@ def describe_work(
         "rules": dataclasses.asdict(context.rules),
         "mesh": [list(context.mesh.axis_sizes), list(context.mesh.axis_names)],
         "device": device and [device.device_kind, device.num_cores, device.platform],
-        "backend": context.backend,
+        "kernels": dataclasses.asdict(context.kernels),
         "block_size": context.block_size,
         "peer_buffers": context.peer_buffers,
         "max_logprobs": context.max_logprobs,
@@ -121,7 +122,7 @@ def _programs(description: dict[str, Any]) -> Programs:
         config,
         mesh,
         ShardingRules(**description["rules"]),
-        description["backend"],
+        Kernels(**description["kernels"]),
         description["block_size"],
         description["peer_buffers"],
         max_logprobs=description["max_logprobs"],

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -118,8 +118,8 @@ class OpenRequests:
 
     def read(self, schedule: Schedule, result: StepResult) -> ReadStep:
         """Give a step's tokens to the scheduler; the rest is left to `record`."""
-        if result.prompt is not None:
-            self._score_prompts(schedule, result.prompt)
+        if result.readouts:
+            self._take_readouts(schedule, result)
         sampled = result.sampled
         num_ok = None if sampled.ok.all() else result.num_ok
         updates = self._scheduler.update(
@@ -194,22 +194,19 @@ class OpenRequests:
             self.counts.prompt_tokens += request.num_prompt_tokens
             self.counts.cached_prompt_tokens += request.history.num_prefix_cached_tokens
 
-    def _score_prompts(self, schedule: Schedule, scores: TokenScores) -> None:
-        """Pass a step's prompt log-probabilities to the requests with `prompt_logprobs`."""
-        offset = 0
-        for row in schedule.rows:
-            member = self._members.get(row.request.request_id)
-            if member is not None and row.request.params.prompt_logprobs is not None:
-                self._score_prompt(member, scores, offset, row)
-            offset += row.num_fed
+    def _take_readouts(self, schedule: Schedule, result: StepResult) -> None:
+        """Pass what a step gave rows beside tokens to their requests."""
+        for name, values in result.readouts.items():
+            for row, value in zip(schedule.rows, values, strict=True):
+                member = self._members.get(row.request.request_id)
+                if member is not None and value is not None:
+                    self._take_readout(member, name, value, row)
 
-    def _score_prompt(
-        self, member: _Member, scores: TokenScores, offset: int, row: ScheduledRow
-    ) -> None:
+    def _take_readout(self, member: _Member, name: str, value: Any, row: ScheduledRow) -> None:
         group, completion = member
         completion.weight_version = self.weight_version
         try:
-            finite = group.score_prompt(scores, offset, row.start, row.num_fed)
+            finite = group.take_readout(name, value, row.start)
         except Exception as error:
             self._fail_for(group, error)
             return

@@ -18,7 +18,6 @@ from jaxinfer.model.checkpoint.weight_files import tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.serving.processes import coordination
 
 # Arguments that may differ: the places of files on each machine, and the output for people.
 _LOCAL_FIELDS = ("model", "tokenizer", "revision", "compilation_cache_dir", "show_progress")
@@ -33,7 +32,7 @@ def describe_environment() -> dict[str, Any]:
         "jaxinfer version": __version__,
         "jax version": jax.__version__,
         "jaxlib version": jaxlib.__version__,
-        "num_processes": coordination.num_processes(),
+        "num_processes": jax.process_count(),
     }
 
 

@@ -7,30 +7,17 @@ or on threads are made on process 0, between its steps.
 
 import dataclasses
 import random
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.processes.channel import Message
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.processes.requests import request_from_json, request_to_json
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.runner.device_params import ParamsWriter
-
-_STEP: Message = {"kind": "step"}
-_POLL_S = 0.5
-# How long the others may take to start following before that is said.
-_PATIENCE_S = 10.0
-# After Ctrl-C: for process 0 to stop by itself (it may have got the same), and for it to part.
-_ASK_S, _PART_S = 1.0, 6.0
 
 
 class LeadingEngine:
@@ -47,7 +34,7 @@ class LeadingEngine:
         self._group = group
         # The same draws as Engine's own, so that the number of processes changes no token.
         self._request_seeds = random.Random(seed)
-        self._takes_updates: dict[int, bool] = {}
+        self._takes_updates: list[bool] = []  # of each other process that follows
 
     @property
     def has_unfinished(self) -> bool:
@@ -74,13 +61,13 @@ class LeadingEngine:
         if request.params.seed is None:
             request = dataclasses.replace(request, params=request.params.clone(seed=seed))
         self._engine.add(request)
-        self._group.send({"kind": "add", "request": request_to_json(request)})
+        self._group.call({"kind": "add", "request": request_to_json(request)})
 
     def abort(self, request_id: str) -> bool:
         """As `Engine.abort`; also after another process has failed."""
         found = self._engine.abort(request_id)
         if found and not self._group.is_ending:
-            self._group.send({"kind": "abort", "id": request_id})
+            self._group.call({"kind": "abort", "id": request_id})
         return found
 
     def step(self) -> None:
@@ -91,7 +78,7 @@ class LeadingEngine:
         """
         self._engine.check_alive()
         self._await_followers()
-        self._group.send(_STEP)
+        self._group.call({"kind": "step"})
         with self._group.reporting_failures():
             self._engine.step()
 
@@ -106,13 +93,13 @@ class LeadingEngine:
                 all processes raise it, and none has changed.
         """
         self._await_followers()
-        for process_id, takes in self._takes_updates.items():
+        for process_id, takes in enumerate(self._takes_updates, start=1):
             if not takes:
                 raise ValueError(
                     f"process {process_id} has no new weights to take: call its "
                     "follow(new_params=...) with a function that returns them"
                 )
-        self._group.send({"kind": "update_params"})
+        self._group.call({"kind": "update_params"})
         with self._group.reporting_failures():
             _require_same_update(self._group, params)
             self._engine.update_params(params)
@@ -121,7 +108,7 @@ class LeadingEngine:
         """As `Engine.reset_prefix_cache`, on all processes before their next step."""
         self._group.check()
         self._engine.reset_prefix_cache()
-        self._group.send({"kind": "reset_prefix_cache"})
+        self._group.call({"kind": "reset_prefix_cache"})
 
     @property
     def can_sleep(self) -> bool:
@@ -145,16 +132,9 @@ class LeadingEngine:
 
     def _await_followers(self) -> None:
         """Wait until all others follow: a step would wait for them without a word."""
-        said, since = False, time.monotonic()
-        while len(self._takes_updates) < self._group.num_processes - 1:
-            message = self._group.next_message(timeout=_POLL_S)
-            if message is not None and message["kind"] == "following":
-                self._takes_updates[message["from"]] = message["takes_updates"]
-            if not said and time.monotonic() - since > _PATIENCE_S:
-                said = True
-                missing = set(range(1, self._group.num_processes)) - set(self._takes_updates)
-                names = ", ".join(map(str, sorted(missing)))
-                print(f"Waiting for process {names} to call LLM.follow()", file=sys.stderr)
+        for i in range(1 + len(self._takes_updates), self._group.num_processes):
+            notice = f"Waiting for process {i} to call LLM.follow()"
+            self._takes_updates.append(self._group.get(f"following/{i}", i, notice=notice))
 
 
 class FollowingEngine:
@@ -180,15 +160,10 @@ class FollowingEngine:
             StepError: a device step failed here.
             KeyboardInterrupt: Ctrl-C; all processes end.
         """
-        with self._group.reporting_failures(), _PatientInterrupt() as interrupt:
-            self._group.send({"kind": "following", "takes_updates": new_params is not None})
-            while not interrupt.is_over:
-                message = self._group.next_message(timeout=_POLL_S)
-                if message is not None and not self._do(message, new_params):
-                    break
-                if interrupt.should_tell:
-                    self._group.fail("interrupted (Ctrl-C)")
-            interrupt.check()
+        with self._group.reporting_failures():
+            self._group.put(f"following/{self._group.process_id}", new_params is not None)
+            while self._do(self._group.next_call(), new_params):
+                pass
 
     def close(self) -> None:
         """As `Engine.close`; before the end of `follow` the others end too."""
@@ -230,46 +205,3 @@ def _require_same_update(group: ProcessGroup, params: Any) -> None:
 
 def _ignore(output: RequestOutput) -> None:
     """Outputs are read on process 0."""
-
-
-class _PatientInterrupt:
-    """Ctrl-C that leaves process 0 time to end all in good order; a second one does not wait."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._before: Any = None
-
-    def __enter__(self) -> "_PatientInterrupt":
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if callable(before):
-                self._before = before
-                signal.signal(signal.SIGINT, self._on_interrupt)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    @property
-    def should_tell(self) -> bool:
-        """Whether process 0 did not stop by itself."""
-        return self._waited(_ASK_S)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether process 0 had time enough to part."""
-        return self._waited(_PART_S)
-
-    def check(self) -> None:
-        """Let the interrupt happen, if there was one."""
-        if self._since is not None:
-            self._before(signal.SIGINT, None)
-
-    def _waited(self, seconds: float) -> bool:
-        return self._since is not None and time.monotonic() - self._since > seconds
-
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._since is not None:
-            self._before(number, frame)
-        self._since = time.monotonic()

@@ -1,74 +1,88 @@
-"""A group of processes that run one engine: their messages, and their common end."""
+"""A group of processes that run one engine: what they agree on, their calls, and their common end.
+
+They talk by JAX's coordination service, a store of keys and values that process 0 holds. Values
+are JSON: nothing that is read is executed.
+"""
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
-import platform
-import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jaxinfer.errors import DistributedError, StepError
-from jaxinfer.serving.processes.channel import Channel, Message, encode
+import jax
+from jax._src import distributed
 
-PEER_TIMEOUT_S = 60.0
-_PING_S = 10.0
+from jaxinfer.errors import DistributedError, StepError
+from jaxinfer.serving.processes.start import ENDED_KEY, START_TIMEOUT_S, end_without_the_others
+
+Message = Mapping[str, Any]
+"""A JSON object."""
+
+_POLL_MS = 200
+_PATIENCE_S = 10.0  # with another process, before that is said
 # Time for a process to report another one's failure as an exception before it just ends.
 _GRACE_S = 10.0
-_NOTICE_S = 2.0  # until a connection to a process that has died is known to be gone
-_PING = encode({"kind": "ping"})
+_CALLS_KEPT = 256
+
+_number = itertools.count()
+"""Of the next engine: every process makes the same engines in the same order."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another process and the connection to it.
+def meet(timeout: float = START_TIMEOUT_S) -> "ProcessGroup | None":
+    """The processes of the next engine, once all are there; None if JAX knows of no other.
 
-    Attributes:
-        process_id: which one it is.
-        name: for people.
-        channel: leads there.
+    Args:
+        timeout: seconds to wait for the others.
+
+    Raises:
+        DistributedError: another process has ended or did not come in time; names it.
     """
-
-    process_id: int
-    name: str
-    channel: Channel
-
-
-def own_name(process_id: int) -> str:
-    """What this process calls itself in messages."""
-    return f"process {process_id} (pid {os.getpid()} on {platform.node()})"
+    state = distributed.global_state
+    if not jax.distributed.is_initialized() or state.num_processes == 1:
+        return None
+    prefix = f"jaxinfer/engine {next(_number)}/"
+    group = ProcessGroup(state.process_id, state.num_processes, state.client, prefix)
+    try:
+        group.agree("here", True, timeout=timeout)
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 class ProcessGroup:
-    """One engine's processes: a star around process 0, watched from the first moment.
+    """One engine's processes, of which process 0 leads: it takes the requests.
 
-    A process that dies ends all others at once: collectives that wait for it would never end. One
-    that fails in good order is an exception in the others, where they look for messages, and ends
-    any process that does not look within seconds.
+    A process that fails in good order is an exception in the others, where they wait for each
+    other, and ends any process that does not look within seconds: a collective that waits for it
+    would never end. Processes that die are left to JAX, which ends the others.
 
     Args:
         process_id: which process this is.
         num_processes: how many there are.
-        peers: on process 0 all others, in order; elsewhere process 0.
+        client: of JAX's coordination service.
+        prefix: of all keys of this group.
     """
 
-    def __init__(self, process_id: int, num_processes: int, peers: list[Peer]) -> None:
+    def __init__(self, process_id: int, num_processes: int, client: Any, prefix: str) -> None:
         self.process_id = process_id
         self.num_processes = num_processes
-        self._peers = peers
-        self._inbox: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+        self._client = client
+        self._prefix = prefix
+        self._num_agreed = self._num_calls = self._num_forgotten = 0
         self._failure: str | None = None
-        self._ending = threading.Event()
-        self._grace: threading.Timer | None = None
-        # Held from the arrival of a failure until it is passed on, before this process parts.
-        self._noting = threading.Lock()
-        for peer in peers:
-            self._spawn(self._receive_all, peer)
-        self._spawn(self._ping)
+        # Set when the processes part, or this one has told, or was told, of a failure.
+        self._is_over = threading.Event()
+        self._sender = ThreadPoolExecutor(1, "jaxinfer-calls")  # a step need not wait for it
+        self._watcher = threading.Thread(target=self._watch, name="jaxinfer-watch", daemon=True)
+        self._watcher.start()
         atexit.register(self.close)  # before JAX's own hook, which waits for all processes
 
     @property
@@ -79,29 +93,24 @@ class ProcessGroup:
     @property
     def is_ending(self) -> bool:
         """Whether the processes part, or one has failed."""
-        return self._ending.is_set()
+        return self._is_over.is_set() or self._failure is not None
 
-    def agree(self, topic: str, value: Any) -> list[Any]:
+    def agree(self, topic: str, value: Any, *, timeout: float = float("inf")) -> list[Any]:
         """Every process's value, in order of process ids; all processes call it.
 
         Args:
             topic: names the exchange.
             value: plain JSON data.
+            timeout: seconds to wait for the others.
 
         Raises:
             DistributedError: another process has failed; says which and why.
         """
-        mine = {"kind": "value", "topic": topic, "value": value}
-        if not self.leads:
-            self.send(mine)
-            return self._expect("values", topic)["value"]
-        values = {0: value}
-        while len(values) < self.num_processes:
-            message = self._expect("value", topic)
-            values[message["from"]] = message["value"]
-        ordered = [values[i] for i in range(self.num_processes)]
-        self.send({"kind": "values", "topic": topic, "value": ordered})
-        return ordered
+        self._num_agreed += 1
+        key = f"{topic} {self._num_agreed}/"
+        self.put(f"{key}{self.process_id}", value)
+        everyone = range(self.num_processes)
+        return [self.get(f"{key}{i}", i, timeout=timeout) for i in everyone]
 
     def require_same(
         self, description: Mapping[str, Any], fix: str = "start all of them alike"
@@ -115,8 +124,7 @@ class ProcessGroup:
         Raises:
             DistributedError: names what differs, and the processes.
         """
-        # Through JSON, as the others' came: it makes tuples lists.
-        everyone = self.agree("description", json.loads(json.dumps(description)))
+        everyone = self.agree("description", description)
         for name in dict.fromkeys(name for each in everyone for name in each):
             for i, other in enumerate(everyone):
                 first, own = everyone[0].get(name), other.get(name)
@@ -126,30 +134,65 @@ class ProcessGroup:
                         f"{own!r}; {fix}"
                     )
 
-    def send(self, message: Message) -> None:
-        """Send a message to all followers, or from one of them to process 0.
+    def put(self, key: str, value: Any) -> None:
+        """Leave a value for the others, in place of an earlier one."""
+        self._client.key_value_set(self._prefix + key, json.dumps(value), allow_overwrite=True)
+
+    def get(
+        self, key: str, owner: int, *, timeout: float = float("inf"), notice: str | None = None
+    ) -> Any:
+        """The value that another process leaves, once it is there.
+
+        Args:
+            key: as in `put`.
+            owner: the process.
+            timeout: seconds to wait.
+            notice: printed where that takes long.
+
+        Raises:
+            DistributedError: a process has failed or ended, or did not come in time; says which.
+        """
+        since = time.monotonic()
+        while (text := self._poll(self._prefix + key)) is None:
+            self.check()
+            waited = time.monotonic() - since
+            if self._poll(f"{ENDED_KEY}{owner}", milliseconds=1) is not None:
+                raise DistributedError(f"process {owner} has ended")
+            if waited > timeout:
+                raise DistributedError(
+                    f"process {owner} did not make its engine in time; every process must make the "
+                    "same engines in the same order"
+                )
+            if notice is not None and waited > _PATIENCE_S:
+                print(notice, file=sys.stderr, flush=True)
+                notice = None
+        return json.loads(text)
+
+    def call(self, message: Message) -> None:
+        """Have all other processes do something, after all that they were told before.
 
         Raises:
             DistributedError: another process has failed; says which and why.
         """
         self.check()
-        self._send_all(encode(message))
+        self._sender.submit(self.put, f"call {self._num_calls}", message)
+        self._num_calls += 1
+        if self._num_calls % _CALLS_KEPT == 0:
+            self._sender.submit(self._forget_calls)
 
-    def next_message(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """The next message, in order of arrival; None if there is none in time.
-
-        It has "from", the process that sent it; its kind is "closed" when that one has parted.
+    def next_call(self) -> dict[str, Any]:
+        """What process 0 calls for next; its kind is "stop" when it has parted.
 
         Raises:
             DistributedError: another process has failed; says which and why.
         """
-        try:
-            sender, message = self._inbox.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if message["kind"] == "failed":
-            self.check()
-        return {**message, "from": sender}
+        message = self.get(f"call {self._num_calls}", 0)
+        self._num_calls += 1
+        if self._num_calls % _CALLS_KEPT == 0:
+            self.put(f"taken/{self.process_id}", self._num_calls)
+        if message["kind"] == "stop":
+            self._is_over.set()
+        return message
 
     def check(self) -> None:
         """Raise what another process has reported, or this one has.
@@ -158,16 +201,16 @@ class ProcessGroup:
             DistributedError: says which process failed and why.
         """
         if self._failure is not None:
-            self._call_off_the_end()
+            self._is_over.set()
             raise DistributedError(self._failure)
 
     def fail(self, reason: str) -> None:
         """Tell the others that this process can't go on; they end."""
-        if not self._ending.is_set():
-            self._ending.set()
-            text = f"process {self.process_id}: {reason}"
-            self._failure = self._failure or text  # nothing is sent from here any more
-            self._send_all(encode({"kind": "failed", "text": text}))
+        if not self.is_ending:
+            self._failure = f"process {self.process_id}: {reason}"
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was faster
+                self._client.key_value_set(f"{self._prefix}failed", self._failure)
+        self._is_over.set()
 
     @contextlib.contextmanager
     def reporting_failures(self) -> Iterator[None]:
@@ -178,101 +221,52 @@ class ProcessGroup:
             self.fail("interrupted (Ctrl-C)")
             raise
         except BaseException as error:
-            if isinstance(error, StepError):
-                # A step fails, too, when another process has died, and may do so before that is
-                # noticed here: then `_lose` ends this process, and says which one it was.
-                self._ending.wait(_NOTICE_S)
+            if isinstance(error, StepError):  # as where another process has died
+                end_without_the_others()
             self.fail(" ".join(str(error).split()) or type(error).__name__)
             raise
 
     def close(self) -> None:
-        """Part in good order: followers are told to stop. Safe to call again."""
+        """Part in good order: the others are told to stop. Safe to call again."""
         atexit.unregister(self.close)
-        self._call_off_the_end()
-        if not self._ending.is_set():
-            if not self.leads:
-                self.fail("it closed its engine while process 0 still runs")
+        if not self.is_ending:
+            if self.leads:
+                self.call({"kind": "stop"})
             else:
-                self._ending.set()
-                self._send_all(encode({"kind": "stop"}))
-        for peer in self._peers:
-            peer.channel.finish()
+                self.fail("it closed its engine while process 0 still runs")
+        self._is_over.set()
+        self._sender.shutdown()
+        self._watcher.join()  # Python's end would abort in the midst of a call to JAX
 
-    def _expect(self, kind: str, topic: str) -> dict[str, Any]:
-        message = self.next_message()
-        if message is None or (message["kind"], message.get("topic")) != (kind, topic):
-            raise DistributedError(f"expected the {kind} of {topic}, got {message!r:.100}")
-        return message
-
-    def _send_all(self, encoded: bytes) -> None:
-        for peer in self._peers:
-            try:
-                peer.channel.send(encoded)
-            except OSError:
-                self._lose(peer)
-
-    def _receive_all(self, peer: Peer) -> None:
-        """Take in what a peer sends until it ends, in a thread of its own."""
+    def _poll(self, key: str, milliseconds: int = _POLL_MS) -> str | None:
         try:
-            while True:
-                message = peer.channel.receive()
-                if message.get("kind") != "ping":
-                    self._receive(peer, message)
-        except (OSError, EOFError, ValueError):
-            self._lose(peer)
-            peer.channel.close()
-            self._inbox.put((peer.process_id, {"kind": "closed"}))
+            return self._client.blocking_key_value_get(key, milliseconds)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise DistributedError(str(error).splitlines()[0]) from None
 
-    def _receive(self, peer: Peer, message: dict[str, Any]) -> None:
-        kind = message.get("kind")
-        if kind == "died":
-            self._end(message["text"])
-        if kind == "failed":
-            self._note_failure(peer, message["text"])
-        if kind == "stop":
-            self._ending.set()
-        self._inbox.put((peer.process_id, message))
+    def _watch(self) -> None:
+        """End this process when another one has failed, unless that is noticed elsewhere in time.
 
-    def _note_failure(self, peer: Peer, text: str) -> None:
-        """Pass on that a process has failed, and end this one unless it says so in time."""
-        with self._noting:
-            self._failure = text
-            if self._ending.is_set():
-                return
-            self._ending.set()
-            self._grace = threading.Timer(_GRACE_S, self._end, (text,))
-            self._grace.daemon = True
-            self._grace.start()
-            for other in self._peers:
-                if other is not peer:
-                    with contextlib.suppress(OSError):
-                        other.channel.send(encode({"kind": "failed", "text": text}))
-
-    def _call_off_the_end(self) -> None:
-        with self._noting:
-            if self._grace is not None:
-                self._grace.cancel()
-
-    def _lose(self, peer: Peer) -> None:
-        """End this process, and have the others end, because a peer is gone without a word."""
-        if self._ending.is_set():
+        Its main thread may wait in a collective for ever.
+        """
+        text = None
+        with contextlib.suppress(DistributedError):  # nothing can be heard any more
+            while text is None and not self._is_over.is_set():
+                text = self._poll(f"{self._prefix}failed")
+        if text is None:
             return
-        text = f"{peer.name} has died or can't be reached"
-        for other in self._peers:
-            if other is not peer:
-                with contextlib.suppress(OSError):
-                    other.channel.send(encode({"kind": "died", "text": text}))
-        self._end(text)
+        self._failure = self._failure or text
+        if not self._is_over.wait(_GRACE_S):
+            line = f"jaxinfer: {text}; process {self.process_id} ends too"
+            print(line, file=sys.stderr, flush=True)
+            os._exit(1)
 
-    def _end(self, text: str) -> None:
-        """End this process at once: its main thread may wait in a collective for ever."""
-        line = f"jaxinfer: {text}; process {self.process_id} of {self.num_processes} ends too"
-        print(line, file=sys.stderr, flush=True)
-        os._exit(1)
-
-    def _ping(self) -> None:
-        while not self._ending.wait(_PING_S):
-            self._send_all(_PING)
-
-    def _spawn(self, run: Any, *arguments: object) -> None:
-        threading.Thread(target=run, args=arguments, name="jaxinfer-peer", daemon=True).start()
+    def _forget_calls(self) -> None:
+        """Delete the calls that all others have taken."""
+        taken = [self._poll(f"{self._prefix}taken/{i}", 1) for i in range(1, self.num_processes)]
+        least = min(int(each or 0) for each in taken)
+        for number in range(self._num_forgotten, least):
+            self._client.key_value_delete(f"{self._prefix}call {number}")
+        self._num_forgotten = max(self._num_forgotten, least)

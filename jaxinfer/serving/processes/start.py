@@ -2,16 +2,12 @@
 
 import atexit
 import os
-import sys
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-
-from jaxinfer.serving.processes import coordination
-from jaxinfer.serving.processes.forwarder import Forwarder
+from jax._src import distributed
 
 AUTO = "auto"
 """In place of an address: Slurm, Kubernetes or MPI know it."""
@@ -25,34 +21,11 @@ _VARIABLES = {
     "num_processes": "JAX_NUM_PROCESSES",
     "process_id": "JAX_PROCESS_ID",
 }
-# JAX aborts the process when its own time is up; ours comes first.
-_JAX_EXTRA_S = 60
+_JAX_EXTRA_S = 60  # JAX aborts the process when its own time is up; ours comes first
+_HEARTBEAT_TIMEOUT_S = 60
 _SHUTDOWN_TIMEOUT_S = 30
 _PART_TIMEOUT_S = 10
-
-
-@dataclass(frozen=True)
-class Place:
-    """This process among the others.
-
-    Attributes:
-        host: of process 0.
-        port: of the coordination service there.
-        num_processes: how many there are.
-        process_id: which one this is.
-        local_device_ids: the devices it may use; None is all that it sees.
-    """
-
-    host: str
-    port: int
-    num_processes: int
-    process_id: int
-    local_device_ids: Any = None
-
-    @property
-    def address(self) -> str:
-        """The address of the coordination service, as HOST:PORT."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+_LAST_WORDS_S = 2
 
 
 def start_processes(
@@ -78,27 +51,23 @@ def start_processes(
         ValueError: an argument is missing or wrong, or the others did not come in time.
         RuntimeError: JAX has started its backends already.
     """
-    place = find_place(coordinator_address, num_processes, process_id, timeout)
-    if place is None or place.num_processes == 1:
+    place = find_place(coordinator_address, num_processes, process_id)
+    if place is None or place.get("num_processes") == 1:
         return
+    state = distributed.global_state
     if jax.distributed.is_initialized():
-        started = (coordination.num_processes(), coordination.process_id())
-        if started != (place.num_processes, place.process_id):
+        started = {"num_processes": state.num_processes, "process_id": state.process_id}
+        if not started.items() <= {**started, **place}.items():
             raise ValueError(
-                f"JAX was started as process {started[1]} of {started[0]}, not as process "
-                f"{place.process_id} of {place.num_processes}; leave the arguments out"
+                f"JAX was started as process {state.process_id} of {state.num_processes}, not as "
+                f"process {place['process_id']} of {place['num_processes']}; leave the arguments "
+                "out"
             )
         return
-    if place.process_id > 0:
-        forwarder = Forwarder(
-            place.host, place.port, lambda ending: _end_without(place.address, ending=ending)
-        )
-        _initialize(forwarder.address, place, timeout)
-        atexit.register(forwarder.close)
-    else:
-        _initialize(place.address, place, timeout)
+    _initialize(place, timeout)
     # Runs before JAX's own hook, which waits until all processes have come as far.
-    atexit.register(lambda: coordination.put(f"{ENDED_KEY}{place.process_id}", b"1"))
+    client: Any = state.client
+    atexit.register(lambda: client.key_value_set(f"{ENDED_KEY}{state.process_id}", "1"))
 
 
 def part_from_others() -> None:
@@ -106,50 +75,61 @@ def part_from_others() -> None:
 
     An ordinary exit of Python does this by itself; call it before `os._exit`.
     """
-    if coordination.is_started():
+    if jax.distributed.is_initialized():
         thread = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         thread.start()
         thread.join(_PART_TIMEOUT_S)
 
 
+def end_without_the_others() -> None:
+    """Have this process wait for no other when it ends: one of them may have died."""
+
+    def forget() -> None:
+        if distributed.global_state.process_id == 0:
+            time.sleep(_LAST_WORDS_S)  # others end with a stack dump once process 0 is gone
+        _forget_connection()
+
+    _keep_connection()
+    atexit.register(forget)
+
+
 def find_place(
-    coordinator_address: str | None, num_processes: int | None, process_id: int | None, timeout: int
-) -> Place | None:
-    """This process's place from arguments and environment; None if neither says anything.
+    coordinator_address: str | None, num_processes: int | None, process_id: int | None
+) -> dict[str, Any] | None:
+    """This process's place, as `jax.distributed.initialize` takes it, or None if nothing is said.
 
     Raises:
         ValueError: something is missing or wrong; names the argument.
     """
-    given = {
-        "coordinator_address": coordinator_address,
-        "num_processes": num_processes,
-        "process_id": process_id,
+    given = zip(_VARIABLES, (coordinator_address, num_processes, process_id), strict=True)
+    place: dict[str, Any] = {
+        name: os.environ.get(_VARIABLES[name]) if value is None else value for name, value in given
     }
-    values = {
-        name: os.environ.get(variable) if given[name] is None else given[name]
-        for name, variable in _VARIABLES.items()
-    }
-    if all(value is None for value in values.values()):
+    if all(value is None for value in place.values()):
         return None
-    local_device_ids = None
-    if values["coordinator_address"] == AUTO:
-        *detected, local_device_ids = coordination.detect(timeout)
-        if None in detected:
-            raise ValueError(
-                "coordinator_address='auto' needs Slurm, Kubernetes or MPI, and none was found; "
-                "give coordinator_address, num_processes and process_id"
-            )
-        values = dict(zip(_VARIABLES, detected, strict=True))
+    if place["coordinator_address"] == AUTO:
+        return {}
     for name, variable in _VARIABLES.items():
-        if values[name] is None:
+        if place[name] is None:
             raise ValueError(f"several processes need {name} too (or {variable})")
-    host, port = _host_and_port(values["coordinator_address"])
-    count = _integer("num_processes", values["num_processes"], 1, None)
-    index = _integer("process_id", values["process_id"], 0, count - 1)
-    return Place(host, port, count, index, local_device_ids)
+    host, _, port = str(place["coordinator_address"]).rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(
+            f"coordinator_address must be HOST:PORT or 'auto', got {place['coordinator_address']!r}"
+        )
+    for name in ("num_processes", "process_id"):
+        if not isinstance(place[name], int) and not str(place[name]).isdecimal():
+            raise ValueError(f"{name} must be an integer, got {place[name]!r}")
+        place[name] = int(place[name])
+    if not 0 <= place["process_id"] < place["num_processes"]:
+        raise ValueError(
+            f"process_id must be from 0 to num_processes - 1, got {place['process_id']} of "
+            f"{place['num_processes']}"
+        )
+    return place
 
 
-def _initialize(address: str, place: Place, timeout: int) -> None:
+def _initialize(place: dict[str, Any], timeout: int) -> None:
     """Start JAX's runtime in a thread, because it can't be interrupted and ends with an abort."""
     # With the preemption service on, SIGTERM would no longer end the process.
     jax.config.update("jax_enable_preemption_service", False)
@@ -158,12 +138,10 @@ def _initialize(address: str, place: Place, timeout: int) -> None:
     def run() -> None:
         try:
             jax.distributed.initialize(
-                address,
-                place.num_processes,
-                place.process_id,
-                local_device_ids=place.local_device_ids,
-                cluster_detection_method="deactivate",
+                **place,
+                cluster_detection_method="deactivate" if place else None,
                 initialization_timeout=timeout + _JAX_EXTRA_S,
+                heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S,
                 shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
             )
         except BaseException as error:
@@ -175,42 +153,32 @@ def _initialize(address: str, place: Place, timeout: int) -> None:
         thread.join(timeout)
         if thread.is_alive():
             raise ValueError(
-                f"process {place.process_id} waited {timeout} s for all {place.num_processes} "
-                f"processes to come to {place.address}; start each with the same "
+                f"waited {timeout} s for all processes to come to "
+                f"{distributed.global_state.coordinator_address}; start each with the same "
                 "coordinator_address and its own process_id, and see that the port is reachable"
             )
     except BaseException:
-        coordination.forget()  # JAX would wait for the connection when Python ends
+        _keep_connection()
+        _forget_connection()
         raise
     if errors:
         (error,) = errors
+        if isinstance(error, ValueError) and not place:
+            raise ValueError(
+                "coordinator_address='auto' needs Slurm, Kubernetes or MPI, and none was found; "
+                "give coordinator_address, num_processes and process_id"
+            ) from None
         if isinstance(error, jax.errors.JaxRuntimeError):
-            raise ValueError(f"process {place.process_id}: {str(error).splitlines()[0]}") from None
+            raise ValueError(str(error).splitlines()[0]) from None
         raise error
 
 
-def _end_without(address: str, *, ending: bool) -> None:
-    """End this process, whose coordinator has gone; one that ends anyway gets time to do so."""
-    time.sleep(1)  # a process that knows more says it first
-    if ending:
-        os._exit(0)
-    text = f"jaxinfer: process 0 (at {address}) has ended; this process ends too"
-    print(text, file=sys.stderr, flush=True)
-    os._exit(1)
+def _keep_connection() -> None:
+    """Hold on to the connection until the process has ended: freeing it would wait, too."""
+    kept = (distributed.global_state.client, distributed.global_state.service)
+    threading.Thread(target=lambda: kept and threading.Event().wait(), daemon=True).start()
 
 
-def _host_and_port(address: Any) -> tuple[str, int]:
-    host, colon, port = str(address).rpartition(":")
-    if not colon or not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"coordinator_address must be HOST:PORT or 'auto', got {address!r}")
-    return host.strip("[]"), int(port)
-
-
-def _integer(name: str, value: Any, low: int, high: int | None) -> int:
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if number < low or (high is not None and number > high):
-        limit = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name} must be {limit}, got {number}")
-    return number
+def _forget_connection() -> None:
+    """Leave nothing to JAX to shut down, which would wait for others, or end the process."""
+    distributed.global_state.client = distributed.global_state.service = None

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.policy import Kernels
 
 _MOST_DEVICES = 4  # what `all_reduce.supports_devices` takes
 
@@ -33,12 +33,12 @@ class PeerBuffers(NamedTuple):
     peers: jax.Array
 
 
-def have_peer_buffers(mesh: Mesh, num_devices: int, backend: Backend) -> bool:
+def have_peer_buffers(mesh: Mesh, num_devices: int, kernels: Kernels) -> bool:
     """Whether the devices of a mesh sum through each other's memory, if they can reach it.
 
     They must be the GPUs of one process; in another process an address means nothing.
     """
-    if backend != "mosaic" or mesh.devices.size != num_devices:
+    if kernels.backend != "mosaic" or mesh.devices.size != num_devices:
         return False
     processes = {device.process_index for device in mesh.devices.flat}
     return len(processes) == 1 < num_devices <= _MOST_DEVICES

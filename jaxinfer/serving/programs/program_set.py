@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import KINDS, kind_of
@@ -19,9 +19,9 @@ def all_programs(buckets: Buckets, *, swaps: bool) -> list[ProgramKey]:
     return [key for kind in KINDS.values() for key in kind.keys(buckets, swaps=swaps)]
 
 
-def largest_programs(buckets: Buckets, backend: Backend) -> list[ProgramKey]:
+def largest_programs(buckets: Buckets, kernels: Kernels) -> list[ProgramKey]:
     """Candidates for the largest peak memory, the slowest to compile first."""
-    return [key for kind in KINDS.values() for key in kind.largest(buckets, backend)]
+    return [key for kind in KINDS.values() for key in kind.largest(buckets, kernels)]
 
 
 def program_of(programs: Programs, key: ProgramKey) -> Program:

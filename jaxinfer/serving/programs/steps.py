@@ -9,7 +9,8 @@ from its block pool, token ids are checked by the host or come from the sampler,
 [0, V); and each gather here says ``mode="clip"``, each scatter ``mode="drop"``, on purpose.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +20,24 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
-from jaxinfer.kernels.attention.op import Backend, paged_attention
+from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import Architecture, architecture_of
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.layer_kind import LayerKind
+from jaxinfer.model.layers import decoder
+from jaxinfer.model.layers.context import LayerContext, LayerStep, Pages, Parts, Rotation
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows, StepInputs
+from jaxinfer.serving.programs.token_parts import cut
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 
 KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
 """Key and value pages of each layer."""
 Forward = Callable[..., tuple[KVCache, Array, Array]]
 """What `feed_last_tokens` is, or behaves as."""
-RunLayers = Callable[..., tuple[KVCache, Array]]
-"""`_run_layers`, or a function that takes its place in a prefill."""
-LayerPages = tuple[Array, Array]
-"""Key and value pages of one layer."""
-Rotation = tuple[Array, Array]
-"""Cosines and sines ``[T, D]`` at each token's position."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StepContext:
         config: the model's shape.
         mesh: the devices.
         rules: which logical axis is split over which mesh axis.
-        backend: the attention implementation.
+        kernels: which kernels compute attention and all else.
         block_size: S, tokens in a page.
         peer_buffers: whether small sums go through the devices' peer buffers (`peer_buffers.py`).
         logits_processor: a user's change of the logits, compiled into the sampler.
@@ -60,7 +60,7 @@ class StepContext:
     config: ModelConfig
     mesh: Mesh
     rules: ShardingRules
-    backend: Backend
+    kernels: Kernels
     block_size: int
     peer_buffers: bool = False
     logits_processor: LogitsProcessor | None = None
@@ -111,7 +111,7 @@ def prefill_step(
     *,
     context: StepContext,
     shape: PrefillShape,
-    run_layers: RunLayers | None = None,
+    part_sizes: Sequence[int] = (),
 ) -> tuple[KVCache, Float[Array, "B E"], Int32[Array, " rows"], Float[Array, "T E"] | None]:
     """Feed packed ragged rows: prompts, chunks of prompts, and single tokens between them.
 
@@ -123,7 +123,7 @@ def prefill_step(
         peers: this device's row of `PeerBuffers.peers`; None leaves all sums to XLA.
         context: static.
         shape: the bucket; static.
-        run_layers: takes the place of `_run_layers`; static.
+        part_sizes: of `run_layers`; static.
 
     Returns:
         The pages; the final hidden state of each row's last token; for the sampler, its
@@ -135,9 +135,9 @@ def prefill_step(
     token_ids = jnp.where(batch.token_ids < 0, in_flight, batch.token_ids)
     ends = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
     tokens = batch.for_layers()._replace(token_ids=token_ids)
-    run_layers, axis = run_layers or _run_layers, context.tensor_axis(peers)
-    last_rows = None if shape.all_tokens else ends
-    kv, x = run_layers(params, kv, tokens, context, axis, last_rows=last_rows)
+    axis, last_rows = context.tensor_axis(peers), None if shape.all_tokens else ends
+    options: dict[str, Any] = {"last_rows": last_rows, "part_sizes": part_sizes}
+    kv, x = run_layers(params, kv, tokens, context, axis, **options)
     last = x.at[ends].get(mode="clip") if shape.all_tokens else x
     rows = SampledRows(batch.slots, token_ids.at[ends].get(mode="clip"), batch.sampling)
     hidden = context.architecture.final_hidden(params, last, context.config)
@@ -169,7 +169,7 @@ def feed_last_tokens(
         cu_seqlens=cu_seqlens,
     )
     axis = context.tensor_axis(peers)
-    kv, x = _run_layers(params, kv, tokens, context, axis, max_query_len=1)
+    kv, x = run_layers(params, kv, tokens, context, axis, max_query_len=1)
     return kv, context.architecture.final_hidden(params, x, context.config), token_ids
 
 
@@ -205,7 +205,7 @@ def decode_step(
     return kv, hidden, SampledRows(batch.slots, fed, batch.sampling).joined()
 
 
-def _run_layers(
+def run_layers(
     params: Mapping[str, Any],
     kv: KVCache,
     tokens: StepInputs,
@@ -214,53 +214,74 @@ def _run_layers(
     *,
     max_query_len: int | None = None,
     last_rows: Int32[Array, " B"] | None = None,
+    part_sizes: Sequence[int] = (),
 ) -> tuple[KVCache, Float[Array, "_ E"]]:
     """Embed and run every layer; each writes its keys and values before it attends.
 
-    With `last_rows`, only these tokens leave the last layer: the last of each row.
+    With `last_rows`, only these tokens leave the last layer: the last of each row. With
+    `part_sizes`, parts of these numbers of tokens go through the layers in turn (`token_parts.py`).
     """
     config, model = context.config, context.architecture
-    layer_step = layer_function(context, axis, max_query_len)
-    residual = embedded(params, tokens, context, axis)
-    rotation = model.rotation(tokens.positions, config, residual.x.dtype)
+    parts, sums = [tokens], axis
+    if part_sizes and axis is not None:  # sums of parts do not depend on each other
+        parts, sums = cut(tokens, part_sizes), axis.alone()
+    residuals = [embedded(params, part, context, sums) for part in parts]
+    dtype = residuals[0].x.dtype
+    rotations = [model.rotations(part.positions, config, dtype) for part in parts]
     # The barrier keeps XLA from computing cosines again inside every layer.
-    rotation = jax.lax.optimization_barrier(rotation)
-    pages_of_layers = []
-    last = config.num_hidden_layers - 1
-    for index in range(config.num_hidden_layers):
-        layer, kept = params["model"]["layers"][str(index)], last_rows if index == last else None
-        pages, residual = layer_step(layer, kv[index], residual, rotation, tokens, kept)
-        pages_of_layers.append(pages)
-    return tuple(pages_of_layers), residual.summed()
+    rotations = jax.lax.optimization_barrier(rotations)
+    step_of = functools.cache(lambda kind: layer_function(kind, context, axis, max_query_len))
+    return decoder.run_layers(
+        params["model"]["layers"],
+        model.layer_kinds(config),
+        kv,
+        Parts(residuals, rotations, parts),
+        lambda _, kind: step_of(kind),
+        whole=tokens,
+        last_rows=last_rows,
+    )
 
 
 def layer_function(
-    context: StepContext, axis: TensorAxis | None, max_query_len: int | None = None
-) -> Callable[..., tuple[LayerPages, ResidualStream]]:
-    """``(layer, pages, residual, rotation, tokens, last_rows) -> (pages, residual)``.
-
-    Traced and lowered once: layers have the same shapes, and a jit inside a jit is cached.
-    """
-    config, backend, model = context.config, context.backend, context.architecture
+    kind: LayerKind,
+    context: StepContext,
+    axis: TensorAxis | None,
+    max_query_len: int | None = None,
+) -> LayerStep:
+    """Layers of one kind. Traced and lowered once for all: a jit inside a jit is cached."""
+    config, kernels, model = context.config, context.kernels, context.architecture
 
     @jax.jit
     def layer_step(
         layer: Mapping[str, Any],
-        pages: LayerPages,
-        residual: ResidualStream,
-        rotation: Rotation,
-        tokens: StepInputs,
-        last_rows: Array | None,
-    ) -> tuple[LayerPages, ResidualStream]:
-        def attend(attention: Mapping[str, Any], heads: tuple[Array, ...]) -> Array:
+        pages: Pages,
+        residuals: Sequence[ResidualStream],
+        rotations: Sequence[Rotation],
+        tokens: Sequence[StepInputs],
+        rows: Array | None,
+    ) -> tuple[Pages, Sequence[ResidualStream]]:
+        def attend(
+            part: StepInputs,
+            rotation: Rotation,
+            attention: Mapping[str, Any],
+            heads: tuple[Array, ...],
+        ) -> Array:
             nonlocal pages
             mixed, pages = write_and_attend(
-                attention, heads, rotation, pages, tokens, context, max_query_len, last_rows
+                attention, heads, rotation, pages, part, context, max_query_len, rows
             )
             return mixed
 
-        residual = model.decoder_layer(layer, residual, config, attend, axis, backend, last_rows)
-        return pages, residual
+        contexts = [
+            LayerContext(config, kind, functools.partial(attend, *of), axis, kernels, of[0], rows)
+            for of in zip(tokens, rotations, strict=True)
+        ]
+        if len(contexts) == 1:
+            behind = [model.decoder_layer(layer, residuals[0], contexts[0])]
+        else:
+            assert model.overlapped_layer is not None
+            behind = model.overlapped_layer(layer, residuals, contexts)
+        return pages, behind  # read after attention has replaced them
 
     return layer_step
 
@@ -269,26 +290,26 @@ def embedded(
     params: Mapping[str, Any], tokens: StepInputs, context: StepContext, axis: TensorAxis | None
 ) -> ResidualStream:
     """The residual stream that the first layer reads."""
-    model, backend = context.architecture, context.backend
+    model, kernels = context.architecture, context.kernels
     if axis is None:
-        return begin(model.embed(params, tokens.token_ids), backend=backend)
-    return begin_sum(model.embed_share(params, tokens.token_ids, axis), axis, backend=backend)
+        return begin(model.embed(params, tokens.token_ids), kernels=kernels)
+    return begin_sum(model.embed_share(params, tokens.token_ids, axis), axis, kernels=kernels)
 
 
 def write_and_attend(
     attention: Mapping[str, Any],
     heads: tuple[Array, ...],
     rotation: Rotation,
-    pages: LayerPages,
+    pages: Pages,
     tokens: StepInputs,
     context: StepContext,
     max_query_len: int | None = None,
     last_rows: Int32[Array, " B"] | None = None,
-) -> tuple[Float[Array, "_ H D"], LayerPages]:
+) -> tuple[Float[Array, "_ H D"], Pages]:
     """One layer's attention from raw heads, of all tokens or some; and the pages with these in."""
-    config, backend = context.config, context.backend
+    config, kernels = context.config, context.kernels
     q, (k_pages, v_pages) = context.architecture.write_heads(
-        attention, heads, rotation, pages, tokens.slot_mapping, config, backend
+        attention, heads, rotation, pages, tokens.slot_mapping, config, kernels
     )
     cu_seqlens = tokens.cu_seqlens
     if last_rows is not None:  # each row is one query now, as in decoding
@@ -304,6 +325,6 @@ def write_and_attend(
         scale=config.head_dim**-0.5,
         max_query_len=max_query_len,
         shared=tokens.shared,
-        backend=backend,
+        kernels=kernels,
     )
     return mixed, (k_pages, v_pages)

@@ -74,7 +74,9 @@ class NewRequest:
         kind: the kind of its outputs.
         seed_offset: added to the seed of `params`: the completion's index, where each of several
             completions is a request of its own.
-        prefill_only: run the prompt only, for its log-probabilities; nothing is sampled.
+        prefill_only: run the prompt only, for its log-probabilities or its vector; nothing is
+            sampled.
+        pooled: whether a `prefill_only` request gets the vector of its last token.
         priority: of all its completions; lower values run earlier, see `Scheduler`.
         answer: how its text is read; None leaves it whole.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
@@ -88,6 +90,7 @@ class NewRequest:
     kind: OutputKind = "cumulative"
     seed_offset: int = 0
     prefill_only: bool = False
+    pooled: bool = False
     priority: int = 0
     answer: AnswerFormat | None = None
     sink: Sink | None = None

@@ -3,6 +3,9 @@
 import contextlib
 import functools
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from jaxinfer.logprobs import LogprobsAtPosition
 from jaxinfer.model.text.tokenizer import Tokenizer
@@ -13,7 +16,7 @@ from jaxinfer.serving.requests.completion_logprobs import logprobs_at, start_rec
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.result import POOLED, PROMPT_LOGPROBS, TokenScores
 
 _SEED_RANGE = 1 << 64
 
@@ -173,6 +176,7 @@ class RequestGroup:
         self._num_prompt_logprobs = params.prompt_logprobs
         scored: list[LogprobsAtPosition | None] = [None] * len(prompt.token_ids)
         self._prompt_logprobs = None if params.prompt_logprobs is None else scored
+        self._embedding: list[float] | None = None
         self._metrics = RequestMetrics(arrival_time)
         seed = params.seed if params.seed is not None else seed
         # Only the first completion scores the prompt.
@@ -201,26 +205,33 @@ class RequestGroup:
             if self._metrics.first_token_time is None:
                 self._metrics.first_token_time = now
 
-    def score_prompt(self, scores: TokenScores, offset: int, start: int, count: int) -> bool:
-        """Record the log-probabilities of a chunk of the prompt.
+    def take_readout(self, name: str, value: Any, start: int) -> bool:
+        """Record what a step gave beside tokens.
 
         Args:
-            scores: `[T]`, of a step's packed tokens as predictors of their successors.
-            offset: index in it of the chunk's first token.
-            start: the first token's position in the prompt.
-            count: tokens in the chunk.
+            name: of the readout.
+            value: as `jaxinfer.serving.requests.result` says of that name.
+            start: the position of the first token that the step fed.
 
         Returns:
-            False if the logits of a token in the chunk were not finite.
+            False if the value is not finite.
         """
+        takes = {PROMPT_LOGPROBS: self._score_prompt, POOLED: self._pool}
+        return takes[name](value, start)
+
+    def _pool(self, vector: np.ndarray, start: int) -> bool:
+        self._embedding = vector.tolist()
+        return bool(np.isfinite(vector).all())
+
+    def _score_prompt(self, scores: TokenScores, start: int) -> bool:
         if self._prompt_logprobs is None or self._num_prompt_logprobs is None:
             return True
-        count = min(count, len(self._prompt_logprobs) - 1 - start)
-        if not scores.ok[offset : offset + max(count, 0)].all():
+        count = min(len(scores.tokens), len(self._prompt_logprobs) - 1 - start)
+        if not scores.ok[: max(count, 0)].all():
             return False
         for i in range(count):
             self._prompt_logprobs[start + i + 1] = logprobs_at(
-                scores, (offset + i,), self._num_prompt_logprobs, self._tokenizer
+                scores, (i,), self._num_prompt_logprobs, self._tokenizer
             )
         return True
 
@@ -251,6 +262,7 @@ class RequestGroup:
             prompt_token_ids=self.new.prompt.token_ids,
             outputs=outputs,
             prompt_logprobs=self._prompt_logprobs,
+            embedding=self._embedding,
             finished=finished,
             num_cached_tokens=requests[0].history.num_prefix_cached_tokens,
             metrics=self._metrics.copy(),

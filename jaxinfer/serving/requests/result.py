@@ -1,7 +1,8 @@
 """The results of a step as NumPy arrays: views of the one array copied from the device."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,11 @@ TOKEN, _STATUS, _LOGPROB, _RANK, _TOP = range(5)
 NOT_FINITE, OK, LEFT_VOCAB, NO_TOKEN = range(4)
 """Statuses of a chosen token: logits with NaN or plus infinity; chosen; a custom sampler's choice
 outside the vocabulary; every token masked, or minus infinity in the logits."""
+
+
+PROMPT_LOGPROBS, POOLED = "prompt_logprobs", "pooled"
+"""Names of readouts: `TokenScores` ``[num_fed]`` of a row's tokens as predictors of the next, and
+float32 ``[E]``, the final hidden state of a prompt's last token."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +54,13 @@ class StepResult:
     Attributes:
         sampled: scores ``[rows, positions]`` in the order of the schedule's rows; entries of rows
             that did not sample, and entries past a row's `num_reserved`, are undefined.
-        prompt: scores ``[num_tokens]`` of the step's packed tokens as predictors of their
-            successors, if some row asked for prompt log-probabilities. Rows follow each other as
-            in the schedule; a row's entry i belongs to the token at position ``start + i + 1``.
+        readouts: values beside tokens, by name: one for each row, None for rows that want none.
         num_accepted: the number of accepted leading tokens of each row (`count_accepted`); None
             without proposals, when all are accepted.
     """
 
     sampled: TokenScores
-    prompt: TokenScores | None = None
+    readouts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     num_accepted: Sequence[int] | None = None
 
     @property
@@ -67,7 +71,7 @@ class StepResult:
 
 def unpack_step(
     sampled: np.ndarray,
-    prompt: np.ndarray | None,
+    readouts: Mapping[str, Sequence[Any]],
     *,
     num_rows: int,
     proposed: Sequence[Sequence[int]] | None,
@@ -76,7 +80,7 @@ def unpack_step(
 
     Args:
         sampled: int32 ``[B, columns]``, or ``[positions, B, columns]``.
-        prompt: int32 ``[num_tokens, columns]`` of the packed tokens, or None.
+        readouts: as in the result.
         num_rows: rows of the schedule, at most B.
         proposed: each row's proposed tokens, if some row had any.
     """
@@ -86,7 +90,7 @@ def unpack_step(
     if proposed is not None:
         pairs = zip(proposed, scores.tokens.tolist(), strict=True)
         num_accepted = [count_accepted(given, tokens) for given, tokens in pairs]
-    return StepResult(scores, None if prompt is None else unpack_scores(prompt), num_accepted)
+    return StepResult(scores, readouts, num_accepted)
 
 
 def count_accepted(proposed: Sequence[int], sampled: Sequence[int]) -> int:

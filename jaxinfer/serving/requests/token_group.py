@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import signed_seed
-from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores
 
 
 class ScoreSlice(NamedTuple):
@@ -151,17 +151,18 @@ class TokenGroup:
     def note_tokens(self, count: int, now: float) -> None:
         """Does nothing: the front end that detokenizes also counts tokens."""
 
-    def score_prompt(self, scores: TokenScores, offset: int, start: int, count: int) -> bool:
-        """As `RequestGroup.score_prompt`."""
+    def take_readout(self, name: str, value: Any, start: int) -> bool:
+        """As `RequestGroup.take_readout`, of log-probabilities of the prompt."""
+        scores: TokenScores = {PROMPT_LOGPROBS: value}[name]
         request = self.completions[0].request
         num_top = request.params.prompt_logprobs
-        count = min(count, request.num_prompt_tokens - 1 - start)
+        count = min(len(scores.tokens), request.num_prompt_tokens - 1 - start)
         if num_top is None or count <= 0:
             return True
-        if not scores.ok[offset : offset + count].all():
+        if not scores.ok[:count].all():
             return False
         _check(scores, num_top)
-        piece = ScoreSlice(scores, (slice(offset, offset + count),), num_top)
+        piece = ScoreSlice(scores, (slice(count),), num_top)
         self._prompt_scores.append((start, piece))
         return True
 

@@ -1,8 +1,8 @@
 """Packs a schedule into the int32 arrays that a step uploads, with NumPy alone."""
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
 from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.runner.readouts.readout import Readout
+from jaxinfer.serving.runner.readouts.registry import READOUTS
 from jaxinfer.serving.sampling.layout import (
     MODES,
     Column,
@@ -47,8 +49,7 @@ class Batch:
         samples_at_once: whether the step's own program samples.
         edits: what slots must be told before.
         counts: likewise.
-        targets: int32 ``[T]``, the token after each packed one, or None if no row wants prompt
-            log-probabilities.
+        readouts: what rows want beside tokens, each with the array that it reads on the device.
         verify: where rows are sampled, or None if all are after their last token.
     """
 
@@ -58,7 +59,7 @@ class Batch:
     samples_at_once: bool = False
     edits: Sequence[EditsUpdate] = ()
     counts: Sequence[CountsUpdate] = ()
-    targets: np.ndarray | None = None
+    readouts: Mapping[Readout, np.ndarray | None] = field(default_factory=dict)
     verify: VerifyArrays | None = None
 
 
@@ -127,7 +128,8 @@ class BatchBuilder:
             mode=MODES[int(levels.max())],
             truncates=bool(self._mirror.truncates[sample_slots].any()),
         )
-        targets, verify, at_once = None, None, False
+        verify, at_once = None, False
+        readouts: dict[Readout, np.ndarray | None] = {}
         if schedule.is_decode:
             mode = choose_mode(len(rows))
             at_once = not schedule.host_dependent and self._buckets.samples_at_once(len(rows), mode)
@@ -144,13 +146,14 @@ class BatchBuilder:
                 (shape, groups), at_once = shared, False
             packed, arrays = _pack_decode(shape, step, groups)
         else:
-            scores = any(_wants_prompt_scores(row) for row in rows)
+            wanted = [each for each in READOUTS if any(map(each.wants, rows))]
             verifies = schedule.num_proposed > 0
             total = sum(row.num_fed for row in rows)
-            shape = self._buckets.prefill_shape(total, len(rows), all_tokens=scores or verifies)
+            all_tokens = verifies or any(each.needs_all_tokens for each in wanted)
+            shape = self._buckets.prefill_shape(total, len(rows), all_tokens=all_tokens)
             step = self._step_rows(rows, slots, sample_slots, context, _read_tables(rows, slots))
             packed, arrays = _pack(shape, step)
-            targets = _targets(rows, shape.tokens) if scores else None
+            readouts = {each: each.pack(rows, shape.tokens) for each in wanted}
             mode = choose_mode(shape.rows)
             verify = _verified(rows, shape.rows, schedule.num_proposed) if verifies else None
         sampling = shape.sampling(arrays)
@@ -161,7 +164,7 @@ class BatchBuilder:
         counts: Sequence[CountsUpdate] = ()
         if self._mirror.new_holders:
             edits, counts = self._updates_of_new_holders()
-        return Batch(shape, packed, mode, at_once, edits, counts, targets, verify)
+        return Batch(shape, packed, mode, at_once, edits, counts, readouts, verify)
 
     def constrain(
         self, schedule: Schedule, constraints: StepConstraints
@@ -296,19 +299,6 @@ def _pack_decode(
     return packed, arrays
 
 
-def _targets(rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray:
-    """The prompt token that follows each packed one, in rows that want them scored."""
-    targets = np.zeros(num_tokens, np.int32)
-    first = 0
-    for row in rows:
-        if _wants_prompt_scores(row):
-            stop = row.start + row.num_fed
-            following = row.request.prompt_token_ids[row.start + 1 : stop + 1]
-            targets[first : first + len(following)] = following
-        first += row.num_fed
-    return targets
-
-
 def _verified(rows: Sequence[ScheduledRow], num_rows: int, num_proposed: int) -> VerifyArrays:
     """Where rows are sampled, at up to a power of two of positions."""
     ends = np.zeros(num_rows, np.int32)
@@ -319,8 +309,3 @@ def _verified(rows: Sequence[ScheduledRow], num_rows: int, num_proposed: int) ->
         if count:
             fed[i, : count + 1] = np.frombuffer(row.packed_tokens(), np.int32)[-count - 1 :]
     return VerifyArrays(ends, fed)
-
-
-def _wants_prompt_scores(row: ScheduledRow) -> bool:
-    request = row.request
-    return request.params.prompt_logprobs is not None and row.start < request.num_prompt_tokens - 1

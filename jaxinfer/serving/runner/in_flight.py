@@ -1,13 +1,14 @@
 """Records of launched steps, whose tokens are on the way to the host or yet to be drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
 
 from jaxinfer.serving.runner.batch import Batch
-from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.runner.readouts.readout import Readout
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
 class UnsampledStep(NamedTuple):
@@ -34,16 +35,14 @@ class InFlightStep(NamedTuple):
     Attributes:
         sampled: int32 ``[B, columns]``, or ``[positions, B, columns]`` of a step that verifies or a
             multi-step decode, in pinned host memory once the device is done.
-        prompt: int32 ``[T, columns]`` on the device, or None.
-        num_rows: rows of the schedule.
-        num_tokens: packed tokens of the schedule.
+        readouts: on the device.
+        rows: of the schedule.
         proposed: each row's proposed tokens, if some row had any.
     """
 
     sampled: jax.Array
-    prompt: jax.Array | None
-    num_rows: int
-    num_tokens: int
+    readouts: Mapping[Readout, jax.Array]
+    rows: Sequence[ScheduledRow]
     proposed: Sequence[Sequence[int]] | None = None
 
 

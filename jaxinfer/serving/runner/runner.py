@@ -20,7 +20,6 @@ from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
-from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape
@@ -36,6 +35,7 @@ from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.host_inputs import HostInputs
 from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep
 from jaxinfer.serving.runner.launch_thread import LaunchThread
+from jaxinfer.serving.runner.readouts.readout import Readout, StepOutputs
 from jaxinfer.serving.runner.runner_memory import RunnerMemory
 from jaxinfer.serving.runner.slot_writes import SlotWriter
 from jaxinfer.serving.runner.swap import HostBlocks
@@ -251,8 +251,12 @@ class Runner:
         """
         read = cast(InFlightStep, step.result.result())
         sampled = np.asarray(read.sampled)
-        prompt = None if read.prompt is None else np.asarray(read.prompt)[: read.num_tokens]
-        return unpack_step(sampled, prompt, num_rows=read.num_rows, proposed=read.proposed)
+        readouts = {
+            readout.name: readout.unpack(np.asarray(values), read.rows)
+            for readout, values in read.readouts.items()
+        }
+        num_rows = len(read.rows)
+        return unpack_step(sampled, readouts, num_rows=num_rows, proposed=read.proposed)
 
     def reset_cache(self) -> None:
         """Allocate the pages anew, after a step that raised has destroyed the donated ones.
@@ -419,12 +423,15 @@ class Runner:
             sampled = self._sample_last(step)
         else:
             sampled = self._verify(step, batch.verify)
-        prompt = None
-        if batch.targets is not None:
+        readouts = {}
+        outputs = StepOutputs(self._head, step.hidden, *step.residual or [None])
+        for readout, packed in batch.readouts.items():
             self._await_if_emulated(sampled)
-            score = self._program(PromptLogprobsKey(len(batch.targets)))
-            prompt = score(self._head, *step.residual, upload(batch.targets, self._whole))
-        return self._in_flight(step.schedule, sampled, prompt)
+            given = None if packed is None else upload(packed, self._whole)
+            values = readouts[readout] = readout.launch(outputs, given, self._program)
+            self._await_if_emulated(values)
+            values.copy_to_host_async()
+        return self._in_flight(step.schedule, sampled, readouts)
 
     def _sample_last(self, step: UnsampledStep) -> jax.Array:
         batch = step.batch
@@ -467,7 +474,7 @@ class Runner:
         )
         self._inputs.read_by(sampled)
         self._watchdog.expect(sampled, key)
-        return self._in_flight(schedule, sampled, None)
+        return self._in_flight(schedule, sampled, {})
 
     def _program(self, key: ProgramKey) -> jax.stages.Compiled:
         compiled = self._compiled[key]
@@ -476,15 +483,12 @@ class Runner:
         return compiled
 
     def _in_flight(
-        self, schedule: Schedule, sampled: jax.Array, prompt: jax.Array | None
+        self, schedule: Schedule, sampled: jax.Array, readouts: Mapping[Readout, jax.Array]
     ) -> InFlightStep:
         self._await_if_emulated(sampled)  # which the program has copied to the host
-        if prompt is not None:
-            self._await_if_emulated(prompt)
-            prompt.copy_to_host_async()
         rows = schedule.rows
         proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
-        return InFlightStep(sampled, prompt, len(rows), schedule.num_tokens, proposed)
+        return InFlightStep(sampled, readouts, rows, proposed)
 
     def _await_if_emulated(self, array: jax.Array) -> None:
         if self._await_each:

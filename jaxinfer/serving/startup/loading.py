@@ -37,8 +37,7 @@ from jaxinfer.serving.processes.description import (
     describe_model,
 )
 from jaxinfer.serving.processes.engines import FollowingEngine, LeadingEngine
-from jaxinfer.serving.processes.group import ProcessGroup
-from jaxinfer.serving.processes.meeting import meet
+from jaxinfer.serving.processes.group import ProcessGroup, meet
 from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.requests.prompts import PromptReader

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
@@ -87,13 +88,14 @@ def plan_engine(
     dtype = params["model"]["embed_tokens"].dtype.name
     check_matmul_precision(mesh, dtype)
     backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
+    kernels = Kernels(backend)
     context = StepContext(
         model_config,
         mesh,
         rules,
-        backend,
+        kernels,
         engine_config.block_size,
-        have_peer_buffers(mesh, tensor_parallel_size(mesh, rules), backend)
+        have_peer_buffers(mesh, tensor_parallel_size(mesh, rules), kernels)
         and reach_each_other(mesh),
         logits_processor,
         sampler,
@@ -195,7 +197,7 @@ def choose_attention(
 
 
 def _rows_in_item(programs: Programs) -> int:
-    if programs.context.backend != "mosaic":
+    if programs.context.kernels.backend != "mosaic":
         return 0
     heads = min(layer.heads for layer in programs.cache.layers)
     return rows_in_item(programs.context.config.num_attention_heads // heads)
@@ -261,7 +263,7 @@ def _count_blocks(
     utilization = config.gpu_memory_utilization
     free_bytes = memory.free_bytes(devices, utilization=utilization)
     free_bytes -= memory.bytes_per_device(programs.slot_state)
-    largest = largest_programs(buckets, programs.context.backend)
+    largest = largest_programs(buckets, programs.context.kernels)
     steps = [key for key in largest if uses_pages(key)]
     others = [key for key in largest if not uses_pages(key)]
     shallow = programs.with_layers(_PROBED_LAYERS)

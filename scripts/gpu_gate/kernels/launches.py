@@ -17,6 +17,7 @@ from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.implementations import Op, module_of
 from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.serving.programs import peer_buffers
 from jaxinfer.serving.programs.shared_prefixes import find_groups, most_items, write_items
 
@@ -75,7 +76,7 @@ def _attention(
 ) -> Launch:
     longest = 1 if max(queries) == 1 else None
     attend = functools.partial(attention.paged_attention, scale=_D**-0.5, max_query_len=longest)
-    run = functools.partial(attend, shared=shared, backend="mosaic")
+    run = functools.partial(attend, shared=shared, kernels=Kernels("mosaic"))
 
     offsets = np.concatenate([[0], np.cumsum(queries)])
     arguments = (
@@ -86,7 +87,7 @@ def _attention(
         jnp.asarray(contexts, jnp.int32),
         _tables(contexts) if tables is None else tables,
     )
-    return Launch(what, run, functools.partial(attend, backend="xla"), arguments)
+    return Launch(what, run, functools.partial(attend, kernels=XLA), arguments)
 
 
 def _tables(contexts: Sequence[int]) -> jax.Array:
@@ -122,7 +123,9 @@ def _norm_rope_write() -> Iterator[Launch]:
         arguments = (*arguments, jnp.asarray(slots, jnp.int32))
         for name, given in (("three arrays", heads), ("one array", (merged,))):
             write = functools.partial(attention.norm_rope_write, eps=_EPS)
-            run, expected = (functools.partial(write, backend=b) for b in ("mosaic", "xla"))
+            run, expected = (
+                functools.partial(write, kernels=Kernels(b)) for b in ("mosaic", "xla")
+            )
             yield Launch(f"{T} tokens in {name}", run, expected, (given, *arguments))
 
 

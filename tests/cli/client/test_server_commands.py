@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jaxinfer import chat, generate
-from tests.measure.serving.sse_server import DONE, SECRET, event, serving
+from tests.cli.client.sse_server import DONE, SECRET, event, serving
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.policy import Kernels
 
 
 def test_kernels_refuse_to_drop_the_causal_mask():
@@ -11,5 +12,13 @@ def test_kernels_refuse_to_drop_the_causal_mask():
     ints = jnp.zeros(2, jnp.int32)
     with pytest.raises(ValueError, match="causal only"):
         paged_attention(
-            q, pages, pages, ints, ints[:1], ints[None], scale=1.0, causal=False, backend="mosaic"
+            q,
+            pages,
+            pages,
+            ints,
+            ints[:1],
+            ints[None],
+            scale=1.0,
+            causal=False,
+            kernels=Kernels("mosaic"),
         )

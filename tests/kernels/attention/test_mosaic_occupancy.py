@@ -8,6 +8,7 @@ import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.kernels.policy import Kernels
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 pytestmark = needs_plugin
@@ -31,7 +32,7 @@ def test_two_blocks_of_the_kernels_of_shared_keys_fit(group, kv_heads, monkeypat
     def op(*arguments):
         *arguments, shared = arguments
         return paged_attention(
-            *arguments, scale=D**-0.5, max_query_len=1, shared=shared, backend="mosaic"
+            *arguments, scale=D**-0.5, max_query_len=1, shared=shared, kernels=Kernels("mosaic")
         )
 
     q = jax.ShapeDtypeStruct((rows, group * kv_heads, D), jnp.bfloat16)

@@ -14,6 +14,7 @@ import pytest
 
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.numba import call_frame, decode
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
@@ -22,7 +23,7 @@ from tests.kernels.attention.attention_cases import Case
 
 # Compiled as a whole, as in serving: one operation at a time takes many times as long to compile.
 _OP = jax.jit(
-    functools.partial(attention.paged_attention, backend="numba"),
+    functools.partial(attention.paged_attention, kernels=Kernels("numba")),
     static_argnames=("scale", "window", "max_query_len"),
 )
 _CASES = attention_cases.decode_cases()

@@ -12,6 +12,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.page_limit import most_pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.shared_prefixes import most_items
 from tests.kernels.h200_target import lower_for_h200
 from tests.kernels.launches import launches_of_what_is_lowered
@@ -47,7 +48,7 @@ def _lower(tokens, rows, pool, *, pages=None, items=0, **options):
     def op(*arguments):
         *arguments, shared = arguments
         return attention.paged_attention(
-            *arguments, scale=D**-0.5, backend="mosaic", shared=shared, **options
+            *arguments, scale=D**-0.5, kernels=Kernels("mosaic"), shared=shared, **options
         )
 
     lower_for_h200(op, *arguments, _shape(rows), _shape(rows, _TABLE_TOKENS // S), shared)

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.policy import Kernels
 from tests.kernels.attention import attention_cases
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 _CASES = [*attention_cases.decode_cases(), *attention_cases.prefill_cases()]
 # Compiled as a whole, as in serving: one operation at a time takes many times as long to compile.
 _OP = jax.jit(
-    functools.partial(attention.paged_attention, backend="triton"),
+    functools.partial(attention.paged_attention, kernels=Kernels("triton")),
     static_argnames=("scale", "window", "max_query_len"),
 )
 _INTERPRETED = (
@@ -73,7 +74,7 @@ def test_attention_lowers_for_a_gpu(max_query_len, monkeypatch):
     monkeypatch.setattr(jax_triton, "triton_call", call)
     B, H, K, D, S, W, P = 8, 16, 8, 128, 16, 64, 100
     op = functools.partial(
-        attention.paged_attention, scale=0.1, max_query_len=max_query_len, backend="triton"
+        attention.paged_attention, scale=0.1, max_query_len=max_query_len, kernels=Kernels("triton")
     )
     numbers = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((B + 1,), (B,), (B, W))]
     pages = jax.ShapeDtypeStruct((P, S, K, D), jnp.bfloat16)

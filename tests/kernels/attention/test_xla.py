@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.policy import Kernels
 from tests.kernels.attention import attention_cases as cases
 from tests.kernels.attention import covering_cases as covering
 
@@ -15,7 +16,11 @@ _FULL = [*cases.decode_cases(), *cases.shared_cases()]
 @functools.cache
 def _op(window, max_query_len, scale):
     op = functools.partial(
-        paged_attention, scale=scale, window=window, max_query_len=max_query_len, backend="xla"
+        paged_attention,
+        scale=scale,
+        window=window,
+        max_query_len=max_query_len,
+        kernels=Kernels("xla"),
     )
     return jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)
 
@@ -66,7 +71,7 @@ def test_tiles_of_many_rows_equal_fp64(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
     def attention(*arrays, **options):
-        op = functools.partial(paged_attention, backend="xla", **options)
+        op = functools.partial(paged_attention, kernels=Kernels("xla"), **options)
         return jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)(*arrays)
 
     cases.check(attention, cases.Case("d", (1,) * 5, (3, 0, 200, 1, 90), decode=True), jnp.float32)
@@ -96,6 +101,6 @@ def test_prefill_temporaries_follow_the_tokens_not_batch_times_longest():
         jax.ShapeDtypeStruct((16,), jnp.int32),
         jax.ShapeDtypeStruct((16, 4096), jnp.int32),
     )
-    op = functools.partial(paged_attention, scale=1.0, backend="xla")
+    op = functools.partial(paged_attention, scale=1.0, kernels=Kernels("xla"))
     memory = jax.jit(op).lower(*shapes).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 8 << 20

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.matmul.mosaic.medium_plan import MediumConfig, choose
 from jaxinfer.kernels.mosaic import registers
-from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
+from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
 
 
 def _problem(B, shapes, matrices, config):
@@ -46,7 +46,7 @@ def test_every_product_that_is_taken_can_be_built(B, outputs, size, gated):
     assert sums <= {1: 192, 2: 192, 3: 96}[problem.consumers]
 
 
-@pytest.mark.parametrize("name", SHAPE_NAMES)
+@pytest.mark.parametrize("name", SERVED_SHAPES)
 @pytest.mark.parametrize("B", [32, 64, 128, 192, 256])
 def test_published_shapes_have_their_q_k_and_v_in_one_launch(name, B):
     c = shape_config(name)

@@ -13,6 +13,7 @@ from jaxinfer.kernels.matmul.op import Linear, ResidualStream, linear_of
 from jaxinfer.kernels.matmul.xla import linear
 from jaxinfer.kernels.norms.mosaic import add_norm, silu_mul
 from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.kernels.rounding import rounded_add
 
 E, F = 128, 192
@@ -54,12 +55,12 @@ def test_without_kernels_every_operation_rounds(shape, dtype, backend):
     def ops(x):
         residual = ResidualStream(x[::-1], x)
         residual, projected = projections.norm_project(
-            residual, norm, (Linear(gate), Linear(up)), eps=1e-6, backend=backend
+            residual, norm, (Linear(gate), Linear(up)), eps=1e-6, kernels=Kernels(backend)
         )
         same, gated = projections.norm_gated(
-            residual, norm, Linear(gate), Linear(up), eps=1e-6, backend=backend
+            residual, norm, Linear(gate), Linear(up), eps=1e-6, kernels=Kernels(backend)
         )
-        added = projections.project_add(gated, Linear(down), same, backend=backend)
+        added = projections.project_add(gated, Linear(down), same, kernels=Kernels(backend))
         return jnp.concatenate(projected, axis=-1), gated, added.summed()
 
     given, x = x, x[::-1] + x
@@ -80,10 +81,12 @@ def test_the_kernels_take_few_rows_on_mosaic(monkeypatch):
     monkeypatch.setattr(small, "project_add", lambda *_: x)
     residual = ResidualStream(x)
     residual, (projected,) = projections.norm_project(
-        residual, norm, (gate,), eps=1e-6, backend="mosaic"
+        residual, norm, (gate,), eps=1e-6, kernels=Kernels("mosaic")
     )
-    residual, gated = projections.norm_gated(residual, norm, gate, gate, eps=1e-6, backend="mosaic")
-    added = projections.project_add(_draw(2, F), down, ResidualStream(x), backend="mosaic")
+    residual, gated = projections.norm_gated(
+        residual, norm, gate, gate, eps=1e-6, kernels=Kernels("mosaic")
+    )
+    added = projections.project_add(_draw(2, F), down, ResidualStream(x), kernels=Kernels("mosaic"))
     assert projected is inner
     assert (gated == inner + 1).all()
     assert added.x is x
@@ -93,9 +96,9 @@ def test_the_kernels_take_few_rows_on_mosaic(monkeypatch):
 @pytest.mark.parametrize(("rows", "backend"), [(255, "mosaic"), (1024, "xla"), (1024, "triton")])
 def test_additions_are_performed_at_once_unless_many_rows_have_a_kernel(rows, backend):
     x = _draw(rows, 256)
-    residual = projections.begin(x, backend=backend)
+    residual = projections.begin(x, kernels=Kernels(backend))
     assert residual.delta is None
-    residual = projections.add(residual, x, backend=backend)
+    residual = projections.add(residual, x, kernels=Kernels(backend))
     assert residual.delta is None
     np.testing.assert_array_equal(residual.x, x + x)
 
@@ -107,18 +110,18 @@ def test_with_many_rows_the_norms_kernel_performs_the_addition(monkeypatch):
 
     monkeypatch.setattr(add_norm, "add_norm", added)
     x, weight = _draw(256, 256), _draw(256, 256)
-    residual = projections.begin(x, backend="mosaic")
+    residual = projections.begin(x, kernels=Kernels("mosaic"))
     assert jax.tree.structure(residual) == jax.tree.structure(ResidualStream(x, x))
     settled, (product,) = projections.norm_project(
-        residual, x[0], (Linear(weight),), eps=1e-6, backend="mosaic"
+        residual, x[0], (Linear(weight),), eps=1e-6, kernels=Kernels("mosaic")
     )
     np.testing.assert_array_equal(settled.x, x)
     np.testing.assert_array_equal(product, linear(x * 2, weight))
-    left = projections.project_add(product, Linear(weight), settled, backend="mosaic")
+    left = projections.project_add(product, Linear(weight), settled, kernels=Kernels("mosaic"))
     assert left.x is settled.x
     np.testing.assert_array_equal(left.delta, linear(product, weight))
     both = Linear(weight), Linear(weight)
-    settled, _ = projections.norm_gated(left, x[0], *both, eps=1e-6, backend="mosaic")
+    settled, _ = projections.norm_gated(left, x[0], *both, eps=1e-6, kernels=Kernels("mosaic"))
     np.testing.assert_array_equal(settled.x, x + left.delta)
     np.testing.assert_array_equal(left.summed(), settled.x)
 
@@ -127,18 +130,18 @@ def test_the_norms_kernel_adds_the_other_devices_share(monkeypatch):
     monkeypatch.setattr(TensorAxis, "swap", lambda self, x: x * 2)
     axis = TensorAxis("tensor", swaps=True)
     x, share, weight = _draw(256, 256), _draw(256, 256, seed=1), _draw(64, 256)
-    residual = projections.add_sum(ResidualStream(x), share, axis, backend="mosaic")
+    residual = projections.add_sum(ResidualStream(x), share, axis, kernels=Kernels("mosaic"))
     assert residual.delta is share
     np.testing.assert_array_equal(residual.other, share * 2)
     np.testing.assert_array_equal(residual.summed(), rounded_add(x, rounded_add(share, share * 2)))
-    begun = projections.begin_sum(share, axis, backend="mosaic")
+    begun = projections.begin_sum(share, axis, kernels=Kernels("mosaic"))
     assert jax.tree.structure(begun) == jax.tree.structure(residual)
     np.testing.assert_array_equal(begun.summed(), rounded_add(share, share * 2))
     monkeypatch.setattr(
         add_norm, "add_norm", lambda x, delta, weight, other, *, eps: (x, delta - other)
     )
     _, (product,) = projections.norm_project(
-        residual, x[0], (Linear(weight),), eps=1e-6, backend="mosaic"
+        residual, x[0], (Linear(weight),), eps=1e-6, kernels=Kernels("mosaic")
     )
     np.testing.assert_array_equal(product, linear(share - share * 2, weight))
 
@@ -148,7 +151,9 @@ def test_in_long_prefills_a_kernel_multiplies_gate_and_up(monkeypatch):
     monkeypatch.setattr(silu_mul, "silu_mul", lambda gate, up: gate - up)
     x, gate, up = _draw(1024, 256), _draw(512, 256), _draw(512, 256, seed=1)
     both = Linear(gate), Linear(up)
-    _, inner = projections.norm_gated(ResidualStream(x), x[0], *both, eps=1e-6, backend="mosaic")
+    _, inner = projections.norm_gated(
+        ResidualStream(x), x[0], *both, eps=1e-6, kernels=Kernels("mosaic")
+    )
     hidden = rms_norm(x, x[0], 1e-6)
     np.testing.assert_array_equal(inner, linear(hidden, gate) - linear(hidden, up))
 
@@ -164,7 +169,7 @@ def test_some_rows_take_the_kernels_that_read_several_weights(monkeypatch):
     x, norm = _draw(40, 1024), _draw(1024) + 1
     k, q, up = (Linear(jnp.zeros((n, 1024), x.dtype)) for n in (1024, 2048, 3072))
     hidden = rms_norm(x, norm, 1e-6)
-    ops = {"eps": 1e-6, "backend": "mosaic"}
+    ops = {"eps": 1e-6, "kernels": Kernels("mosaic")}
     _, projected = projections.norm_project(ResidualStream(x), norm, (q, k, k), **ops)
     _, inner = projections.norm_gated(ResidualStream(x), norm, up, up, **ops)
     assert len(projected) == 3
@@ -183,7 +188,7 @@ def test_a_product_by_itself_takes_the_kernel_for_its_rows(monkeypatch):
     weight = _draw(4096, 2048)
     for rows, factor in ((2, 2), (24, 1), (64, -1), (256, 1)):
         x = _draw(rows, 2048)
-        got = projections.project(x, Linear(weight), backend="mosaic")
+        got = projections.project(x, Linear(weight), kernels=Kernels("mosaic"))
         np.testing.assert_array_equal(got, factor * linear(x, weight))
         np.testing.assert_array_equal(projections.project(x, Linear(weight)), linear(x, weight))
 
@@ -199,9 +204,9 @@ def test_few_rows_are_summed_over_devices_by_their_products_kernel(monkeypatch):
     weight = _draw(1024, 256)
     for rows in (2, MOST_ROWS, 24):
         x, before = _draw(rows, 256), _draw(rows, 1024)
-        begun = projections.begin_sum(before, axis, backend="mosaic")
+        begun = projections.begin_sum(before, axis, kernels=Kernels("mosaic"))
         got = projections.project_sum_add(
-            x, Linear(weight), ResidualStream(before), axis, backend="mosaic"
+            x, Linear(weight), ResidualStream(before), axis, kernels=Kernels("mosaic")
         )
         # A layer returns what it is given, so that all layers are traced as one.
         assert jax.tree.structure(begun) == jax.tree.structure(got)
@@ -219,7 +224,9 @@ def _projected(shape, features, backend, dtype="bfloat16"):
     x, norm = _draw(*shape, E, dtype=dtype), _draw(E, dtype=dtype) + 1
     weights = [_draw(n, E, dtype=dtype, seed=n) for n in features]
     linears = [Linear(weight) for weight in weights]
-    _, got = projections.norm_project(ResidualStream(x), norm, linears, eps=1e-6, backend=backend)
+    _, got = projections.norm_project(
+        ResidualStream(x), norm, linears, eps=1e-6, kernels=Kernels(backend)
+    )
     return got, [linear(rms_norm(x, norm, 1e-6), weight) for weight in weights]
 
 

@@ -16,9 +16,12 @@ from jaxinfer.kernels.norms.mosaic import add_norm as fused
 from jaxinfer.kernels.norms.mosaic.silu_mul import silu_mul
 from jaxinfer.kernels.norms.mosaic.silu_mul import supports as supports_silu_mul
 from jaxinfer.kernels.norms.xla import rms_norm
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.kernels.rounding import narrow, rounded, rounded_add
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import decoder_layer
+from jaxinfer.model.layer_kind import LayerKind
+from jaxinfer.model.layers.context import LayerContext
+from jaxinfer.model.layers.decoder import decoder_layer
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
 
 _DTYPES = [jnp.bfloat16, jnp.float16]
@@ -125,12 +128,13 @@ def test_between_a_long_prefills_products_every_kernel_is_one_of_these():
         tie_word_embeddings=True,
     )
 
+    kernels = Kernels("mosaic")
+    context = LayerContext(config, LayerKind(), lambda _, heads: sum(heads), kernels=kernels)
+
     def two_layers(x, first, second):
-        residual = begin(x, backend="mosaic")
+        residual = begin(x, kernels=kernels)
         for layer in (first, second):
-            residual = decoder_layer(
-                layer, residual, config, lambda _, heads: sum(heads), backend="mosaic"
-            )
+            residual = decoder_layer(layer, residual, context)
         return residual.summed()
 
     text = compile_for_h200(two_layers, _shape(T, E), layer, layer).as_text()

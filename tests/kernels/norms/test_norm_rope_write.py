@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention.op import norm_rope_write
-from jaxinfer.model.qwen3 import qk_norm_rope
+from jaxinfer.model.layers.decoder import rotate_heads
 from jaxinfer.model.rope import cos_sin
 from tests.model.tiny import CONFIG
 
@@ -60,7 +60,7 @@ def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype):
     pages = jnp.zeros((3, 8, K, D), dtype)
     slots = jnp.arange(8, 8 + T, dtype=jnp.int32)
     got_q, k_pages, _ = _op((q, k, v), *weights.values(), cos, sin, pages, pages, slots, eps=1e-6)
-    want_q, want_k = jax.jit(qk_norm_rope, static_argnums=5)(weights, q, k, cos, sin, 1e-6)
+    want_q, want_k = jax.jit(rotate_heads, static_argnums=4)(weights, q, k, (cos, sin), 1e-6)
     np.testing.assert_array_equal(got_q, want_q)
     np.testing.assert_array_equal(k_pages.reshape(-1, K, D)[8 : 8 + T], want_k)
 

@@ -17,8 +17,8 @@ from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name
 from jaxinfer.model.checkpoint.safetensors_file import read_header
 from jaxinfer.model.checkpoint.weights import load_params, save_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.forward import forward
 from jaxinfer.model.modules import abstract_params
-from jaxinfer.model.qwen3 import forward
 from jaxinfer.model.sharding import make_mesh
 from tests.lazy import torch, transformers
 from tests.model import small_models, tiny

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from jaxinfer.evaluation.items.split import is_held_out
 from scripts.bundled_model.__main__ import TOKENIZER_TEXTS
 from scripts.bundled_model.config import SCHEDULES
 from scripts.bundled_model.corpus import (
@@ -21,6 +20,7 @@ from scripts.bundled_model.packing import batches, pack_epoch
 from scripts.bundled_model.rendering import TEMPLATE, prompt_text
 from scripts.bundled_model.tokenizer import train_tokenizer
 from scripts.bundled_model.training_items import TRAINING_GENERATORS
+from scripts.evaluation.items.split import is_held_out
 
 PAD = 2039
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from jaxinfer.evaluation.rates import Question, questions, rates
 from jaxinfer.model.checkpoint.weights import load_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import init_params
@@ -23,6 +22,7 @@ from scripts.bundled_model.corpus import Example
 from scripts.bundled_model.greedy import answer
 from scripts.bundled_model.rendering import TEMPLATE
 from scripts.bundled_model.training import batches_of, train, weighted_loss
+from scripts.evaluation.rates import Question, questions, rates
 
 TINY = dataclasses.replace(
     model_config(64, (1,), 0),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxinfer.evaluation.items.mixture import GENERATORS
 from scripts.bundled_model.training_items import TRAINING_GENERATORS
-from tests.evaluation.items import draws
+from scripts.evaluation.items.mixture import GENERATORS
+from tests.scripts.evaluation.items import draws
 
 ONLY_TAUGHT = sorted(set(TRAINING_GENERATORS) - set(GENERATORS))
 

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.gpu_gate import source_tree
 from scripts.gpu_gate.processes import ROOT
-from scripts.gpu_gate.source_tree import changed_files, tree_id
+from scripts.gpu_gate.source_tree import changed_files, git_commit, tree_id
 
 
 def git(directory, *arguments):
@@ -94,3 +94,24 @@ def test_files_that_changed_since_a_tree_are_named(repository, monkeypatch):
 def test_without_git_no_change_is_known(monkeypatch):
     monkeypatch.setitem(os.environ, "PATH", "")
     assert changed_files("0" * 40) is None
+
+
+def test_a_commit_with_changed_files_is_marked(tmp_path):
+    def git(*arguments):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    commit = git_commit(tmp_path)
+    assert commit is not None
+    assert len(commit) == 40
+    (tmp_path / "file").write_text("2")
+    assert git_commit(tmp_path) == f"{commit}+changes"
+
+
+def test_outside_git_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_commit(tmp_path) is None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxinfer.measure.serving import client as serving_client
-from jaxinfer.measure.serving.load import Load
+from jaxinfer.cli.client import load as serving_client
+from jaxinfer.cli.client.load import Load
 from scripts import serving_benchmark
 from scripts.docs.tables import serving_table
 from scripts.measurements import serving

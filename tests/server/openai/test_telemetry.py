@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from jaxinfer.cli.client.load import Load
+from jaxinfer.cli.client.load_report import measure_server
 from jaxinfer.cli.client.server import parse_target, served_model
-from jaxinfer.measure.serving.client import measure_server
-from jaxinfer.measure.serving.load import Load
 from jaxinfer.server.telemetry.access_log import AccessLog
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from tests.server.openai.http_server import serving

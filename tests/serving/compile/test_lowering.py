@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.compile.lowering import Lowering
@@ -35,7 +36,9 @@ _KEYS = [
 def _programs(devices=1, blocks=64, dtype=jnp.float32, **context):
     mesh, rules = make_mesh(devices), ShardingRules()
     params = abstract_params(CONFIG, dtype, mesh, rules)
-    return Programs(StepContext(CONFIG, mesh, rules, "xla", 8, **context), params, blocks, 5)
+    return Programs(
+        StepContext(CONFIG, mesh, rules, Kernels("xla"), 8, **context), params, blocks, 5
+    )
 
 
 @pytest.mark.slow

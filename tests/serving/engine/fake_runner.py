@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN
-from jaxinfer.serving.requests.result import StepResult, TokenScores, count_accepted
+from jaxinfer.serving.requests.result import (
+    PROMPT_LOGPROBS,
+    StepResult,
+    TokenScores,
+    count_accepted,
+)
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.step_masks import StepConstraints
 
@@ -86,7 +91,7 @@ class FakeRunner:
         num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
         num_accepted = []
-        targets: list[int] = []
+        targets: list[list[int]] = []
         table: list[int] = []
         for i, row in enumerate(schedule.rows):
             table = row.request.blocks.table if row.num_fed else table  # a fork reads its leader's
@@ -98,7 +103,7 @@ class FakeRunner:
             else:
                 tokens[i, : schedule.num_steps] = list(self._run_row(row, schedule, table))
                 num_accepted.append(row.num_reserved)
-            targets += self._targets(row)
+            targets.append(self._targets(row))
         self._copy(self._pages, self._pages, schedule.block_copies)
         self.launches.append(schedule)
         self._step_masks.append(None)
@@ -107,9 +112,10 @@ class FakeRunner:
         for i, row in enumerate(schedule.rows):
             ok[i] = row.request.request_id not in self.poisoned
         wants_scores = any(r.request.params.prompt_logprobs is not None for r in schedule.rows)
-        prompt = _scores(np.array(targets, np.int32)) if wants_scores else None
+        scored = [_scores(np.array(each, np.int32)) for each in targets]
+        readouts = {PROMPT_LOGPROBS: scored} if wants_scores else {}
         accepted = num_accepted if schedule.num_proposed else None
-        return number, StepResult(_scores(tokens, ok), prompt, accepted)
+        return number, StepResult(_scores(tokens, ok), readouts, accepted)
 
     def sample(self, step: Any, constraints: StepConstraints) -> Any:
         number, result = step

@@ -1,27 +1,47 @@
 """What the tests of several processes share: processes that are threads of one."""
 
-import socket
+import threading
 
+import jax
 import pytest
 
-from jaxinfer.serving.processes.channel import Channel
-from jaxinfer.serving.processes.group import Peer, ProcessGroup
+from jaxinfer.serving.processes.group import ProcessGroup
+
+
+class Store:
+    """JAX's coordination service, as far as a group asks it."""
+
+    def __init__(self):
+        self.values = {}
+        self._changed = threading.Condition()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self._changed:
+            if key in self.values and not allow_overwrite:
+                raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: {key}")
+            self.values[key] = value
+            self._changed.notify_all()
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self.values, milliseconds / 1e3):
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self.values[key]
+
+    def key_value_delete(self, key):
+        with self._changed:
+            del self.values[key]
 
 
 @pytest.fixture
-def groups():
+def store():
+    return Store()
+
+
+@pytest.fixture
+def groups(store):
     """Process 0 of three, and the two others."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        peers, others = [], []
-        for i in (1, 2):
-            follower = socket.create_connection(listener.getsockname())
-            leader, _ = listener.accept()
-            peers.append(Peer(i, f"process {i}", Channel(leader, 5.0)))
-            others.append(ProcessGroup(i, 3, [Peer(0, "process 0", Channel(follower, 5.0))]))
-    made = [ProcessGroup(0, 3, peers), *others]
+    made = [ProcessGroup(i, 3, store, "engine/") for i in range(3)]
     yield made
-    made[0].close()  # the others hear of it before they part
-    for group in made[1:]:
-        while not group.is_ending:
-            group.next_message(timeout=1.0)
+    for group in made:
         group.close()

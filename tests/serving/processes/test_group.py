@@ -1,12 +1,11 @@
 """Processes agree, hear of each other's failures, and part; here they are threads of one."""
 
 import threading
-import time
 
 import pytest
 
-from jaxinfer.errors import DistributedError, StepError
-from jaxinfer.serving.processes.group import ProcessGroup
+from jaxinfer.errors import DistributedError
+from jaxinfer.serving.processes import group as group_module
 
 
 def together(groups, run):
@@ -31,11 +30,26 @@ def test_all_get_the_values_of_all_in_order(groups):
     assert together(groups, lambda g: g.agree("x", g.process_id * 10)) == [[0, 10, 20]] * 3
 
 
-def test_commands_arrive_in_order(groups):
+def test_calls_arrive_in_order(groups):
     for i in range(3):
-        groups[0].send({"kind": "step", "number": i})
+        groups[0].call({"kind": "step", "number": i})
     for group in groups[1:]:
-        assert [group.next_message(5.0)["number"] for _ in range(3)] == [0, 1, 2]
+        assert [group.next_call()["number"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_calls_that_all_have_taken_are_forgotten(groups, store, monkeypatch):
+    monkeypatch.setattr(group_module, "_CALLS_KEPT", 4)
+    for _ in range(3):
+        for _ in range(4):
+            groups[0].call({"kind": "step"})
+        for group in groups[1:]:
+            for _ in range(4):
+                group.next_call()
+    groups[0].close()
+    assert sorted(key for key in store.values if "call" in key) == [
+        *(f"engine/call {i}" for i in (10, 11, 12)),
+        *(f"engine/call {i}" for i in (8, 9)),
+    ]
 
 
 def test_the_first_difference_is_named_on_all(groups):
@@ -61,59 +75,46 @@ def test_a_failure_is_an_exception_in_all_others(groups):
 def test_what_is_raised_reaches_the_others(groups):
     with pytest.raises(ValueError, match="my"), groups[2].reporting_failures():
         raise ValueError("my\nmistake")
-    with pytest.raises(DistributedError, match="process 2: my mistake"):
-        groups[0].next_message(5.0)
-    with pytest.raises(DistributedError, match="process 2: my mistake"):
-        groups[1].next_message(5.0)
+    for group in groups[:2]:
+        with pytest.raises(DistributedError, match="process 2: my mistake"):
+            group.get("what never comes", 1)
 
 
-def test_a_step_that_fails_because_a_process_died_is_put_down_to_that_process(monkeypatch, groups):
-    ended = {}
+def test_of_two_failures_all_others_hear_the_first(groups):
+    groups[1].fail("first")
+    groups[2].fail("second")
+    with pytest.raises(DistributedError, match="process 1: first"):
+        groups[0].get("what never comes", 1)
 
-    def end(group, text):
-        ended[group.process_id] = text
-        group._ending.set()
 
-    monkeypatch.setattr(ProcessGroup, "_end", end)
-    # The collective fails first, the connection ends later.
-    end_of_connection = threading.Timer(0.3, groups[1]._peers[0].channel.finish)
-    end_of_connection.start()
-    with pytest.raises(StepError), groups[0].reporting_failures():
-        raise StepError("a collective failed")
-    end_of_connection.join()
-    assert ended[0] == "process 1 has died or can't be reached"
+def test_a_process_that_does_not_look_is_ended(groups, monkeypatch):
+    ended = threading.Barrier(3)
+    monkeypatch.setattr(group_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(group_module.os, "_exit", lambda status: ended.wait(60.0))
+    groups[1].fail("no such file")
+    ended.wait(60.0)  # both others
 
 
 def test_stopping_is_no_failure(groups):
     groups[0].close()
-    assert [group.next_message(5.0)["kind"] for group in groups[1:]] == ["stop", "stop"]
+    assert [group.next_call()["kind"] for group in groups[1:]] == ["stop", "stop"]
+    groups[1].close()
     groups[1].check()
 
 
-def test_a_failure_is_passed_on_before_the_process_that_heard_of_it_parts(groups, monkeypatch):
-    leader, failing, other = groups
-    ended = []
+def test_a_process_that_parts_before_process_0_has_failed(groups):
+    groups[1].close()
+    with pytest.raises(DistributedError, match="process 1: it closed its engine while process 0"):
+        groups[0].get("what never comes", 1)
 
-    def end(text):
-        ended.append(text)
-        other._ending.set()  # for the fixture
 
-    monkeypatch.setattr(other, "_end", end)
-    channel = leader._peers[1].channel
-    send = channel.send
+def test_who_does_not_come_or_has_ended_is_named(groups, store):
+    with pytest.raises(DistributedError, match="process 2 did not make its engine in time"):
+        groups[0].get("here", 2, timeout=0.0)
+    store.key_value_set("jaxinfer/ended/2", "1")
+    with pytest.raises(DistributedError, match="process 2 has ended"):
+        groups[0].get("here", 2)
 
-    def send_slowly(encoded):
-        time.sleep(0.2)
-        send(encoded)
 
-    monkeypatch.setattr(channel, "send", send_slowly)
-    failing.fail("it broke")
-    while not leader.is_ending:
-        time.sleep(0.001)
-    with pytest.raises(DistributedError, match="it broke"):
-        leader.check()
-    leader.close()
-    with pytest.raises(DistributedError, match="it broke"):
-        other.next_message(timeout=5.0)
-    assert not ended
-    assert leader._grace.finished.is_set(), "its own end is called off"
+def test_one_process_alone_meets_nobody():
+    assert group_module.meet() is None

@@ -134,11 +134,8 @@ def test_every_process_says_why_there_is_no_engine(mistake, error, together):
 @pytest.mark.parametrize(
     ("number", "to", "statuses", "said"),
     [
-        (signal.SIGKILL, 1, (1, -9), ("process 1 (pid ", "")),
+        (signal.SIGKILL, 1, (1, -9), ("the device failed (", "")),
         (signal.SIGINT, 0, (130, 0), ("", "")),
-        pytest.param(
-            *(signal.SIGKILL, 0, (-9, 1), ("", "process 0 (pid ")), marks=pytest.mark.exhaustive
-        ),
         pytest.param(
             *(signal.SIGINT, 1, (1, 130), ("process 1: interrupted (Ctrl-C)", "")),
             marks=pytest.mark.exhaustive,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.programs.layout import DecodeShape
@@ -30,7 +31,7 @@ CONFIG = tiny.config(
 def _step(rows, backend):
     """`decode_step`, and the shapes of its arguments."""
     mesh, rules, shape = make_mesh(1), ShardingRules(), DecodeShape(rows, 64)
-    context = StepContext(CONFIG, mesh, rules, backend, S)
+    context = StepContext(CONFIG, mesh, rules, Kernels(backend), S)
     run = functools.partial(decode_step, context=context, shape=shape)
     return run, (*_state(mesh, rules), _int32(shape.size), _int32(17))
 
@@ -38,7 +39,7 @@ def _step(rows, backend):
 def _sampled_step(rows, backend, num_steps=1):
     """`sampled_decode_step`, and the shapes of its arguments."""
     mesh, rules, shape = make_mesh(1), ShardingRules(), DecodeShape(rows, 64)
-    context = StepContext(CONFIG, mesh, rules, backend, S)
+    context = StepContext(CONFIG, mesh, rules, Kernels(backend), S)
     run = functools.partial(
         sampled_decode_step, context=context, shape=shape, mode="temperature", num_steps=num_steps
     )

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.measure.models.shapes import shape_config
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKey
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -105,8 +106,8 @@ STEPS = {
 @functools.cache
 def _programs(devices, config=_CONFIG):
     mesh, rules = h200_mesh(devices), ShardingRules()
-    peer_buffers = have_peer_buffers(mesh, devices, "mosaic")
-    context = StepContext(config, mesh, rules, "mosaic", _BLOCK_SIZE, peer_buffers)
+    peer_buffers = have_peer_buffers(mesh, devices, Kernels("mosaic"))
+    context = StepContext(config, mesh, rules, Kernels("mosaic"), _BLOCK_SIZE, peer_buffers)
     params = abstract_params(config, jnp.bfloat16, mesh, rules)
     return Programs(context, params, _BLOCKS, _SLOTS)
 

@@ -5,6 +5,7 @@ import re
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.profiling.parts import PARTS, part_of
@@ -21,7 +22,7 @@ FORWARD = {"embed", "norm", "qkv", "rope_and_write", "attention", "o", "mlp"}
 
 def _lower(key):
     mesh, rules = make_mesh(1), ShardingRules()
-    context = StepContext(CONFIG, mesh, rules, "xla", block_size=16)
+    context = StepContext(CONFIG, mesh, rules, Kernels("xla"), block_size=16)
     params = abstract_params(CONFIG, jnp.float32, mesh, rules)
     return program_of(Programs(context, params, num_blocks=9, num_slots=3), key).lower()
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.peer_buffers import (
@@ -35,9 +36,9 @@ class _Cuda:
 
 
 def test_gpus_of_one_process_have_peer_buffers():
-    assert have_peer_buffers(_mesh(0, 0), 2, "mosaic")
-    assert have_peer_buffers(_mesh(1, 1), 2, "mosaic")
-    assert have_peer_buffers(_mesh(0, 0, 0, 0), 4, "mosaic")
+    assert have_peer_buffers(_mesh(0, 0), 2, Kernels("mosaic"))
+    assert have_peer_buffers(_mesh(1, 1), 2, Kernels("mosaic"))
+    assert have_peer_buffers(_mesh(0, 0, 0, 0), 4, Kernels("mosaic"))
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,13 @@ def test_gpus_of_one_process_have_peer_buffers():
     [
         (_mesh(0, 0), 2, "xla"),  # no kernels at all
         (_mesh(0), 1, "mosaic"),  # no other device to sum with
-        (_mesh(0, 1), 2, "mosaic"),  # addresses of another process mean nothing
+        (_mesh(0, 1), 2, Kernels("mosaic")),  # addresses of another process mean nothing
         (_mesh(*[0] * 8), 8, "mosaic"),  # more than the kernel takes
-        (_mesh(0, 0, 0, 0), 2, "mosaic"),  # another axis: two GPUs of each rank
+        (_mesh(0, 0, 0, 0), 2, Kernels("mosaic")),  # another axis: two GPUs of each rank
     ],
 )
 def test_others_do_not(mesh, num_devices, backend):
-    assert not have_peer_buffers(mesh, num_devices, backend)
+    assert not have_peer_buffers(mesh, num_devices, Kernels(backend))
 
 
 @pytest.mark.parametrize(

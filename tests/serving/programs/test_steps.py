@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import architecture_of
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh, num_page_heads
@@ -28,7 +29,7 @@ _FORWARDS = [DecodeShape(4, 8), PrefillShape(16, 4, 8)]
 @functools.cache
 def _compile(devices, key):
     mesh, rules = make_mesh(devices), ShardingRules()
-    context = StepContext(CONFIG, mesh, rules, "xla", _BLOCK_SIZE)
+    context = StepContext(CONFIG, mesh, rules, Kernels("xla"), _BLOCK_SIZE)
     params = abstract_params(CONFIG, jnp.float32, mesh, rules)
     return program_of(Programs(context, params, _BLOCKS, 5), key).lower().compile()
 

@@ -6,7 +6,7 @@ import pytest
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.requests.result import TokenScores
+from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores
 
 
 def group(token_ids=(1, 2, 3), kind="final", **params):
@@ -45,19 +45,20 @@ def test_other_outputs_do_not_wait(kind):
 
 def test_chunks_of_the_prompt_are_scored_in_place_also_when_computed_again():
     made = group(range(5), prompt_logprobs=0)
-    assert made.score_prompt(prompt_scores([9, 1, 2]), offset=1, start=0, count=2)
+    assert made.take_readout(PROMPT_LOGPROBS, prompt_scores([1, 2]), 0)
     for _ in range(2):
-        assert made.score_prompt(prompt_scores([3, 4, 0]), offset=0, start=2, count=3)
-    assert made.score_prompt(prompt_scores([0]), offset=0, start=6, count=1)  # an output token
+        assert made.take_readout(PROMPT_LOGPROBS, prompt_scores([3, 4, 0]), 2)
+    assert made.take_readout(PROMPT_LOGPROBS, prompt_scores([0]), 6)  # an output token
     made.completions[0].finish("length")
     entries = made.output(1.0).prompt_logprobs
     assert [entry and list(entry) for entry in entries] == [None, [1], [2], [3], [4]]
 
 
 def test_a_chunk_that_is_not_finite_is_reported():
-    assert not group(prompt_logprobs=0).score_prompt(prompt_scores([2], ok=False), 0, 0, 1)
+    bad = prompt_scores([2], ok=False)
+    assert not group(prompt_logprobs=0).take_readout(PROMPT_LOGPROBS, bad, 0)
     # No scores were asked for: the columns' content means nothing.
-    assert group().score_prompt(prompt_scores([2], ok=False), 0, 0, 1)
+    assert group().take_readout(PROMPT_LOGPROBS, bad, 0)
 
 
 def test_times_are_those_of_the_first_and_latest_token():

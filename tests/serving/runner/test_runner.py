@@ -7,6 +7,7 @@ import pytest
 
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
+from jaxinfer.serving.requests.result import PROMPT_LOGPROBS
 from jaxinfer.serving.runner.runner import Runner
 from tests.serving.runner.tiny_runner import (
     CONFIG,
@@ -173,9 +174,9 @@ def test_prompt_log_probabilities_equal_forward_whatever_the_chunks(runner):
     loop.run()
     seen = {}
     for schedule, result in loop.results:
-        if result.prompt is not None:
+        for scores in result.readouts.get(PROMPT_LOGPROBS, []):
             for i in range(schedule.rows[0].num_fed):
-                seen[schedule.rows[0].start + i + 1] = result.prompt.logprobs[i]
+                seen[schedule.rows[0].start + i + 1] = scores.logprobs[i]
     for position in range(1, len(prompt)):
         value = exact[position - 1, prompt[position]]
         np.testing.assert_allclose(seen[position], value, atol=2e-4)

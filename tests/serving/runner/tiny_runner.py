@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.qwen3 import forward
+from jaxinfer.model.forward import forward
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.model.architecture import ARCHITECTURES, QWEN3
+from jaxinfer.kernels.policy import Kernels
+from jaxinfer.model.families import qwen3
+from jaxinfer.model.families.family import FAMILIES
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs import steps
@@ -76,7 +78,7 @@ def _with_table(**arguments):
 
 @functools.cache
 def _context():
-    return StepContext(CONFIG, make_mesh(1), ShardingRules(), "xla", 8)
+    return StepContext(CONFIG, make_mesh(1), ShardingRules(), Kernels("xla"), 8)
 
 
 def _build(*rows, is_decode=False):
@@ -142,9 +144,11 @@ def test_the_layers_of_a_prefill_get_each_datum_by_name(monkeypatch):
             record(tokens)
             return kv, jnp.zeros((len(tokens.context_lens), 1))
 
-        monkeypatch.setattr(steps, "_run_layers", layers)
-        headless = dataclasses.replace(QWEN3, final_hidden=lambda params, hidden, config: hidden)
-        monkeypatch.setitem(ARCHITECTURES, "qwen3", headless)
+        monkeypatch.setattr(steps, "run_layers", layers)
+        model = qwen3.architecture()
+        headless = dataclasses.replace(model, final_hidden=lambda params, hidden, config: hidden)
+        family = dataclasses.replace(qwen3.FAMILY, architecture=lambda: headless)
+        monkeypatch.setitem(FAMILIES, "qwen3", family)
         steps.prefill_step(*args, **kwargs)
 
     batch = _build((2, 10, 7), (0, 2, 0))
@@ -159,13 +163,13 @@ def test_the_layers_of_a_prefill_get_each_datum_by_name(monkeypatch):
 def test_a_declared_datum_reaches_the_layers_of_an_engine_without_another_edit(
     monkeypatch, tmp_path
 ):
-    seen, run_layers = [], steps._run_layers
+    seen, run_layers = [], steps.run_layers
 
     def spy(params, kv, tokens, *args, **kwargs):
         seen.append({**tokens.of_rows, **tokens.of_tokens}.keys())
         return run_layers(params, kv, tokens, *args, **kwargs)
 
-    monkeypatch.setattr(steps, "_run_layers", spy)
+    monkeypatch.setattr(steps, "run_layers", spy)
     monkeypatch.setattr("jaxinfer.serving.startup.plan.choose_buckets", _with_table)
     runner = make_runner(compilation_cache_dir=str(tmp_path))
     loop, asked = Loop(runner), prompts(np.random.default_rng(0), [3, 17])

@@ -19,11 +19,12 @@ import jax.numpy as jnp
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
-from jaxinfer.measure.models.shapes import shape_config
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules
+from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.serving.compile import tracing
 from jaxinfer.serving.compile.compilation import CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering
@@ -70,7 +71,7 @@ def _keys(buckets: Buckets) -> list[ProgramKey]:
 def _programs(config: ModelConfig) -> Programs:
     mesh, rules = h200_mesh(1), ShardingRules()
     params = abstract_params(config, jnp.bfloat16, mesh, rules)
-    context = StepContext(config, mesh, rules, "mosaic", _CONFIG.block_size)
+    context = StepContext(config, mesh, rules, Kernels("mosaic"), _CONFIG.block_size)
     return Programs(context, params, _BLOCKS, _CONFIG.max_num_seqs + 1)
 
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.page_limit import most_pages
-from jaxinfer.measure.models.shapes import SHAPE_NAMES, shape_config
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.planning.blocks import blocks_on_devices
+from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
 from jaxinfer.serving.programs.buckets import choose_buckets
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
@@ -36,13 +37,13 @@ def _model(shape, devices):
 
 def _programs(shape, devices, block_size):
     config, mesh, rules, params = _model(shape, devices)
-    return Programs(StepContext(config, mesh, rules, "mosaic", block_size), params, 2, 257)
+    return Programs(StepContext(config, mesh, rules, Kernels("mosaic"), block_size), params, 2, 257)
 
 
 @pytest.mark.slow
 @settings(deadline=None)
 @given(
-    st.sampled_from([None, *SHAPE_NAMES]),
+    st.sampled_from([None, *SERVED_SHAPES]),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([8, 16, 32, 64, 128, 256]),
     st.integers(24, 192),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
@@ -24,12 +24,12 @@ class DecodeKind(ProgramKind[DecodeShape]):
         """Every decode bucket."""
         return buckets.decode_shapes()[::-1]
 
-    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[DecodeShape]:
+    def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[DecodeShape]:
         """The largest bucket; none with Mosaic, where a prefill of as many rows needs more memory.
 
         Its kernels keep a decode's sums on the chip.
         """
-        return () if backend == "mosaic" else buckets.decode_shapes()[-1:]
+        return () if kernels.backend == "mosaic" else buckets.decode_shapes()[-1:]
 
     def program(self, programs: Programs, key: DecodeShape) -> Program:
         """The program of `steps.decode_step`."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.sampling.layout import SlotState
@@ -75,7 +75,7 @@ class ProgramKind[Key: ProgramKey](ABC):
     def program(self, programs: Programs, key: Key) -> Program:
         """The program of a key, for the engine that `programs` describes."""
 
-    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[Key]:
+    def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[Key]:
         """Keys of the programs that may have the largest peak memory of the engine."""
         return ()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import on_host
@@ -15,7 +15,7 @@ from jaxinfer.serving.programs.kinds.step_program import step_options, step_prog
 from jaxinfer.serving.programs.layout import PrefillShape
 from jaxinfer.serving.programs.programs import Program, Programs
 from jaxinfer.serving.programs.steps import prefill_step
-from jaxinfer.serving.programs.token_parts import part_sizes, run_parts
+from jaxinfer.serving.programs.token_parts import part_sizes
 
 _LONG_TOKENS = 2048  # beyond them the host is ahead of the device, recording or not
 
@@ -29,16 +29,15 @@ class PrefillKind(ProgramKind[PrefillShape]):
         """Every prefill bucket."""
         return buckets.prefill_shapes()[::-1]
 
-    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[PrefillShape]:
+    def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[PrefillShape]:
         """The largest bucket that scores prompts."""
         return buckets.prefill_shapes()[-1:]
 
     def program(self, programs: Programs, key: PrefillShape) -> Program:
         """The program of `steps.prefill_step`; on several devices a long one runs in halves."""
         step, sizes = prefill_step, part_sizes(key.tokens, programs.context.num_devices)
-        if len(sizes) > 1:
-            in_parts = functools.partial(run_parts, sizes=sizes)
-            step = functools.partial(prefill_step, run_layers=in_parts)
+        if len(sizes) > 1 and programs.context.architecture.overlapped_layer is not None:
+            step = functools.partial(prefill_step, part_sizes=sizes)
         return step_program(programs, "prefill_step", step, key, num_outputs=3)
 
     def options(self, key: PrefillShape, *, num_devices: int) -> dict[str, Any]:

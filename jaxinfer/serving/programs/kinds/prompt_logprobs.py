@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
@@ -30,7 +30,7 @@ class PromptLogprobsKind(ProgramKind[PromptLogprobsKey]):
         """A key for each number of tokens of a prefill step that scores."""
         return [PromptLogprobsKey(tokens) for tokens in sorted({t for t, _ in buckets.scored})]
 
-    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[PromptLogprobsKey]:
+    def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[PromptLogprobsKey]:
         """The program with the most tokens."""
         return (PromptLogprobsKey(buckets.prefill[-1][0]),)
 

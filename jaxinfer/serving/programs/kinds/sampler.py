@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxinfer.kernels.attention.op import Backend
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
@@ -42,7 +42,7 @@ class SamplerKind(ProgramKind[SamplerKey]):
             for rows in buckets.sampler_rows(mode)
         ]
 
-    def largest(self, buckets: Buckets, backend: Backend) -> Sequence[SamplerKey]:
+    def largest(self, buckets: Buckets, kernels: Kernels) -> Sequence[SamplerKey]:
         """The samplers of modes "full" and "truncate", with the most rows."""
         rows = buckets.rows[-1]
         return SamplerKey(rows, "full"), SamplerKey(rows, "truncate")

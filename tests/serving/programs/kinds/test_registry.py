@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.compile import lowering
 from jaxinfer.serving.compile.key_json import key_from_values, key_values
 from jaxinfer.serving.compile.lowering import Lowering
@@ -59,7 +60,7 @@ class AddKind(ProgramKind[AddKey]):
     def keys(self, buckets, *, swaps):
         return [AddKey(shape, (1, 2)) for shape in buckets.decode_shapes() if swaps]
 
-    def largest(self, buckets, backend):
+    def largest(self, buckets, kernels):
         return self.keys(buckets, swaps=True)[-1:]
 
     def program(self, programs, key):
@@ -97,7 +98,7 @@ def test_its_programs_belong_to_the_engines():
     keys = [key for key in all_programs(_BUCKETS, swaps=True) if isinstance(key, AddKey)]
     assert [key.shape for key in keys] == shapes
     assert AddKey(shapes[0], (1, 2)) not in all_programs(_BUCKETS, swaps=False)
-    assert AddKey(shapes[-1], (1, 2)) in largest_programs(_BUCKETS, "mosaic")
+    assert AddKey(shapes[-1], (1, 2)) in largest_programs(_BUCKETS, Kernels("mosaic"))
     assert not uses_pages(_KEY)
 
 
@@ -132,7 +133,7 @@ def test_it_goes_to_workers_where_it_is_slow_to_trace(tmp_path, monkeypatch, is_
     monkeypatch.setattr(AddKind, "is_slow_to_trace", is_slow)
     programs = _programs()
     programs = dataclasses.replace(
-        programs, context=dataclasses.replace(programs.context, backend="mosaic")
+        programs, context=dataclasses.replace(programs.context, kernels=Kernels("mosaic"))
     )
     mine = Lowering(ProgramStore(tmp_path))
     assert list(mine.as_ready(programs, [_KEY])) == [_KEY]

@@ -1,1 +1,0 @@
-"""Measures an OpenAI server from outside, under a load of timed requests."""

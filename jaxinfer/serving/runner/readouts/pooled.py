@@ -1,0 +1,36 @@
+"""A text as one vector: the final hidden state of its last token, for embeddings."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.requests.result import POOLED
+from jaxinfer.serving.runner.readouts.readout import Readout, StepOutputs
+from jaxinfer.serving.scheduler.schedule import ScheduledRow
+
+
+class Pooled(Readout):
+    """A row's value is the float32 vector ``[E]`` of its prompt's last token, after the norm."""
+
+    name = POOLED
+
+    def wants(self, row: ScheduledRow) -> bool:
+        """The last chunk of a prompt whose request is `pooled`."""
+        return row.request.new.pooled and row.ends_prefill_only
+
+    def launch(
+        self,
+        step: StepOutputs,
+        packed: jax.Array | None,
+        program: Callable[[ProgramKey], jax.stages.Compiled],
+    ) -> jax.Array:
+        """The step has computed it: ``[B, E]``, in the model's dtype."""
+        return step.hidden
+
+    def unpack(self, fetched: np.ndarray, rows: Sequence[ScheduledRow]) -> list[np.ndarray | None]:
+        """Each row's own vector."""
+        return [
+            fetched[i].astype(np.float32) if self.wants(row) else None for i, row in enumerate(rows)
+        ]

@@ -1,0 +1,69 @@
+"""The interface of a readout: values beside tokens that a prefill step gives some of its rows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.scheduler.schedule import ScheduledRow
+
+
+class StepOutputs(NamedTuple):
+    """What a readout may read of a step, on the device.
+
+    Attributes:
+        head: from `Architecture.head_params`.
+        hidden: final hidden states ``[B, E]`` of each row's last token.
+        residual: the residual stream ``[T, E]`` of all tokens, where a readout needs them; else
+            None.
+    """
+
+    head: Any
+    hidden: jax.Array
+    residual: jax.Array | None
+
+
+class Readout(ABC):
+    """A kind of values beside tokens. Its one instance stands in `registry.READOUTS`.
+
+    Attributes:
+        name: in `StepResult.readouts`, and of what `RequestGroup.take_readout` does with a value.
+        needs_all_tokens: whether it reads hidden states of tokens that are not a row's last.
+    """
+
+    name: str
+    needs_all_tokens: bool = False
+
+    @abstractmethod
+    def wants(self, row: ScheduledRow) -> bool:
+        """Whether a row gets a value of this step."""
+
+    def pack(self, rows: Sequence[ScheduledRow], num_tokens: int) -> np.ndarray | None:
+        """An array that `launch` reads on the device, or None.
+
+        Args:
+            rows: of the step, as they are packed.
+            num_tokens: T, padding included.
+        """
+        return None
+
+    @abstractmethod
+    def launch(
+        self,
+        step: StepOutputs,
+        packed: jax.Array | None,
+        program: Callable[[ProgramKey], jax.stages.Compiled],
+    ) -> jax.Array:
+        """Compute the values of all rows; returns at once."""
+
+    @abstractmethod
+    def unpack(self, fetched: np.ndarray, rows: Sequence[ScheduledRow]) -> list[Any]:
+        """Each row's value on the host, None for rows that want none.
+
+        Args:
+            fetched: what `launch` returned.
+            rows: of the step.
+        """

@@ -1,0 +1,7 @@
+"""Lists the readouts there are: a new one is a file beside this and a line below."""
+
+from jaxinfer.serving.runner.readouts.pooled import Pooled
+from jaxinfer.serving.runner.readouts.prompt_logprobs import PromptLogprobs
+from jaxinfer.serving.runner.readouts.readout import Readout
+
+READOUTS: tuple[Readout, ...] = (PromptLogprobs(), Pooled())

@@ -1,0 +1,32 @@
+"""The floors of a server's steps agree with the floors of measured workloads."""
+
+import pytest
+
+from jaxinfer.cli.service.step_floors import step_floors
+from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
+from jaxinfer.planning.devices import H200
+from jaxinfer.planning.named_shapes import shape_config
+from jaxinfer.planning.shapes import shape_of
+
+
+def test_floors_are_those_of_workloads():
+    config = shape_config("8b")
+    floors = step_floors(config, "NVIDIA H200")
+    cost = model_cost(shape_of(config))
+    expected = decode_step_floor_s(cost, H200, rows=1, context_tokens=1000)
+    assert floors.decode_seconds(1, 1000) == pytest.approx(expected)
+    lengths = [4096] * 4
+    pairs = sum(length * (length + 1) // 2 for length in lengths)
+    # The last tokens' way through the head is left out.
+    expected = prefill_floor_s(cost, H200, lengths)
+    assert floors.prefill_seconds(sum(lengths), pairs) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_replica_on_two_devices_has_twice_the_speed():
+    config = shape_config("8b")
+    one, two = (step_floors(config, "NVIDIA H200", num_devices=n) for n in (1, 2))
+    assert one.decode_seconds(1, 0) == 2 * two.decode_seconds(1, 0)
+
+
+def test_a_device_that_was_not_measured_has_none():
+    assert step_floors(shape_config("8b"), "cpu") is None
