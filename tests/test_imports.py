@@ -36,7 +36,7 @@ ROOMS = (
 )
 """Each imports only itself and earlier rooms; the doors are the modules directly in `serving`."""
 SERVING = (
-    "guided",
+    "constraints",
     "parsers",
     "requests",
     "scheduler",
@@ -57,7 +57,7 @@ WITHOUT_JAX = (
     "model.families",
     "planning",
     "profiling",
-    "serving.guided",
+    "serving.constraints",
     "serving.requests",
     "serving.scheduler",
     "serving.engine",
@@ -128,6 +128,18 @@ def _upward(room: str) -> set[str]:
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_is_below_it(room):
     assert not _upward(room)
+
+
+@pytest.mark.parametrize("room", ["requests", "scheduler", "runner", "engine"])
+def test_the_loop_knows_constraints_by_their_protocol_alone(room):
+    found = {
+        f"{module} imports {other}"
+        for module, imported in _graph().items()
+        for other in imported
+        if module.startswith(f"jaxinfer.serving.{room}.")
+        if other.startswith("jaxinfer.serving.constraints")
+    }
+    assert {line.split()[-1] for line in found} <= {"jaxinfer.serving.constraints.constraint"}
 
 
 def test_every_module_is_in_a_room():

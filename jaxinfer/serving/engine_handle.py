@@ -207,12 +207,11 @@ class EngineHandle:
         end = tokenizer.close if tokenizer is not None and close_tokenizer else None
         if follower is not None:
             return weakref.finalize(self, _do_all, self.profiler.close, follower.close, end)
-        grammars = self.loaded.grammars
-        end_grammars = grammars.close if grammars is not None else None
+        constraints = self.loaded.constraints
         release = functools.partial(
-            _do_all, self.profiler.close, end_grammars, end, return_freed_memory
+            _do_all, self.profiler.close, constraints.close, end, return_freed_memory
         )
-        self._driver = EngineDriver(self.loaded.engine, release, grammars, self.settings.held)
+        self._driver = EngineDriver(self.loaded.engine, release, constraints, self.settings.held)
         # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
         # Python the driver closes itself.
         finalizer = weakref.finalize(self, self._driver.close_soon)

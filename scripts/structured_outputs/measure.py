@@ -11,17 +11,17 @@ from typing import Any
 from jaxinfer import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from jaxinfer.measure.models.engines import random_weights
 from jaxinfer.measure.report import describe_engine
-from jaxinfer.serving.engine import open_requests
+from jaxinfer.serving.engine import host_dependent
 from scripts.structured_outputs.corpus import CORPUS, PROSE, TEXTS, endless
 from scripts.structured_outputs.vocabulary import synthetic_tokenizer
 
 _PROMPT_LEN = 32
-_PHRASE = ["no such phrase"]  # to be banned, which samples a row late and changes nothing else
+_PHRASE = ["no such phrase"]  # to be banned, whose row is host-dependent, and nothing else changes
 
 
 @dataclasses.dataclass
 class GrammarTime:
-    """Host time of `OpenRequests.advance_grammars`, where steps that sample late get their masks.
+    """Host time of `HostDependentRows.constrain`, where steps get their masks.
 
     Attributes:
         seconds: of each call.
@@ -211,27 +211,28 @@ def _ratios(record: dict[str, Any]) -> dict[str, float]:
 @contextlib.contextmanager
 def _masking(*, only: bool) -> Iterator[None]:
     """Draw forced tokens, too, if masks are all there is to be."""
-    fewest = open_requests.FEWEST_FORCED
+    fewest = host_dependent.FEWEST_FORCED
     if only:
-        open_requests.FEWEST_FORCED = sys.maxsize
+        host_dependent.FEWEST_FORCED = sys.maxsize
     try:
         yield
     finally:
-        open_requests.FEWEST_FORCED = fewest
+        host_dependent.FEWEST_FORCED = fewest
 
 
 @contextlib.contextmanager
 def _timing_grammars() -> Iterator[GrammarTime]:
-    times, advance = GrammarTime(), open_requests.OpenRequests.advance_grammars
+    times, constrain = GrammarTime(), host_dependent.HostDependentRows.constrain
 
-    def timed(self: Any, schedule: Any) -> None:
+    def timed(self: Any, schedule: Any) -> Any:
         start = time.perf_counter()
-        advance(self, schedule)
-        if schedule.masks is not None:
+        constraints = constrain(self, schedule)
+        if constraints.allowed is not None:
             times.seconds.append(time.perf_counter() - start)
+        return constraints
 
-    open_requests.OpenRequests.advance_grammars = timed
+    host_dependent.HostDependentRows.constrain = timed
     try:
         yield times
     finally:
-        open_requests.OpenRequests.advance_grammars = advance
+        host_dependent.HostDependentRows.constrain = constrain

@@ -8,10 +8,9 @@ import jsonschema
 import pytest
 
 from jaxinfer import AsyncLLM, SamplingParams, StructuredOutputsParams
-from jaxinfer.serving.engine import open_requests
+from jaxinfer.serving.engine import host_dependent
 from jaxinfer.serving.programs.kinds.set_edits import SetMasksKey
 from jaxinfer.serving.requests.prompts import PromptReader
-from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import (
     CONFIG,
     GREEDY,
@@ -86,7 +85,7 @@ def test_an_object_may_be_cut_by_its_length(llm):
 def test_forced_tokens_change_nothing(llm, more, monkeypatch):
     params = params_of({"json": SCHEMA}, **{"temperature": 0.0, **more})
     with_forced = generate(llm, PROMPTS, params)
-    monkeypatch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
+    monkeypatch.setattr(host_dependent, "FEWEST_FORCED", 1 << 30)
     for output, alone in zip(with_forced, generate(llm, PROMPTS, params), strict=True):
         for own, other in zip(output.outputs, alone.outputs, strict=True):
             assert (own.token_ids, own.text) == (other.token_ids, other.text)
@@ -116,7 +115,7 @@ def test_a_grammar_begins_when_the_thinking_is_over(llm, tokenizer, more, monkey
     outputs = generate(llm, [*prompts, PROMPTS[0]], [*[params] * 3, GREEDY])
     alone = [generate(llm, [prompt], params)[0] for prompt in prompts]
     assert ids(outputs) == [*ids(alone), *ids(generate(llm, PROMPTS[:1], GREEDY))]
-    monkeypatch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
+    monkeypatch.setattr(host_dependent, "FEWEST_FORCED", 1 << 30)
     for output, other in zip(outputs, generate(llm, prompts, params), strict=False):
         for answer, unforced in zip(output.outputs, other.outputs, strict=True):
             assert answer.token_ids == unforced.token_ids
@@ -195,7 +194,3 @@ def test_a_split_vocabulary_gets_the_same_masks(llm, tokenizer):
 def test_an_engine_without_a_tokenizer_refuses_grammars():
     with small_llm() as llm, pytest.raises(ValueError, match="structured_outputs needs a token"):
         generate(llm, PROMPTS, params_of({"regex": "a"}))
-
-
-def test_a_request_with_a_grammar_samples_late():
-    assert host_request("a", [1], params_of({"regex": "a"})).samples_late

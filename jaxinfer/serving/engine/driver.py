@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.owner_thread import OwnerThread
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.engine.sleep import PauseMode, SleepState, SleepTag
-from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.requests.new_request import NewRequest, Sink
+from jaxinfer.serving.scheduler.constraint_queue import ConstraintQueue
 from jaxinfer.serving.scheduler.deadlines import Deadlines
-from jaxinfer.serving.scheduler.grammar_queue import GrammarQueue
 
 logger = logging.getLogger("jaxinfer")
 
@@ -41,7 +41,7 @@ class EngineDriver:
     Args:
         engine: one engine, or a group of replicas.
         release: called in the engine's thread after the engine has closed.
-        grammars: compiles requests' grammars before the engine gets them; None leaves it to that.
+        constraints: compiles those of requests before the engine gets them, unless None.
         within: makes a block that the engine's thread is in from its begin to its end.
     """
 
@@ -49,12 +49,12 @@ class EngineDriver:
         self,
         engine: RequestEngine,
         release: Callable[[], None] | None = None,
-        grammars: GrammarCompiler | None = None,
+        constraints: ConstraintSource | None = None,
         within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self._engine = engine
         self._release = release
-        self._grammars = GrammarQueue(grammars)
+        self._compiling = ConstraintQueue(constraints)
         # Used by the engine's thread only: requests that it steps by itself, by key, and keys of
         # requests from `add_by_hand`, by the caller's label.
         self._driven: dict[str, NewRequest] = {}
@@ -87,11 +87,11 @@ class EngineDriver:
 
     @property
     def num_compiling(self) -> int:
-        """Requests that wait for their grammars to be compiled."""
-        return len(self._grammars)
+        """Requests that wait for their constraints to be compiled."""
+        return len(self._compiling)
 
     def submit(self, requests: Sequence[NewRequest]) -> None:
-        """Enqueue requests, all or none; waits for their grammars to be compiled.
+        """Enqueue requests, all or none; waits for their constraints to be compiled.
 
         Raises:
             ValueError: the engine refuses one of them, or a grammar is none.
@@ -99,17 +99,17 @@ class EngineDriver:
             RuntimeError: it is closed, or sleeps.
         """
         since = time.monotonic()
-        self._grammars.compile(requests)
+        self._compiling.compile(requests)
         self.call(lambda: self._add_all(requests, since))
 
     def submit_soon(self, requests: Sequence[NewRequest]) -> None:
         """Enqueue requests, all or none, without waiting; each gets the error if one is refused."""
         since = time.monotonic()
-        compiled = self._grammars.start(requests)
+        compiled = self._compiling.start(requests)
         if compiled is None:
             self._soon(lambda: self._try_to_add(requests, since))
             return
-        self._soon(lambda: self._grammars.hold(requests))
+        self._soon(lambda: self._compiling.hold(requests))
         compiled.add_done_callback(
             lambda done: self._owner.post(
                 lambda: self._add_compiled(requests, since, done.exception())
@@ -128,7 +128,7 @@ class EngineDriver:
         labels = set(labels)
         for key in [key for key, request in self._driven.items() if request.label in labels]:
             self._engine.abort(key)
-        self._grammars.abort(labels)
+        self._compiling.abort(labels)
 
     async def call_async(self, action: Callable[[], Any]) -> Any:
         """`call` for asyncio: other tasks of the event loop continue in the meantime.
@@ -264,7 +264,7 @@ class EngineDriver:
             ValueError: its label is in use by another such request, or as `submit`.
         """
         since = time.monotonic()
-        self._grammars.compile([request])
+        self._compiling.compile([request])
         self.call(lambda: self._add_by_hand(request, since))
 
     def abort_by_hand(self, labels: Iterable[str]) -> None:
@@ -388,8 +388,8 @@ class EngineDriver:
     def _add_compiled(
         self, requests: Sequence[NewRequest], since: float, error: BaseException | None
     ) -> None:
-        """Enqueue requests whose grammars are compiled and that were not cancelled."""
-        waiting, aborted = self._grammars.take(requests)
+        """Enqueue requests whose constraints are compiled and that were not cancelled."""
+        waiting, aborted = self._compiling.take(requests)
         if error is None:
             self._try_to_add(waiting, since)
         else:
@@ -420,7 +420,7 @@ class EngineDriver:
     def _cancel(self, keys: Iterable[str]) -> None:
         for key in keys:
             # Removed before the abort: its last output has no listener.
-            self._grammars.drop(key)
+            self._compiling.drop(key)
             if self._driven.pop(key, None) is not None:
                 self._engine.abort(key)
 

@@ -9,18 +9,16 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.serving.constraints.constraint import Constraint, ConstraintSource
+from jaxinfer.serving.engine.host_dependent import HostDependentRows
 from jaxinfer.serving.engine.metrics import EngineCounts
 from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
 from jaxinfer.serving.engine.quarantine import Quarantine
 from jaxinfer.serving.engine.step_counts import StepClock, StepCounts
 from jaxinfer.serving.engine.step_runner import StepObserver, StepRunner
-from jaxinfer.serving.guided.compiler import GrammarCompiler
-from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
@@ -30,9 +28,6 @@ from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.spans import EnterSpan
-from jaxinfer.structured_outputs import StructuredOutputsParams
-
-_Take = Callable[[Schedule, StepResult], None]
 
 logger = logging.getLogger("jaxinfer")
 
@@ -48,8 +43,8 @@ class Engine:
     """Schedules requests and runs them on a device; not thread-safe.
 
     The host reads each step's tokens one step later: while the device runs a step, the host reads
-    and reports the previous one. A request whose sampling depends on its own tokens on the host is
-    sampled late: the step's forward pass is launched as usual, and its tokens are drawn after the
+    and reports the previous one. If a row is host-dependent, because a constraint reads its tokens
+    on the host, the step's forward pass is launched as usual, and its tokens are drawn after the
     previous step has been read, unless the host knows these tokens already.
 
     A step that raises leaves the KV cache invalid. The cache is allocated anew and every running
@@ -63,7 +58,7 @@ class Engine:
         tokenizer: None for token ids only.
         seed: source of the seeds of requests that have none.
         pacing: limits on the tokens of a step; by default it has as many as fit.
-        grammars: compiles the grammars of requests; None refuses requests that have one.
+        constraints: makes those of requests; None makes none.
         clock: seconds; for metrics.
     """
 
@@ -75,7 +70,7 @@ class Engine:
         *,
         seed: int = 0,
         pacing: Pacing | None = None,
-        grammars: GrammarCompiler | None = None,
+        constraints: ConstraintSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._runner = runner
@@ -83,9 +78,10 @@ class Engine:
         self._tokenizer = tokenizer
         self._seeds = random.Random(seed)
         self._pacing = pacing or Pacing()
-        self._grammars = grammars
+        self._constraints = constraints
         self._clock = clock
         self._requests = OpenRequests(scheduler, clock)
+        self._host_dependent = HostDependentRows(scheduler, self._requests)
         self._step_clock = StepClock(scheduler.pool, clock)
         self._in_flight: collections.deque[tuple[Schedule, Any]] = collections.deque()
         self._failure: StepError | None = None
@@ -143,17 +139,15 @@ class Engine:
             seed: used if its parameters have none.
 
         Raises:
-            ValueError: the key is in use, the request can never fit, or its grammar is none.
-            MissingPackageError: it has a grammar, and llguidance is not installed.
+            ValueError: the key is in use, the request can never fit, or its constraint is wrong.
+            MissingPackageError: a package that its constraint needs is not installed.
         """
         if request.key in self._requests:
             raise ValueError(f"request id {request.key!r} is in use by an unfinished request")
         group = self._group(request, seed)
-        given = request.params.structured_outputs
         for completion in group.completions:
             self._scheduler.check(completion.request)
-            if given is not None:
-                completion.request.matcher = self._matcher(given, request)
+            completion.request.constraint = self._constraint(request)
         return group
 
     def enqueue(self, group: AnyGroup) -> None:
@@ -162,6 +156,8 @@ class Engine:
         If the engine has failed for good in the meantime, the request ends with the reason "error".
         """
         self._requests.add(group)
+        for completion in group.completions:
+            self._host_dependent.add(completion.request)
         self._pacing.note_arrival()
         if self._failure is not None:
             self.give_up(str(self._failure))
@@ -305,6 +301,7 @@ class Engine:
         """
         self._failure = self._failure or StepError(reason)
         self._in_flight.clear()
+        self._host_dependent.record()
         self._requests.fail_all(reason, cause)
         return self._failure
 
@@ -314,17 +311,12 @@ class Engine:
         now = self._clock()
         return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
-    def _matcher(self, given: StructuredOutputsParams, request: NewRequest) -> AnswerMatcher:
-        if self._grammars is None:
-            raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
-        prompt = np.frombuffer(request.prompt.packed, np.int32)
+    def _constraint(self, request: NewRequest) -> Constraint | None:
+        if self._constraints is None:
+            return None
         answer = request.answer
-        return self._grammars.matcher(
-            given,
-            prompt,
-            stage=answer.stage if answer else None,
-            calls=answer is not None and answer.has_calls,
-        )
+        stage, calls = (answer.stage, answer.has_calls) if answer else (None, False)
+        return self._constraints.make(request.params, request.prompt.packed, stage, calls=calls)
 
     def _schedule(self) -> Schedule | None:
         try:
@@ -345,23 +337,23 @@ class Engine:
 
     def _launch(self, schedule: Schedule) -> bool:
         """Launch a step; returns whether the launch succeeded."""
-        schedule.samples_late = self._requests.samples_late(schedule)
+        if self._host_dependent.requests:
+            schedule.host_dependent = self._host_dependent.find(schedule)
         try:
             with self._span("launch"):
                 step = self._runner.launch(schedule)
             self._step_clock.launched(schedule)
             if self._observer is not None:
                 self._observer.launched(schedule)
-            if schedule.samples_late:
+            if schedule.host_dependent:
                 earlier = None
-                if self._requests.awaits_tokens(schedule):
-                    earlier = self._read_until_fault(leave=0, take=self._requests.take_tokens)
+                if self._host_dependent.await_read(schedule):
+                    earlier = self._read_until_fault(leave=0, take=self._host_dependent.take_step)
                 if earlier is not None:
                     self._recover(earlier)
                     return False
-                self._requests.advance_grammars(schedule)
-                step = self._runner.sample(step)
-                self._requests.note_tokens()  # while the device draws
+                step = self._runner.sample(step, self._host_dependent.constrain(schedule))
+                self._host_dependent.record()  # while the device draws
         except Exception as error:  # requests must survive any error of the device
             fault = _Fault(_requests_of(schedule), error)
             # Earlier steps' tokens are valid, unless the same fault shows in them too.
@@ -376,7 +368,9 @@ class Engine:
         if fault is not None:
             self._recover(fault)
 
-    def _read_until_fault(self, *, leave: int, take: _Take | None = None) -> _Fault | None:
+    def _read_until_fault(
+        self, *, leave: int, take: Callable[[Schedule, StepResult], None] | None = None
+    ) -> _Fault | None:
         take = take or self._requests.take_step
         while len(self._in_flight) > leave:
             schedule, step = self._in_flight.popleft()
@@ -392,7 +386,7 @@ class Engine:
 
     def _recover(self, fault: _Fault, other: _Fault | None = None) -> None:
         """Recompute everything after a step that raised; both faults count as one incident."""
-        self._requests.note_tokens()
+        self._host_dependent.record()
         self._in_flight.clear()
         requests = {r.request_id: r for each in (fault, other) if each for r in each.requests}
         error, is_new = fault.error, not self._quarantine.suspicions

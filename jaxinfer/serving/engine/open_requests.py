@@ -11,23 +11,12 @@ import numpy as np
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.guided.masks import MaskBuffer, StepMasks
-from jaxinfer.serving.guided.thinking import AnswerMatcher
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import Completion, RequestGroup
-from jaxinfer.serving.requests.result import (
-    LEFT_VOCAB,
-    NO_SCORES,
-    NO_TOKEN,
-    StepResult,
-    TokenScores,
-)
+from jaxinfer.serving.requests.result import LEFT_VOCAB, NO_TOKEN, StepResult, TokenScores
 from jaxinfer.serving.requests.token_group import TokenCompletion, TokenGroup
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-
-FEWEST_FORCED = 2
-"""Forced tokens that are appended unsampled; one costs nothing: its step is launched anyway."""
 
 _NOT_FINITE = "the logits were not finite (NaN or infinity), or no token was allowed"
 _NO_TOKEN = "NoTokenLeft: %s contradict each other: no token is left to go on with; change one"
@@ -53,12 +42,11 @@ class _Member(NamedTuple):
     completion: AnyCompletion
 
 
-class _Taken(NamedTuple):
-    """What reading a step did to its rows, and when."""
+class ReadStep(NamedTuple):
+    """What reading a step did to its rows."""
 
     updates: Sequence[RowUpdate]
     sampled: TokenScores
-    now: float
 
 
 class OpenRequests:
@@ -85,13 +73,9 @@ class OpenRequests:
         """The number of weight swaps so far; recorded with each token that is read."""
         self._groups: dict[str, AnyGroup] = {}
         self._members: dict[str, _Member] = {}
-        self._late: set[str] = set()
         self._unread: set[str] = set()  # whose prompts are not counted yet
         self._changed: dict[str, AnyGroup] = {}
         self._outputs: list[RequestOutput] = []
-        self._taken: list[_Taken] = []
-        self._forced: list[tuple[int, ScheduledRow, list[int]]] = []
-        self._masks = MaskBuffer()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._groups
@@ -105,55 +89,6 @@ class OpenRequests:
         """Keys of the unfinished requests, in order of arrival."""
         return list(self._groups)
 
-    def samples_late(self, schedule: Schedule) -> bool:
-        """Whether sampling a row needs its last token on the host first."""
-        if not self._late:
-            return False
-        return any(_samples_late(row) for row in schedule.rows)
-
-    def awaits_tokens(self, schedule: Schedule) -> bool:
-        """Whether the host must read earlier tokens of a row that samples late."""
-        return any(
-            row.request.num_in_flight_tokens > row.num_reserved and _samples_late(row)
-            for row in schedule.rows
-        )
-
-    def advance_grammars(self, schedule: Schedule) -> None:
-        """Find what grammars allow next, or force, once a step's earlier tokens are taken.
-
-        Two forced tokens or more are appended at once, by `note_tokens`. For all other rows but
-        those that think the schedule gets masks. A request without a next token ends.
-        """
-        masked: list[tuple[int, AnswerMatcher]] = []
-        for i, row in enumerate(schedule.rows):
-            request = row.request
-            if request.matcher is None or not _samples_late(row):
-                continue
-            if request.num_in_flight_tokens == 0:
-                continue  # what it samples is not wanted: it is not its next token
-            try:
-                request.matcher.follow(request.output_token_ids)
-                forced = request.matcher.forced_tokens() if request.takes_forced_tokens else []
-                if len(forced) >= FEWEST_FORCED:
-                    self._forced.append((i, row, forced))
-                elif request.matcher.wants_mask:
-                    masked.append((i, request.matcher))
-            except Exception as error:
-                self._fail_grammar(request, error)
-        if masked:
-            allowed = self._masks.fill([matcher for _, matcher in masked])
-            for (i, matcher), mask in zip(masked, allowed, strict=False):
-                try:
-                    matcher.finish_mask(mask)
-                except Exception as error:
-                    self._fail_grammar(schedule.rows[i].request, error)
-            schedule.masks = StepMasks([i for i, _ in masked], allowed)
-
-    def _fail_grammar(self, request: Request, error: Exception) -> None:
-        self.note_tokens()
-        if (member := self._members.get(request.request_id)) is not None:
-            self._fail_for(member.group, error)
-
     def add(self, group: AnyGroup) -> None:
         """Add a new request to the scheduler's waiting queue."""
         for completion in group.completions:
@@ -162,8 +97,6 @@ class OpenRequests:
             self._scheduler.add(request)
             self._members[request.request_id] = _Member(group, completion)
             self._unread.add(request.request_id)
-            if request.samples_late:
-                self._late.add(request.request_id)
         self._groups[group.request_id] = group
 
     def abort(self, request_id: str) -> bool:
@@ -181,14 +114,10 @@ class OpenRequests:
 
     def take_step(self, schedule: Schedule, result: StepResult) -> None:
         """Apply a step's results to its requests; `collect` delivers the outputs."""
-        self.take_tokens(schedule, result)
-        self.note_tokens()
+        self.record(self.read(schedule, result))
 
-    def take_tokens(self, schedule: Schedule, result: StepResult) -> None:
-        """Give a step's tokens to the scheduler, and leave the rest to `note_tokens`.
-
-        That is enough to sample the next tokens, which the device need not wait for.
-        """
+    def read(self, schedule: Schedule, result: StepResult) -> ReadStep:
+        """Give a step's tokens to the scheduler; the rest is left to `record`."""
         if result.readouts:
             self._take_readouts(schedule, result)
         sampled = result.sampled
@@ -196,32 +125,17 @@ class OpenRequests:
         updates = self._scheduler.update(
             schedule, sampled.tokens.tolist(), num_ok, result.num_accepted
         )
-        self._taken.append(_Taken(updates, sampled, self._clock()))
+        return ReadStep(updates, sampled)
 
-    def note_tokens(self) -> None:
-        """Pass the tokens that were taken, and then those that are forced, to their completions."""
-        taken, self._taken = self._taken, []
-        for updates, sampled, now in taken:
-            self._note(updates, sampled, now)
-        forced, self._forced = self._forced, []
-        for i, row, token_ids in forced:
-            if row.request.is_finished:  # by a stop string
-                continue
-            try:
-                kept = self._scheduler.append_forced(row, token_ids)
-            except Exception as error:
-                self._fail_grammar(row.request, error)
-            else:
-                self._note([RowUpdate(i, row.request, kept)], NO_SCORES, self._clock())
-
-    def _note(self, updates: Sequence[RowUpdate], sampled: TokenScores, now: float) -> None:
-        members = self._members
-        for update in updates:
+    def record(self, step: ReadStep) -> None:
+        """Pass the tokens of a step that was read to their completions."""
+        members, now = self._members, self._clock()
+        for update in step.updates:
             member = members.get(update.request.request_id)
             if member is None:  # ended by another completion's fault
                 continue
             try:
-                self._apply(member, update, sampled, now)
+                self._apply(member, update, step.sampled, now)
             except Exception as error:
                 self._fail_for(member.group, error)
 
@@ -237,9 +151,13 @@ class OpenRequests:
         if (member := self._members.get(request.request_id)) is not None:
             self._fail(member.group, reason, cause)
 
+    def fail_for(self, request: Request, error: Exception) -> None:
+        """End the caller's request of a completion's `request`, whose processing here raised."""
+        if (member := self._members.get(request.request_id)) is not None:
+            self._fail_for(member.group, error)
+
     def fail_all(self, reason: str, cause: BaseException | None = None) -> None:
         """End every request."""
-        self.note_tokens()
         for group in list(self._groups.values()):
             self._fail(group, reason, cause)
         self.collect()
@@ -356,15 +274,7 @@ class OpenRequests:
     def _forget(self, request: Request, reason: FinishReason) -> None:
         self.counts.finished[reason] += 1
         self._members.pop(request.request_id, None)
-        self._late.discard(request.request_id)
         self._unread.discard(request.request_id)
-
-
-def _samples_late(row: ScheduledRow) -> bool:
-    """Whether a row of the last schedule can be sampled only when its earlier tokens are read."""
-    request = row.request
-    number = request.num_tokens - row.num_reserved - request.num_prompt_tokens
-    return row.samples and request.samples_late_at(number)
 
 
 def _cause(sampled: TokenScores, row: int, params: SamplingParams) -> str:

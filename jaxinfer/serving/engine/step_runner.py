@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxinfer.serving.requests.result import StepResult
 from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.slots.step_masks import StepConstraints
 
 
 @runtime_checkable
@@ -12,10 +13,10 @@ class StepRunner(Protocol):
     """Runs scheduled steps; `Runner` is the implementation on a device."""
 
     def launch(self, schedule: Schedule) -> Any:
-        """Start a step without waiting; returns a handle for `fetch` or, sampled late, `sample`."""
+        """Start a step without waiting; returns a handle for `fetch`, or first `sample`."""
 
-    def sample(self, step: Any) -> Any:
-        """Draw the tokens of a late-sampled step; returns a handle for `fetch`."""
+    def sample(self, step: Any, constraints: StepConstraints) -> Any:
+        """Draw the tokens of a step with host-dependent rows; returns a handle for `fetch`."""
 
     def fetch(self, step: Any) -> StepResult:
         """Wait for a launched step and copy its results to the host."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from jaxinfer.serving.guided.schemas.errors import NAME_COMMENT
-from jaxinfer.serving.guided.schemas.keywords import copied_parts
+from jaxinfer.serving.constraints.grammar.schemas.errors import NAME_COMMENT
+from jaxinfer.serving.constraints.grammar.schemas.keywords import copied_parts
 from jaxinfer.serving.parsers.arguments.texts import literal, referred, regex, text_terminal
 from jaxinfer.serving.parsers.arguments.types import FunctionSchema
 

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jaxinfer.serving.guided.schemas.errors import NAME_COMMENT
-from jaxinfer.serving.guided.schemas.keywords import enforced_schema
+from jaxinfer.serving.constraints.grammar.schemas.errors import NAME_COMMENT
+from jaxinfer.serving.constraints.grammar.schemas.keywords import enforced_schema
 from jaxinfer.serving.parsers.arguments.types import TYPE_NAMES
 from jaxinfer.serving.parsers.coder_grammar import coder_call
 from jaxinfer.serving.parsers.reasoning import ReasoningState

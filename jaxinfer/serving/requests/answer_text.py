@@ -3,9 +3,9 @@
 import codecs
 from collections.abc import Iterable, Sequence
 
+from jaxinfer.model.text.thinking_tokens import Thinking, thinking_tokens
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CallArguments, Content, Piece
-from jaxinfer.serving.guided.thinking_tokens import Thinking, thinking_tokens
 from jaxinfer.serving.parsers.answer import AnswerParser
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.held_back import LetterTags, shown

@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.errors import PromptTooLongError
+from jaxinfer.model.text.bad_words import BadWordIds, bad_word_ids
+from jaxinfer.model.text.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.guided.thinking_tokens import NO_THINKING, thinking_tokens
-from jaxinfer.serving.requests.bad_words import BadWordIds, bad_word_ids
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
 

@@ -1,17 +1,14 @@
 """The scheduler's state of one request: its tokens, its progress, and the blocks it holds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.constraints.constraint import Constraint
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.packed_ids import ID_BYTES, pack_ids
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.guided.thinking import AnswerMatcher
 
 IN_FLIGHT_TOKEN = -1
 """Placeholder of a token that the device has sampled and the host has not read yet."""
@@ -121,8 +118,6 @@ class Request:
         output_token_ids: generated tokens that the host has read.
         num_in_flight_tokens: tokens reserved by launched steps that the host has not read yet;
             fewer may be accepted.
-        num_void_tokens: tokens reserved by launched steps that are dropped when they are read; see
-            `note_thought`.
         num_tokens: length of the sequence, tokens in flight included.
         num_cached_tokens: leading tokens whose keys and values are in pages, launched steps
             included (in host blocks while SWAPPED). Tokens counted beyond the accepted ones are
@@ -131,7 +126,7 @@ class Request:
         decodes_on_device: whether its next row can be a decode without input from the host: the
             device's `last_tokens[slot]` is certainly its last token, and nothing is proposed.
         proposed_token_ids: a guess of the tokens that follow the ones read by the host; set by
-            `Scheduler.propose`.
+            `proposals.propose`.
         ending_token_ids: tokens that may end it: end-of-sequence (unless ignored) and stop tokens.
         limits: bounds on its length; set by `Scheduler.check`.
         rank: its place in the scheduler's order; set by `Scheduler.add`.
@@ -139,7 +134,7 @@ class Request:
         history: what its caller's metrics report.
         finish_reason: None until FINISHED.
         stop_reason: the stop token id or stop string that ended it, None for end-of-sequence.
-        matcher: follows its answer through its grammar; set by the engine. None without one.
+        constraint: makes its rows host-dependent; set by the engine. None for most requests.
     """
 
     request_id: str
@@ -150,7 +145,6 @@ class Request:
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)
-    num_void_tokens: int = field(default=0, init=False)
     num_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     slot: int | None = field(default=None, init=False)
@@ -163,75 +157,11 @@ class Request:
     history: RunHistory = field(default_factory=RunHistory, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
-    matcher: "AnswerMatcher | None" = field(default=None, init=False)
+    constraint: Constraint | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = self.new.prompt.token_ids
         self.num_tokens = len(self.prompt_token_ids)
-
-    @property
-    def samples_late(self) -> bool:
-        """Whether its sampling may read its own tokens on the host; see `samples_late_at`.
-
-        Bad words may be several tokens long, a grammar's next mask depends on all tokens so far,
-        and a thinking budget may be spent. Nothing is proposed for such a request.
-        """
-        params = self.params
-        return (
-            bool(params.bad_words or params.structured_outputs)
-            or params.thinking_token_budget is not None
-        )
-
-    def samples_late_at(self, number: int) -> bool:
-        """Whether the sampling of its output of that number reads earlier ones on the host."""
-        params = self.params
-        if params.bad_words or (params.structured_outputs and not self.thinks_freely):
-            return True
-        budget = params.thinking_token_budget  # not spent before there are as many tokens
-        return budget is not None and number >= budget
-
-    @property
-    def decodes_several(self) -> bool:
-        """Whether a launch may draw several of its tokens: no token changes how the next is drawn.
-
-        And nothing of that lies in its slot; so log-probabilities of likeliest tokens are out, too.
-        """
-        is_plain = self.matcher is None and self.params.sampling_mode("none") != "full"
-        return is_plain and self.decodes_on_device
-
-    @property
-    def thinks_freely(self) -> bool:
-        """Whether it is within a thinking, behind which its grammar begins.
-
-        Its outputs are drawn before those ahead of them are read. Those that turn out to be behind
-        the end are dropped, but penalties would count them.
-        """
-        matcher = self.matcher
-        return matcher is not None and matcher.is_thinking and not self.params.has_penalties
-
-    @property
-    def is_unedited(self) -> bool:
-        """Whether it `thinks_freely`, and no budget can end that."""
-        return self.thinks_freely and self.params.thinking_token_budget is None
-
-    def note_thought(self, token_ids: Sequence[int]) -> None:
-        """Take in outputs of one that `thinks_freely`, as they are read, before they are its own.
-
-        If they end the thinking, what was launched behind them is dropped as if it had not been:
-        its next row feeds the last of them again, and samples by the grammar.
-        """
-        matcher = self.matcher
-        if matcher is None:
-            return
-        matcher.consume(list(token_ids))
-        if matcher.is_thinking:
-            return
-        self.num_void_tokens = self.num_in_flight_tokens
-        self.num_in_flight_tokens = 0
-        self.num_tokens = self.num_known_tokens + len(token_ids)
-        # 0 if it was preempted meanwhile.
-        self.num_cached_tokens = min(self.num_cached_tokens, self.num_tokens - 1)
-        self.decodes_on_device = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -249,59 +179,14 @@ class Request:
         return min(self.num_tokens, self.limits.num_cached_tokens) - self.num_cached_tokens
 
     @property
-    def awaits_read(self) -> bool:
-        """Whether the host must read its tokens in flight before it can be fed again.
-
-        So it is while a row that verifies is in flight, and when proposals are to follow.
-        """
-        return self.num_in_flight_tokens > 0 and not self.decodes_on_device
-
-    @property
     def is_finished(self) -> bool:
         """Whether it has ended, for any reason."""
         return self.status is RequestStatus.FINISHED
 
-    @property
-    def takes_forced_tokens(self) -> bool:
-        """Whether tokens that its grammar forces may be appended without being sampled.
-
-        Not if their log-probabilities are reported, penalties count them, or another rule could
-        forbid them.
-        """
-        params = self.params
-        return not (
-            self.matcher is None
-            or params.logprobs is not None
-            or params.has_penalties
-            or params.bad_words
-            or params.allowed_token_ids is not None
-            or (params.thinking_token_budget is not None and not self._thinks_first)
-        )
-
-    @property
-    def _thinks_first(self) -> bool:
-        """Whether its grammar begins when its thinking, and so the budget of that, is over."""
-        given = self.params.structured_outputs
-        return given is not None and given.after_thinking
-
     def forget_tokens_in_flight(self) -> None:
         """Make the tokens that the host has read all there is; no more of it will be read."""
-        self.num_in_flight_tokens = self.num_void_tokens = 0
+        self.num_in_flight_tokens = 0
         self.num_tokens = self.num_known_tokens
-
-    def give_up_tokens(self, count: int) -> None:
-        """Shorten it by reserved tokens that were not accepted; nothing of it is in flight."""
-        self.num_tokens -= count
-        # 0 if it was preempted meanwhile.
-        self.num_cached_tokens = min(self.num_cached_tokens, self.num_tokens - 1)
-
-    def follow_proposals(self, kept: Sequence[int]) -> None:
-        """Drop the proposed tokens that were read, or all of them if the read ones differ."""
-        count = len(kept)
-        agrees = self.proposed_token_ids[:count] == list(kept)
-        self.proposed_token_ids = self.proposed_token_ids[count:] if agrees else []
-        running = self.status is RequestStatus.RUNNING
-        self.decodes_on_device = running and not self.proposed_token_ids
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions `[start, stop)`; `IN_FLIGHT_TOKEN` where the host must yet read.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxinfer.serving.constraints.constraint import TokenEdits
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
@@ -19,7 +20,7 @@ from jaxinfer.serving.sampling.layout import (
     SamplerMode,
 )
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
-from jaxinfer.serving.slots.row_edits import LateEdits
+from jaxinfer.serving.slots.row_edits import RowEdits
 from jaxinfer.serving.slots.row_sampling import RowSampling
 from jaxinfer.serving.slots.slot_mirror import SlotMirror
 from jaxinfer.serving.slots.slot_updates import (
@@ -28,6 +29,7 @@ from jaxinfer.serving.slots.slot_updates import (
     MasksUpdate,
     SlotUpdates,
 )
+from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.serving.slots.step_rows import StepRows
 
 # What reading shared keys once costs a layer, in keys that could be read meanwhile, measured with
@@ -85,13 +87,13 @@ class BatchBuilder:
         self._block_size = block_size
         self._padding_slot = max_num_seqs
         self._updates = SlotUpdates(max_num_seqs + 1, vocab_size)
-        self._late: dict[int, LateEdits] = {}
+        self._edits: dict[int, TokenEdits] = {}
         self._mirror = SlotMirror(max_num_seqs, buckets.widths[-1], prepare)
 
     def clear(self) -> None:
         """Forget all sequences, after the cache was rebuilt."""
         self._mirror.clear()
-        self._late.clear()
+        self._edits.clear()
 
     def build(self, schedule: Schedule) -> Batch:
         """Pack a step.
@@ -130,7 +132,7 @@ class BatchBuilder:
         readouts: dict[Readout, np.ndarray | None] = {}
         if schedule.is_decode:
             mode = choose_mode(len(rows))
-            at_once = not schedule.samples_late and self._buckets.samples_at_once(len(rows), mode)
+            at_once = not schedule.host_dependent and self._buckets.samples_at_once(len(rows), mode)
             if schedule.num_steps > 1 and not at_once:
                 raise ValueError(f"several steps were planned for rows sampled in mode {mode!r}")
             last = context + (schedule.num_steps - 1)
@@ -164,51 +166,45 @@ class BatchBuilder:
             edits, counts = self._updates_of_new_holders()
         return Batch(shape, packed, mode, at_once, edits, counts, readouts, verify)
 
-    def late_edits(self, schedule: Schedule) -> list[EditsUpdate]:
-        """What slots must be told once all earlier tokens are read: edits that depend on them.
+    def constrain(
+        self, schedule: Schedule, constraints: StepConstraints
+    ) -> tuple[list[EditsUpdate], list[MasksUpdate]]:
+        """What slots must be told of host-dependent rows, where they have been told otherwise.
 
         Args:
-            schedule: of the last `build`.
+            schedule: of the last `build`; all earlier tokens of its host-dependent rows are read.
+            constraints: of these rows; a row's bans are taken from its mask.
         """
         changed = []
-        for row in schedule.rows:
-            request = row.request
-            if not row.samples or request.slot is None:  # or what was read has ended it
-                continue
-            edits = self._mirror.sampling[request.slot].edits
-            if edits is None or not edits.follow_tokens:
-                continue
-            late = edits.after(request.output_token_ids)
-            if late != self._late.get(request.slot):
-                self._late[request.slot] = late
-                changed.append((request.slot, edits, late))
-        return list(self._updates.edits(changed))
-
-    def late_masks(self, schedule: Schedule) -> list[MasksUpdate]:
-        """The tokens that grammars allow next, of rows that have one; after `late_edits`.
-
-        Args:
-            schedule: of the last `build`.
-        """
-        masks = schedule.masks
-        if masks is None:
-            return []
+        for i, wanted in constraints.edits:
+            slot, own = self._holder(schedule.rows[i])
+            if own is not None and wanted != self._edits.get(slot):
+                self._edits[slot] = wanted
+                changed.append((slot, own, wanted))
+        edits = list(self._updates.edits(changed))
+        if constraints.allowed is None:
+            return edits, []
         slots = []
-        for i, row in enumerate(masks.rows):
-            slot = schedule.rows[row].request.slot
-            edits = None if slot is None else self._mirror.sampling[slot].edits
-            if edits is not None:
-                edits.restrict(masks.allowed[i])
-            slots.append(self._updates.num_slots if slot is None else slot)
-        return list(self._updates.masks(slots, masks.allowed))
+        for i, mask in zip(constraints.masked, constraints.allowed, strict=False):
+            slot, own = self._holder(schedule.rows[i])
+            slots.append(slot)
+            if own is not None:
+                own.restrict(mask)
+        return edits, list(self._updates.masks(slots, constraints.allowed))
+
+    def _holder(self, row: ScheduledRow) -> tuple[int, RowEdits | None]:
+        """A row's slot and its edits; a slot that does not exist if what was read has ended it."""
+        if (slot := row.request.slot) is None:
+            return self._updates.num_slots, None
+        return slot, self._mirror.sampling[slot].edits
 
     def _updates_of_new_holders(self) -> tuple[list[EditsUpdate], list[CountsUpdate]]:
         edits, penalised = [], []
         for slot, request in self._mirror.take_new_holders().items():
             sampling = self._mirror.sampling[slot]
             if sampling.edits is not None:
-                self._late[slot] = sampling.edits.after(request.output_token_ids)
-                edits.append((slot, sampling.edits, self._late[slot]))
+                self._edits[slot] = TokenEdits()
+                edits.append((slot, sampling.edits, self._edits[slot]))
             if sampling.params.has_penalties:
                 penalised.append((slot, request))
         return list(self._updates.edits(edits)), list(self._updates.counts(penalised))

@@ -45,11 +45,12 @@ from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.slot_updates import EditsUpdate, MasksUpdate
+from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.spans import EnterSpan
 from jaxinfer.startup_report import StartUpTimes
 
 _LAUNCHED_APART = 64
-"""Most rows of a step that is launched by a thread of its own, unless it samples late.
+"""Most rows of a step that is launched by a thread of its own; host-dependent rows always are.
 
 A longer step hides its launch; 256 rows of shared prompts (W5-long, an H100) lost 5% by the thread.
 """
@@ -223,8 +224,8 @@ class Runner:
         """Start a step and return at once; its tokens stay on the device for the next one.
 
         Args:
-            schedule: from the scheduler; blocks are swapped first, out and then in. If it samples
-                late, the result is for `sample`, before anything else is launched.
+            schedule: from the scheduler; blocks are swapped first, out and then in. With rows
+                that are host-dependent, the result is for `sample`, before another launch.
 
         Raises:
             Exception: the step fits no program. What the device raises, `fetch` does.
@@ -235,12 +236,11 @@ class Runner:
             batch = self._builder.build(schedule)
         return self._submit(schedule, self._launch, schedule, batch)
 
-    def sample(self, step: Launched) -> Launched:
-        """Draw the tokens of a step that samples late, now that all earlier ones are read."""
+    def sample(self, step: Launched, constraints: StepConstraints) -> Launched:
+        """Draw the tokens of a step with host-dependent rows; all earlier tokens are read."""
         schedule, unsampled = step
-        edits = self._builder.late_edits(schedule)
-        masks = self._builder.late_masks(schedule)
-        return self._submit(schedule, self._sample_late, unsampled, edits, masks)
+        updates = self._builder.constrain(schedule, constraints)
+        return self._submit(schedule, self._sample_constrained, unsampled, *updates)
 
     def fetch(self, step: Launched) -> StepResult:
         """Wait for a launched step and read it.
@@ -378,7 +378,7 @@ class Runner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Launched:
-        hides_launch = len(schedule.rows) > _LAUNCHED_APART and not schedule.samples_late
+        hides_launch = len(schedule.rows) > _LAUNCHED_APART and not schedule.host_dependent
         in_place = hides_launch or self._await_each or self.launched is not None
         run = self._launches.run if in_place else self._launches.submit
         return Launched(schedule, run(launch, *args, **kwargs))
@@ -404,9 +404,9 @@ class Runner:
             program = self._compiled.__getitem__
             self._kv = kv_cache.copy_blocks(self._kv, copies, program, self._whole)
         step = UnsampledStep(schedule, batch, hidden, rows, residual)
-        return step if schedule.samples_late else self._sample(step)
+        return step if schedule.host_dependent else self._sample(step)
 
-    def _sample_late(
+    def _sample_constrained(
         self,
         unsampled: Future[InFlightStep | UnsampledStep],
         edits: Sequence[EditsUpdate],
@@ -447,7 +447,7 @@ class Runner:
 
     def _verify(self, step: UnsampledStep, where: VerifyArrays) -> jax.Array:
         batch, (residual,) = step.batch, step.residual
-        if batch.mode in WITH_SLOTS or step.schedule.masks is not None:
+        if batch.mode in WITH_SLOTS or step.schedule.host_dependent:
             raise ValueError(
                 "tokens were proposed in a step with logit edits, penalties or log-probabilities "
                 "of likeliest tokens, which are sampled one at a time: propose none"

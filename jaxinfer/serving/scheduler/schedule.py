@@ -2,13 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import Request
-
-if TYPE_CHECKING:
-    from jaxinfer.serving.guided.masks import StepMasks
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +29,7 @@ class ScheduledRow:
       token before, and reserves k + 1. Accepted are the proposals that equal what was sampled in
       their place, up to the first that does not, and the token sampled after them.
 
-    In all but the last, what is reserved is accepted, unless it follows a thinking that has ended.
+    In all but the last, what is reserved is accepted.
 
     Attributes:
         request: the sequence; its `slot` and `blocks.table` are the ones to use.
@@ -93,9 +89,8 @@ class Schedule:
         num_prefill_pairs: pairs of such a token and a token that it attends to, itself included.
         num_context_tokens: tokens whose keys and values are in pages, about.
         launch_time: when it was launched, in seconds on the engine's clock.
-        samples_late: a row's sampling depends on tokens that the host must read first; the forward
-            pass does not wait for that.
-        masks: of rows whose grammar says what they sample; set once earlier tokens are read.
+        host_dependent: indices of rows whose sampling, unlike their forward pass, waits until the
+            host has read their earlier tokens.
         epoch: counts rebuilt caches; `Scheduler.update` ignores schedules of an earlier one.
     """
 
@@ -113,8 +108,7 @@ class Schedule:
     num_prefill_pairs: int = 0
     num_context_tokens: int = 0
     launch_time: float = 0.0
-    samples_late: bool = False
-    masks: "StepMasks | None" = None
+    host_dependent: Sequence[int] = ()
     epoch: int = 0
 
 

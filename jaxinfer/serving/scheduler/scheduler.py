@@ -7,6 +7,7 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.request import NO_LIMITS, Request, RequestStatus
 from jaxinfer.serving.requests.stopping import check_stop, set_limits
+from jaxinfer.serving.scheduler import proposals
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
@@ -254,58 +255,26 @@ class Scheduler:
             num_new = row.num_reserved
             if request.status is finished:
                 continue
-            if num_new and request.num_void_tokens:
-                request.num_void_tokens -= num_new
-            elif num_new:
+            if num_new:
                 request.num_in_flight_tokens -= num_new
                 if row.proposed_token_ids:
-                    num_new = _accepted(row, num_accepted[i] if num_accepted else None)
-                    request.give_up_tokens(row.num_reserved - num_new)
+                    num_new = proposals.accept(row, num_accepted[i] if num_accepted else None)
                 tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                is_thought = request.matcher is not None and request.thinks_freely
-                if is_thought:
-                    request.note_thought(tokens[:num_new])
                 kept = self._append(request, tokens, num_new)
-                if not request.decodes_on_device and not is_thought:
-                    request.follow_proposals(kept)
+                if not request.decodes_on_device:
+                    proposals.follow(request, kept)
                 updates.append(RowUpdate(i, request, kept))
             elif row.ends_prefill_only:
                 self.finish(request, "length")
                 updates.append(RowUpdate(i, request, []))
         return updates
 
-    def propose(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Have a request's next row feed tokens that may be the next of its answer.
-
-        They change no token of the answer: proposals that differ from the token sampled in their
-        place are dropped. A row feeds as many as the step's token budget, the request's length and
-        the free blocks allow, once the host has read all of the request's tokens. They hold for as
-        long as the tokens that are read agree with them, and replace what was proposed before.
-
-        Args:
-            request: one of this scheduler; nothing happens if it has ended.
-            token_ids: a guess of what follows its prompt and its `output_token_ids`.
-
-        Raises:
-            ValueError: it samples nothing, or late, so that nothing can be verified at once.
-        """
-        if request.new.prefill_only or request.samples_late:
-            why = "samples nothing" if request.new.prefill_only else "samples late"
-            raise ValueError(f"request {request.request_id!r} {why}: propose no tokens for it")
-        if not request.is_finished:
-            request.proposed_token_ids = list(token_ids)
-            if token_ids:
-                request.decodes_on_device = False
-
     def append_forced(self, row: ScheduledRow, token_ids: Sequence[int]) -> Sequence[int]:
         """Append tokens to a request in place of the one that its launched row would sample.
 
-        For tokens that nothing but a grammar decides. They are fed together in the request's next
-        row, as a prompt's are, and what the launched row samples is dropped.
-
-        Args:
-            row: of the last schedule; the host has read all earlier tokens of its request.
-            token_ids: what comes next, at least one.
+        For tokens that a constraint alone decides. They are fed together in the request's next row,
+        as a prompt's are, and what the launched row samples is dropped. The host has read all
+        earlier tokens of the request.
 
         Returns:
             The tokens that were appended: up to one that ends the request.
@@ -380,7 +349,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
         self._queues.check_invariants()
-        # Tokens that a grammar forces are pending, too, behind the whole prompt.
+        # Forced tokens are pending, too, behind the whole prompt.
         num_partial = sum(
             request.num_pending_tokens > 1 and request.num_cached_tokens < request.num_prompt_tokens
             for request in self._queues.running.values()
@@ -423,13 +392,3 @@ class Scheduler:
         if len(token_ids) < num_new:
             self.finish(request, "error")
         return outputs[num_old:]
-
-
-def _accepted(row: ScheduledRow, num_accepted: int | None) -> int:
-    """How many tokens of a row that verifies count, checked."""
-    if num_accepted is None or not 1 <= num_accepted <= row.num_reserved:
-        raise ValueError(
-            f"request {row.request.request_id!r}: {num_accepted} of {row.num_reserved} tokens "
-            "accepted; a step with proposals must say for each row how many, at least 1"
-        )
-    return num_accepted

@@ -84,7 +84,7 @@ class StepPlanner:
         for request in running.values():
             if request.num_pending_tokens == 0:  # it ends once its tokens in flight are read
                 continue
-            if request.num_pending_tokens > 1 or not request.decodes_several:
+            if request.num_pending_tokens > 1 or not _is_plain_decode(request):
                 return None
             start = request.num_cached_tokens
             num_kept = min(num_steps, request.limits.num_tokens - request.num_tokens)
@@ -128,7 +128,7 @@ class StepPlanner:
         if request.status is not RequestStatus.RUNNING:
             return False
         pending = request.num_pending_tokens
-        if pending == 0 or request.awaits_read:
+        if pending == 0 or _awaits_read(request):
             return True
         count = pending
         if pending > 1:
@@ -153,7 +153,7 @@ class StepPlanner:
         for other in reversed(self.queues.running.values()):
             if other is request:
                 break
-            num_behind += other.num_pending_tokens > 0 and not other.awaits_read
+            num_behind += other.num_pending_tokens > 0 and not _awaits_read(other)
         return self._budget - schedule.num_tokens - num_behind
 
     def _place(self, request: Request, count: int, schedule: Schedule) -> None:
@@ -281,3 +281,20 @@ class StepPlanner:
         )
         if request.num_cached_tokens // self.pool.block_size > request.blocks.num_registered:
             self.pool.register(request)
+
+
+def _awaits_read(request: Request) -> bool:
+    """Whether the host must read a request's tokens in flight before it can be fed again.
+
+    So it is while a row that verifies is in flight, and when proposals are to follow.
+    """
+    return request.num_in_flight_tokens > 0 and not request.decodes_on_device
+
+
+def _is_plain_decode(request: Request) -> bool:
+    """Whether a launch may draw several of its tokens: no token changes how the next is drawn.
+
+    And nothing of that lies in its slot; so log-probabilities of likeliest tokens are out, too.
+    """
+    is_plain = request.constraint is None and request.params.sampling_mode("none") != "full"
+    return is_plain and request.decodes_on_device

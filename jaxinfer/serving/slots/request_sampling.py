@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxinfer.model.text.bad_words import bad_word_ids
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import FreeLogprobs
-from jaxinfer.serving.guided.thinking_tokens import NO_THINKING, thinking_stage, thinking_tokens
-from jaxinfer.serving.requests.bad_words import bad_word_ids
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.slots.row_sampling import RowSampling, prepare_row
-from jaxinfer.serving.slots.thinking_budget import ThinkingBudget
 
 
 def request_sampling(
@@ -31,8 +29,7 @@ def request_sampling(
         free_logprobs: requests whose log-probabilities need no mode "full".
 
     Raises:
-        ValueError: a token id is outside the vocabulary, or there are bad words or a thinking
-            budget and no tokenizer that has them.
+        ValueError: a token id is outside the vocabulary, or there are bad words and no tokenizer.
     """
     words = request.params.bad_words or ()
     if words and tokenizer is None:
@@ -44,22 +41,5 @@ def request_sampling(
         prompt_token_ids=np.frombuffer(request.new.prompt.packed, np.int32),
         eos_token_ids=eos_token_ids,
         bad_words_token_ids=bad_word_ids(words, tokenizer) if words and tokenizer else [],
-        thinking=_thinking_budget(request, vocab_size, eos_token_ids, tokenizer),
         free_logprobs=free_logprobs,
     )
-
-
-def _thinking_budget(
-    request: Request, vocab_size: int, eos_token_ids: Sequence[int], tokenizer: Tokenizer | None
-) -> ThinkingBudget | None:
-    budget = request.params.thinking_token_budget
-    if budget is None:
-        return None
-    tokens = thinking_tokens(tokenizer, vocab_size) if tokenizer else None
-    if tokens is None:
-        raise ValueError(f"thinking_token_budget: {NO_THINKING}")
-    answer = request.new.answer
-    if answer is not None:
-        return ThinkingBudget(budget, tokens, answer.stage, calls=answer.has_calls)
-    prompt = np.frombuffer(request.new.prompt.packed, np.int32)
-    return ThinkingBudget(budget, tokens, thinking_stage(prompt, tokens, eos_token_ids))

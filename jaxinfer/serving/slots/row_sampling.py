@@ -8,7 +8,6 @@ import numpy as np
 from jaxinfer.sampling_params import FreeLogprobs, SamplingMode, SamplingParams
 from jaxinfer.serving.sampling.layout import ALWAYS, EDIT_WIDTH, Column, Need
 from jaxinfer.serving.slots.row_edits import RowEdits
-from jaxinfer.serving.slots.thinking_budget import ThinkingBudget
 
 _FLOATS = {
     Column.TEMPERATURE: 0.0,
@@ -27,20 +26,14 @@ class RowSampling:
     Attributes:
         params: The request's parameters.
         first_mode: The sampler's mode until `min_tokens` are out.
-        settled_mode: The mode from then on.
-        masked_mode: The mode while the row has no other edit than its grammar's mask; None if it
-            may have one, or reports log-probabilities.
-        free_mode: The mode within a thinking before a grammar, if no budget can end it; None if
-            there are other edits.
+        later_mode: The mode from then on.
         scalars: int32 `[len(Column)]`, all but the position.
         edits: What changes logits beside penalties; None if nothing does.
     """
 
     params: SamplingParams
     first_mode: SamplingMode
-    settled_mode: SamplingMode
-    free_mode: SamplingMode | None
-    masked_mode: SamplingMode | None
+    later_mode: SamplingMode
     scalars: np.ndarray
     edits: RowEdits | None
 
@@ -50,7 +43,7 @@ class RowSampling:
         A request that is "full" for its `min_tokens` alone gets cheaper once they are out.
         """
         reached = num_output_tokens >= self.params.min_tokens
-        return self.settled_mode if reached else self.first_mode
+        return self.later_mode if reached else self.first_mode
 
 
 def prepare_row(
@@ -61,7 +54,6 @@ def prepare_row(
     prompt_token_ids: Sequence[int] | np.ndarray,
     eos_token_ids: Sequence[int] = (),
     bad_words_token_ids: Sequence[Sequence[int]] = (),
-    thinking: ThinkingBudget | None = None,
     free_logprobs: FreeLogprobs = "all",
 ) -> RowSampling:
     """Turn a request's parameters into what steps copy and slots are filled with.
@@ -75,7 +67,6 @@ def prepare_row(
         eos_token_ids: Tokens that `min_tokens` bans beside `stop_token_ids`.
         bad_words_token_ids: The token ids of each of `params.bad_words`, each at least one token;
             a word may appear several times, tokenized with and without a space before it.
-        thinking: Ends the request's thinking; None leaves that to the model.
         free_logprobs: Requests whose log-probabilities need no mode "full".
 
     Raises:
@@ -90,28 +81,24 @@ def prepare_row(
     _check_ids("prompt_token_ids", [prompt.min(initial=0), prompt.max(initial=0)], vocab_size)
     for word in bad_words:
         _check_ids("bad_words_token_ids", word, vocab_size)
-    edits = _row_edits(params, unfinished, bad_words, thinking, len(prompt), vocab_size)
-    first_mode = settled = params.sampling_mode(free_logprobs)
+    edits = _row_edits(params, unfinished, bad_words, len(prompt), vocab_size)
+    has_mask_alone = params.structured_outputs is not None and params.logprobs is None
+    # A mask alone is applied in every mode.
+    moded = params.clone(structured_outputs=None) if has_mask_alone else params
+    first_mode = later_mode = moded.sampling_mode(free_logprobs)
     if params.min_tokens:
-        settled = params.clone(min_tokens=0).sampling_mode(free_logprobs)
+        later_mode = moded.clone(min_tokens=0).sampling_mode(free_logprobs)
     scalars = _scalars(params, seed, len(prompt))
     scalars[Column.NEEDS] = (Need.EDITS if edits else 0) | (
         Need.HISTORY if params.has_penalties else 0
     )
-    free_mode = None
-    if edits is not None and edits.end_with_thinking:
-        plain = params.clone(structured_outputs=None, thinking_token_budget=None)
-        free_mode = plain.sampling_mode(free_logprobs)
-    has_mask_alone = thinking is None and params.logprobs is None
-    masked_mode = free_mode if has_mask_alone else None
-    return RowSampling(params, first_mode, settled, free_mode, masked_mode, scalars, edits)
+    return RowSampling(params, first_mode, later_mode, scalars, edits)
 
 
 def _row_edits(
     params: SamplingParams,
     unfinished: Sequence[int],
     bad_words: Sequence[tuple[int, ...]],
-    thinking: ThinkingBudget | None,
     prompt_length: int,
     vocab_size: int,
 ) -> RowEdits | None:
@@ -120,8 +107,8 @@ def _row_edits(
     if params.min_tokens:
         reached = prompt_length + params.min_tokens
         bans += [(token, -np.inf, reached) for token in unfinished]
-    phrases = tuple(word for word in bad_words if len(word) > 1)
-    count = len(biases) + len(bans) + len(phrases) + (thinking is not None)
+    num_phrases = sum(len(word) > 1 for word in bad_words)
+    count = len(biases) + len(bans) + num_phrases + (params.thinking_token_budget is not None)
     if count > EDIT_WIDTH:
         raise ValueError(
             f"logit_bias, bad_words and stop_token_ids need {count} logit edits together; "
@@ -130,7 +117,7 @@ def _row_edits(
     allowed = _bitmask(params.allowed_token_ids, vocab_size)
     if not (count or allowed is not None or params.structured_outputs is not None):
         return None
-    return RowEdits(tuple(biases + bans), phrases, allowed, thinking)
+    return RowEdits(tuple(biases + bans), allowed)
 
 
 def _scalars(params: SamplingParams, seed: int, prompt_length: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.sampling.layout import MODES, Column, Need
+from jaxinfer.serving.sampling.layout import MODES
 from jaxinfer.serving.slots.row_sampling import RowSampling, prepare_row
 
 
@@ -49,7 +49,7 @@ class SlotMirror:
         self._holders: list[Request | None] = [None] * num_slots
         self._admissions = [0] * num_slots
         self._lengths = [0] * num_slots
-        # Requests whose mode gets cheaper once min_tokens are out, or while a thinking has no mask.
+        # Requests whose mode gets cheaper once min_tokens are out.
         self._changing = [False] * num_slots
         self.new_holders: dict[int, Request] = {}
 
@@ -86,7 +86,8 @@ class SlotMirror:
             self.tables[slot, known : len(table)] = table[known:]
             self._lengths[slot] = len(table)
         if self._changing[slot]:
-            self._set_level(slot, request, position - request.num_prompt_tokens)
+            mode = self.sampling[slot].mode(position - request.num_prompt_tokens)
+            self.levels[slot] = MODES.index(mode)
         return slot
 
     def _load(self, slot: int, request: Request) -> None:
@@ -96,18 +97,7 @@ class SlotMirror:
         self.truncates[slot] = self.sampling[slot].params.truncates
         self._admissions[slot] = request.blocks.num_admissions
         self._lengths[slot] = 0
-        self._changing[slot] = request.params.min_tokens > 0 or request.matcher is not None
-        self._set_level(slot, request, 0)
+        self._changing[slot] = request.params.min_tokens > 0
+        self.levels[slot] = MODES.index(self.sampling[slot].mode(0))
         self._holders[slot] = request
         self.new_holders[slot] = request
-
-    def _set_level(self, slot: int, request: Request, number: int) -> None:
-        """Set how an output of that number is sampled, which is cheaper within a thinking."""
-        sampling = self.sampling[slot]
-        mode, needs = sampling.mode(number), int(sampling.scalars[Column.NEEDS])
-        if sampling.free_mode is not None and request.is_unedited:
-            mode, needs = sampling.free_mode, needs & ~Need.EDITS
-        elif sampling.masked_mode is not None:
-            mode = sampling.masked_mode
-        self.levels[slot] = MODES.index(mode)
-        self.scalars[slot, Column.NEEDS] = needs

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxinfer.serving.guided.masks import MASK_ROWS
+from jaxinfer.serving.constraints.constraint import TokenEdits
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.sampling.layout import EDIT_WIDTH, LogitEdits
-from jaxinfer.serving.slots.row_edits import LateEdits, RowEdits
+from jaxinfer.serving.slots.row_edits import RowEdits
+from jaxinfer.serving.slots.step_masks import MASK_ROWS
 
 SLOTS_AN_UPDATE = 8
 """Slots that one update names at most."""
@@ -55,7 +56,7 @@ class SlotUpdates:
     num_slots: int
     vocab_size: int
 
-    def edits(self, rows: Iterable[tuple[int, RowEdits, LateEdits]]) -> Iterator[EditsUpdate]:
+    def edits(self, rows: Iterable[tuple[int, RowEdits, TokenEdits]]) -> Iterator[EditsUpdate]:
         """Updates that give slots these edits, lasting ones and the current step's."""
         for batch in itertools.batched(rows, SLOTS_AN_UPDATE):
             slots = self._nowhere(SLOTS_AN_UPDATE)
@@ -65,9 +66,9 @@ class SlotUpdates:
                 np.zeros((SLOTS_AN_UPDATE, EDIT_WIDTH), np.int32),
                 np.full((SLOTS_AN_UPDATE, -(-self.vocab_size // 32)), -1, np.int32),
             )
-            for i, (slot, row, late) in enumerate(batch):
+            for i, (slot, row, more) in enumerate(batch):
                 slots[i] = slot
-                row.write(LogitEdits(*(array[i] for array in edits)), late)
+                row.write(LogitEdits(*(array[i] for array in edits)), more)
             yield EditsUpdate(slots, edits)
 
     def masks(self, slots: Sequence[int], allowed: np.ndarray) -> Iterator[MasksUpdate]:

@@ -12,8 +12,8 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
+from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.engine import Engine
-from jaxinfer.serving.guided.compiler import GrammarCompiler
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.runner import Runner
@@ -37,7 +37,7 @@ class EngineSetup:
         logits_processor: see `check_logits_processor`.
         sampler: see `check_sampler`.
         owns_params: whether nothing else holds the parameters.
-        grammars: compiles the grammars of requests; None without a tokenizer.
+        constraints: makes those of requests; None makes none.
         fewest: from this process's number of KV blocks to that of all processes.
     """
 
@@ -49,7 +49,7 @@ class EngineSetup:
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
     owns_params: bool = False
-    grammars: GrammarCompiler | None = None
+    constraints: ConstraintSource | None = None
     fewest: Callable[[int], int] = int
 
 
@@ -94,7 +94,7 @@ def start_engine(
         setup.tokenizer,
         seed=config.seed,
         pacing=Pacing(tokens if config.online else None),
-        grammars=setup.grammars,
+        constraints=setup.constraints,
     )
     return StartedEngine(engine, runner, scheduler)
 

@@ -29,9 +29,8 @@ from jaxinfer.progress import ProgressBar
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import ONE_AT_A_TIME, persistent_cache
+from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from jaxinfer.serving.engine.request_engine import RequestEngine
-from jaxinfer.serving.guided.compiler import GrammarCompiler
-from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
 from jaxinfer.serving.processes.description import (
     describe_engine,
     describe_environment,
@@ -84,7 +83,7 @@ class LoadedEngine:
         tokenizer: None for token ids only.
         generation: what the model's authors recommend for sampling.
         default_params: for calls that give none.
-        grammars: compiles the grammars of requests; None without a tokenizer.
+        constraints: makes the constraints of requests.
         start_up: where the time of the start went.
     """
 
@@ -97,7 +96,7 @@ class LoadedEngine:
     tokenizer: Tokenizer | None
     generation: GenerationConfig
     default_params: SamplingParams
-    grammars: GrammarCompiler | None
+    constraints: RequestConstraints
     start_up: StartUpTimes
 
 
@@ -160,12 +159,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         config = _on_this_process(config, group, mesh)
     if source.params is not None and config.dtype != "auto":
         _check_dtype(source.params, config.dtype)
-    grammars = None
-    if tokenizer is not None:
-        vocab_size = model_config.vocab_size
-        grammars = GrammarCompiler(
-            tokenizer, vocab_size, eos_token_ids, thinking=thinking_tokens(tokenizer, vocab_size)
-        )
+    constraints = RequestConstraints(tokenizer, model_config.vocab_size, eos_token_ids)
     setup = EngineSetup(
         model_config,
         config,
@@ -175,7 +169,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         source.logits_processor,
         source.sampler,
         owns_params=directory is not None or source.owns_params,
-        grammars=grammars,
+        constraints=constraints,
         fewest=int if group is None else lambda count: min(group.agree("KV blocks", count)),
     )
     cache = functools.partial(persistent_cache, config.compilation_cache_dir)
@@ -216,7 +210,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
         tokenizer,
         generation,
         default_params,
-        grammars,
+        constraints,
         runner.start_up_times(load_s),
     )
 

@@ -7,7 +7,7 @@ import pytest
 from jaxinfer import LLM, ModelConfig
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params
-from jaxinfer.serving.guided.matcher import Matcher
+from jaxinfer.serving.constraints.grammar.matcher import Matcher
 from scripts.gpu_gate import behaviours, child
 from scripts.gpu_gate.behaviours import CHECKS, check_behaviours, check_one
 from scripts.gpu_gate.rows import Row

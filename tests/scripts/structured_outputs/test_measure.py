@@ -9,7 +9,11 @@ from jaxinfer import StructuredOutputsParams
 from scripts import structured_outputs_benchmark
 from scripts.structured_outputs.corpus import CORPUS, endless
 from scripts.structured_outputs.vocabulary import synthetic_tokenizer
-from tests.serving.guided.grammars import bundled_tokenizer, random_answer, shared_compiler
+from tests.serving.constraints.grammar.grammars import (
+    bundled_tokenizer,
+    random_answer,
+    shared_compiler,
+)
 
 
 @pytest.mark.parametrize("schema", CORPUS, ids=lambda schema: next(iter(schema["properties"])))

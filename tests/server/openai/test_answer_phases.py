@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
+from jaxinfer.model.text.thinking_tokens import thinking_tokens
 from tests.server.openai.events import events_of
 from tests.server.openai.scripted import TokenEngine
 from tests.server.openai.test_tools import TOOLS, USER

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxinfer.errors import MissingPackageError
-from jaxinfer.serving.guided import backend
+from jaxinfer.serving.constraints.grammar import backend
 from tests.server.service.test_remote_grammars import guided, service
 from tests.server.service.test_remote_llm import run
 from tests.server.service.toy_service import collect

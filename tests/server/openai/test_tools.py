@@ -5,10 +5,10 @@ import json
 import openai
 import pytest
 
-from jaxinfer.serving.guided.matcher import GrammarError
+from jaxinfer.serving.constraints.grammar.matcher import GrammarError
 from tests.server.openai.http_server import serving
 from tests.server.openai.scripted import ScriptedEngine
-from tests.serving.guided.grammars import shared_compiler
+from tests.serving.constraints.grammar.grammars import shared_compiler
 from tests.serving.requests.test_answer_text import ids as letters
 
 USER = {"role": "user", "content": "Tell me the weather in Naples, please."}
@@ -346,7 +346,7 @@ def test_calls_are_the_alternative_of_any_grammar(engine, make_client, given, te
     for answer in (letters(text), engine.tokenizer.encode(CALL)):
         matcher = both.matcher()
         matcher.follow(answer)
-        assert matcher.may_end
+        assert matcher.state.is_accepting()
     with pytest.raises(GrammarError):
         both.matcher().follow(engine.tokenizer.encode("I look.\n" + CALL))
 

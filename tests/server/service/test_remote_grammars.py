@@ -10,7 +10,8 @@ from jaxinfer import SamplingParams
 from jaxinfer.errors import QueueFullError
 from jaxinfer.server.service.description import changed_fields
 from jaxinfer.server.service.limits import ServiceLimits
-from jaxinfer.serving.guided.compiler import GrammarCompiler
+from jaxinfer.serving.constraints.grammar.compiler import GrammarCompiler
+from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from tests.server.service.test_remote_llm import run
 from tests.server.service.toy_service import GREEDY, ToyService, collect
 from tests.serving.engine.test_engine import TOKENIZER
@@ -23,8 +24,8 @@ def guided(**given):
 
 
 def service(compiler=None, **options):
-    compiler = compiler or GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, [END])
-    return ToyService(grammars=compiler, eos_token_ids=[END], **options)
+    constraints = RequestConstraints(TOKENIZER, TOKENIZER.vocab_size, [END], grammars=compiler)
+    return ToyService(constraints=constraints, eos_token_ids=[END], **options)
 
 
 class HeldUp(GrammarCompiler):

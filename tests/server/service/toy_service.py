@@ -14,6 +14,7 @@ from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.metrics import metrics_to_message
 from jaxinfer.server.service.remote_llm import RemoteLLM
 from jaxinfer.serving.engine.driver import EngineDriver
+from tests.serving.constraints.fake_constraint import FakeSource
 from tests.serving.engine.test_engine import TOKENIZER, Setup
 from tests.serving.replicas.test_group import Group
 from tests.serving.small_llm import CONFIG
@@ -30,15 +31,17 @@ class ToyService:
         limits: of the service.
         scheduling_policy: as in `EngineConfig`.
         num_replicas: engines behind one queue; with 1, no queue.
-        grammars: of the one engine; `grammars_of_toys` makes them.
+        constraints: of the one engine.
         options: of `Setup`.
     """
 
     def __init__(
-        self, *, limits=None, scheduling_policy="fcfs", num_replicas=1, grammars=None, **options
+        self, *, limits=None, scheduling_policy="fcfs", num_replicas=1, constraints=None, **options
     ):
         if num_replicas == 1:
-            self.setups = [Setup(tokenizer=TOKENIZER, grammars=grammars, **options)]
+            self.setups = [
+                Setup(tokenizer=TOKENIZER, constraints=constraints or FakeSource(), **options)
+            ]
             self.engine = self.setups[0].engine
         else:
             group = Group(num_replicas, tokenizer=TOKENIZER, **options)
@@ -46,7 +49,7 @@ class ToyService:
         self.setup = self.setups[0]
         for setup in self.setups:
             take_time(setup.runner)
-        self.driver = EngineDriver(self.engine, grammars=grammars)
+        self.driver = EngineDriver(self.engine, constraints=constraints)
         self.limits = limits or ServiceLimits()
         self.description = EngineDescription(
             config=EngineConfig(scheduling_policy=scheduling_policy),

@@ -18,6 +18,7 @@ from jaxinfer.serving.requests.result import (
     count_accepted,
 )
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
+from jaxinfer.serving.slots.step_masks import StepConstraints
 
 NUM_TOP = 5
 
@@ -44,8 +45,8 @@ class FakeRunner:
     Attributes:
         fail_launches: numbers of launches that raise.
         fail_fetches: numbers of launches whose fetch raises.
-        fail_samples: numbers of launches that sample late, and raise then.
-        late_samples: how many did.
+        fail_samples: numbers of launches with host-dependent rows whose sampling raises.
+        constrained_samples: how many launches had such rows.
         poisoned: request ids whose rows come out with `ok` False.
         launches: the schedules that ran, in order.
         num_resets: how often the cache was rebuilt.
@@ -57,7 +58,7 @@ class FakeRunner:
         self.fail_launches: set[int] = set()
         self.fail_fetches: set[int] = set()
         self.fail_samples: set[int] = set()
-        self.late_samples = 0
+        self.constrained_samples = 0
         self.fail_reset = False
         self.poisoned: set[str] = set()
         self.launches: list[Schedule] = []
@@ -71,7 +72,7 @@ class FakeRunner:
         self._pages: dict[int, int] = {}
         self._host_pages: dict[int, int] = {}
         self._last_tokens: dict[int, int] = {}
-        self._masked: list[bool] = []
+        self._step_masks: list[np.ndarray | None] = []
         self._masks: dict[int, tuple[tuple[int, int], np.ndarray | None]] = {}
         self._next = token_map or (lambda context: next_token(context, vocab_size))
 
@@ -85,8 +86,8 @@ class FakeRunner:
         self._copy(self._pages, self._host_pages, schedule.swap_out)
         for device, host in schedule.swap_in:
             self._copy(self._host_pages, self._pages, [(host, device)])
-        self._masked = [self._is_masked(row) for row in schedule.rows]
-        _require(schedule.samples_late or not any(self._masked), "a row gets no mask")
+        for row in schedule.rows:
+            self._note_holder(row)
         num_positions = max(schedule.num_steps, schedule.num_proposed + 1)
         tokens = np.zeros((len(schedule.rows), num_positions), np.int32)
         num_accepted = []
@@ -105,6 +106,7 @@ class FakeRunner:
             targets.append(self._targets(row))
         self._copy(self._pages, self._pages, schedule.block_copies)
         self.launches.append(schedule)
+        self._step_masks.append(None)
         self.unread += 1
         ok = np.ones(tokens.shape, bool)
         for i, row in enumerate(schedule.rows):
@@ -115,36 +117,33 @@ class FakeRunner:
         accepted = num_accepted if schedule.num_proposed else None
         return number, StepResult(_scores(tokens, ok), readouts, accepted)
 
-    def sample(self, step: Any) -> Any:
-        number, _ = step
-        _require(self.launches[-1].samples_late, "only steps that sample late are sampled")
-        self.late_samples += 1
+    def sample(self, step: Any, constraints: StepConstraints) -> Any:
+        number, result = step
+        schedule = self.launches[-1]
+        _require(bool(schedule.host_dependent), "only steps with host-dependent rows are sampled")
+        self.constrained_samples += 1
         if number in self.fail_samples:
             self._pages.clear()
             raise RuntimeError(f"sampling {number} ran out of memory")
-        schedule = self.launches[-1]
-        for row in schedule.rows:
-            request = row.request
-            number = row.start + row.num_fed - request.num_prompt_tokens
-            if request.slot is None or not request.samples_late_at(number):
-                continue
-            unread = request.num_in_flight_tokens - row.num_reserved
+        for i in schedule.host_dependent:
+            row = schedule.rows[i]
+            unread = row.request.num_in_flight_tokens - row.num_reserved
             _require(unread <= 0, "earlier tokens are not read yet")
-            if request.matcher is not None and not request.matcher.is_thinking:
-                self._last_tokens[_slot(row)] = 0  # what samples nothing leaves rubbish in its slot
-        masks = schedule.masks
-        for before in self.launches[-self.unread : -1] if masks else ():
-            taken = before.masks and np.shares_memory(before.masks.allowed, masks.allowed)
+            if row.request.slot is not None:
+                self._last_tokens[row.request.slot] = 0  # what samples nothing leaves rubbish
+        masks = self._step_masks[-1] = constraints.allowed
+        for before in self._step_masks[-self.unread : -1]:
+            taken = before is not None and masks is not None and np.shares_memory(before, masks)
             _require(not taken, "masks of a step in flight are overwritten")
-        new = dict(zip(masks.rows, masks.allowed, strict=False)) if masks else {}
-        for i, row in enumerate(schedule.rows):
+        new = {} if masks is None else dict(zip(constraints.masked, masks, strict=False))
+        for i, _ in constraints.edits:
+            _require(i in schedule.host_dependent, "a row is constrained that waits for nothing")
+            row = schedule.rows[i]
             if row.request.slot is None:
                 continue
             if i in new:
-                _require(self._masked[i], "a row thinks and gets a mask")
                 self._masks[row.request.slot] = _holder(row), new[i].copy()
-            if self._masked[i]:
-                self._sample_allowed(row, step[1].sampled.tokens[i])
+            self._sample_allowed(row, result.sampled.tokens[i])
         return step
 
     def fetch(self, step: Any) -> StepResult:
@@ -197,20 +196,18 @@ class FakeRunner:
             fed = [token_id]
             yield token_id
 
-    def _is_masked(self, row: ScheduledRow) -> bool:
-        """Whether a row will be sampled under what its slot allows; a new holder's allows all."""
-        request, slot = row.request, _slot(row)
+    def _note_holder(self, row: ScheduledRow) -> None:
+        """A slot's new holder may sample all tokens."""
+        slot = _slot(row)
         if slot not in self._masks or self._masks[slot][0] != _holder(row):
             self._masks[slot] = _holder(row), None
-        return row.samples and request.matcher is not None and not request.thinks_freely
 
     def _sample_allowed(self, row: ScheduledRow, tokens: np.ndarray) -> None:
         """Draw again, by the last mask that its slot was given, unless that allows all."""
         _, mask = self._masks[_slot(row)]
-        if mask is None or (mask == -1).all():
-            return
-        context = self._context(row.request.blocks.table, row.start + row.num_fed)
-        tokens[0] = _allowed_token(context, mask)
+        if mask is not None and not (mask == -1).all():
+            context = self._context(row.request.blocks.table, row.start + row.num_fed)
+            tokens[0] = _allowed_token(context, mask)
         self._last_tokens[_slot(row)] = int(tokens[0])
 
     def _verify_row(self, row: ScheduledRow) -> list[int]:

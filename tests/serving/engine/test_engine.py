@@ -17,6 +17,7 @@ from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.scheduler.step_planner import MultiStep
 from tests.model.text.small_tokenizer import build_backend
+from tests.serving.constraints.fake_constraint import FakeSource
 from tests.serving.engine.fake_runner import FakeRunner, continuation, next_token
 
 VOCAB = 97
@@ -32,8 +33,8 @@ class Setup:
     """An engine on a toy device, with everything within reach."""
 
     def __init__(self, *, num_blocks=64, block_size=8, tokenizer=None, token_map=None, **options):
-        own = [name for name in ("seed", "grammars") if name in options]
-        engine_options = {name: options.pop(name) for name in own}
+        own = [name for name in ("seed", "constraints") if name in options]
+        engine_options = {"constraints": FakeSource()} | {name: options.pop(name) for name in own}
         arrival_tokens = options.pop("arrival_tokens", None)
         multi_step = MultiStep(options.pop("num_decode_steps", 1), most_rows=8)
         vocab_size = VOCAB if tokenizer is None else tokenizer.vocab_size
@@ -69,7 +70,7 @@ class Setup:
         assert not self.engine.has_unfinished
         self.scheduler.check_invariants()
         assert not self.engine._requests._members
-        assert not self.engine._requests._late
+        assert all(request.is_finished for request in self.engine._host_dependent.requests)
         return outputs
 
     def answers(self):
@@ -147,12 +148,12 @@ def test_no_way_of_sampling_makes_a_launch_wait_for_the_step_before(params):
     unread = _unread_at_launches(setup)
     setup.run()
     assert unread == [0, *[1] * 8]
-    assert setup.runner.late_samples == (9 if "bad_words" in params else 0)
+    assert setup.runner.constrained_samples == (9 if "bad_words" in params else 0)
 
 
 @pytest.mark.parametrize("fails", ["fail_launches", "fail_samples", "fail_fetches"])
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_step_that_samples_late_and_raises_costs_nothing_but_time(fails, number):
+def test_a_step_with_a_host_dependent_row_that_raises_costs_nothing_but_time(fails, number):
     setup = Setup()
     setup.add("a", [1, 2, 3], bad_words=["x"])
     setup.add("b", [4, 5])

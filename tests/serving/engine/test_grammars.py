@@ -6,12 +6,14 @@ import random
 import jsonschema
 import pytest
 
-from jaxinfer.serving.engine import open_requests
-from jaxinfer.serving.guided.matcher import Matcher
+from jaxinfer.serving.constraints.grammar.matcher import Matcher
+from jaxinfer.serving.constraints.request_constraints import RequestConstraints
+from jaxinfer.serving.engine import host_dependent
 from jaxinfer.serving.requests.request_group import Completion
+from jaxinfer.serving.scheduler.proposals import propose
+from tests.serving.constraints.grammar.grammars import SCHEMAS, bundled_tokenizer, constraints
 from tests.serving.engine.fake_runner import continuation
 from tests.serving.engine.test_engine import Setup
-from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_compiler
 
 FIXED_KEYS = [
     {
@@ -58,12 +60,8 @@ FIXED_KEYS = [
 
 def guided_setup(**options):
     tokenizer = bundled_tokenizer()
-    return Setup(
-        tokenizer=tokenizer,
-        grammars=shared_compiler(),
-        eos_token_ids=tokenizer.eos_token_ids,
-        **options,
-    )
+    own = {"constraints": constraints(), "eos_token_ids": tokenizer.eos_token_ids}
+    return Setup(tokenizer=tokenizer, **own | options)
 
 
 def add_all(setup, schemas, **params):
@@ -99,7 +97,7 @@ def masks_alone(monkeypatch):
 
     def run_alone(setup):
         with monkeypatch.context() as patch:
-            patch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
+            patch.setattr(host_dependent, "FEWEST_FORCED", 1 << 30)
             return run(setup)
 
     return run_alone
@@ -187,7 +185,7 @@ def test_the_next_tokens_are_drawn_before_callers_hear_of_the_last(monkeypatch):
     setup, events = guided_setup(), []
     setup.add("a", [1, 2], structured_outputs={"regex": "[a-z]{5}"}, max_tokens=9)
     sample, extend = setup.runner.sample, Completion.extend
-    setup.runner.sample = lambda step: (events.append("draw"), sample(step))[1]
+    setup.runner.sample = lambda *step: (events.append("draw"), sample(*step))[1]
 
     def extend_and_note(*arguments):
         events.append("hear")
@@ -215,7 +213,7 @@ def test_a_grammar_that_fails_ends_its_own_request_alone(step, monkeypatch):
     setup, method = answered(FIXED_KEYS[:2]), getattr(Matcher, step)
 
     setup.add("bad", [9], structured_outputs={"regex": "[a-z]{30}"}, max_tokens=40)
-    bad = setup.scheduler.get("bad/0").matcher
+    bad = setup.scheduler.get("bad/0").constraint.matcher
 
     def fail(self, *arguments):
         if self is bad and setup.runner.num_launches > 4:
@@ -233,10 +231,10 @@ def test_a_grammar_that_fails_ends_its_own_request_alone(step, monkeypatch):
 
 def test_a_row_with_a_grammar_can_not_be_proposed_for():
     setup = answered(FIXED_KEYS[:1])
-    with pytest.raises(ValueError, match="samples late"):
-        setup.scheduler.propose(setup.scheduler.get("json 0/0"), [1])
+    with pytest.raises(ValueError, match="is host-dependent"):
+        propose(setup.scheduler.get("json 0/0"), [1])
 
 
 def test_an_engine_without_a_tokenizer_refuses_grammars():
     with pytest.raises(ValueError, match="needs a tokenizer"):
-        add_all(Setup(), [{"type": "null"}])
+        add_all(Setup(constraints=RequestConstraints(None, 97, [])), [{"type": "null"}])

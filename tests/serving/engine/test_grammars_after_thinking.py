@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 
 from jaxinfer import StructuredOutputsParams
-from jaxinfer.serving.engine import open_requests
-from jaxinfer.serving.guided.masks import MaskBuffer
-from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
+from jaxinfer.model.text.thinking_tokens import thinking_tokens
+from jaxinfer.serving.engine import host_dependent
+from jaxinfer.serving.slots.step_masks import MaskBuffer
+from tests.serving.constraints.grammar.grammars import (
+    SCHEMAS,
+    bundled_tokenizer,
+    constraints,
+    shared_compiler,
+)
 from tests.serving.engine.fake_runner import next_token
 from tests.serving.engine.test_engine import Setup
 from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of
-from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_compiler
 
 TOKENS = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
 BREAK = list(TOKENS.ending[TOKENS.ending.index(TOKENS.close) + 1 :])
@@ -64,7 +69,7 @@ def expected(prompt, grammar, max_tokens):
 def thinking_setup(**options):
     return Setup(
         tokenizer=bundled_tokenizer(),
-        grammars=shared_compiler(),
+        constraints=constraints(),
         eos_token_ids=ENDS,
         token_map=think,
         **options,
@@ -89,13 +94,6 @@ def test_thinking_is_free_and_then_the_grammar_begins():
     assert tokens.count(TOKENS.close) == 1
     assert output.outputs[0].text.split("</think>")[1] in ("\n\nyes", "\n\nno")
     assert output.outputs[0].finish_reason == "stop"
-
-
-def test_no_token_of_a_thinking_waits_for_the_one_before_it():
-    setup, prompt = thinking_setup(), [3, 15, TOKENS.open]
-    add(setup, "a", prompt, CHOICE)
-    assert answers(setup)["a"].index(TOKENS.close) > 20
-    assert setup.runner.late_samples < 8
 
 
 def test_a_prompt_that_has_closed_the_thinking_leaves_the_grammar_alone():
@@ -136,7 +134,7 @@ def test_a_stop_string_ends_the_thinking_and_the_answer():
 def test_batches_faults_and_preemption_change_no_answer(seed, monkeypatch):
     rng = random.Random(seed)
     if rng.random() < 0.3:
-        monkeypatch.setattr(open_requests, "FEWEST_FORCED", 1 << 30)
+        monkeypatch.setattr(host_dependent, "FEWEST_FORCED", 1 << 30)
     swaps = rng.random() < 0.5
     setup = thinking_setup(
         block_size=rng.choice([8, 16]),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.scheduler.proposals import propose
 from tests.serving.engine.fake_runner import next_token
 from tests.serving.engine.test_engine import EOS, TOKENIZER, VOCAB, Setup
 
@@ -30,8 +31,8 @@ class ProposingSetup(Setup):
 
     def propose(self):
         for request in self.scheduler.unfinished():
-            if not request.samples_late and self.rng.random() < self.share:
-                self.scheduler.propose(request, self.guess(request))
+            if request.constraint is None and self.rng.random() < self.share:
+                propose(request, self.guess(request))
 
     def guess(self, request: Request) -> list[int]:
         known = request.prompt_token_ids + request.output_token_ids
@@ -128,9 +129,7 @@ def test_a_request_that_verifies_holds_up_no_other():
     setup.add("verified", [1, 2, 3], max_tokens=40)
     first = setup.scheduler.unfinished()[0]
     setup.propose = lambda: [
-        setup.scheduler.propose(r, setup.guess(r))
-        for r in setup.scheduler.unfinished()
-        if r is not first
+        propose(r, setup.guess(r)) for r in setup.scheduler.unfinished() if r is not first
     ]
     setup.run()
     rows_of_first = [row for s in setup.runner.launches for row in s.rows if row.request is first]
@@ -147,7 +146,7 @@ def test_an_end_of_sequence_among_the_accepted_tokens_ends_the_request():
     setup = Setup(token_map=choose)
     setup.add("a", [1, 2, 3], max_tokens=50, ignore_eos=False)
     (request,) = setup.scheduler.unfinished()
-    setup.scheduler.propose(request, [3] * 5 + [EOS, 3, 3])
+    propose(request, [3] * 5 + [EOS, 3, 3])
     (output,) = setup.run()
     assert output.outputs[0].token_ids == [3, 3, 3, 3, 3, EOS]
     assert output.outputs[0].finish_reason == "stop"

@@ -9,9 +9,9 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests
 from jaxinfer.serving.engine.driver import EngineDriver
+from tests.serving.constraints.grammar.grammars import compiler, constraints
 from tests.serving.engine.test_engine import new_request
 from tests.serving.engine.test_grammars import guided_setup
-from tests.serving.guided.grammars import compiler
 
 PLAIN = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -23,9 +23,9 @@ class Waiting:
         self.grammars, self.may_go_on = compiler(), threading.Event()
         compile_grammar = self.grammars._compile
         self.grammars._compile = lambda given: self.may_go_on.wait(20) and compile_grammar(given)
-        self.setup = guided_setup()
-        self.setup.engine._grammars = self.grammars
-        self.driver = EngineDriver(self.setup.engine, grammars=self.grammars)
+        source = constraints(self.grammars)
+        self.setup = guided_setup(constraints=source)
+        self.driver = EngineDriver(self.setup.engine, constraints=source)
 
     def __enter__(self):
         return self

@@ -6,10 +6,10 @@ import re
 import jsonschema
 import pytest
 
-from jaxinfer.serving.guided.schemas.errors import grammar_error
+from jaxinfer.serving.constraints.grammar.schemas.errors import grammar_error
 from jaxinfer.serving.parsers.answer import parse_answer
 from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
-from tests.serving.guided.grammars import bundled_tokenizer, matcher, random_answer
+from tests.serving.constraints.grammar.grammars import bundled_tokenizer, matcher, random_answer
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -11,7 +11,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.parsers.answer import assemble, parse_answer
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.answer_text import AnswerText
-from tests.serving.guided.grammars import bundled_tokenizer
+from tests.serving.constraints.grammar.grammars import bundled_tokenizer
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 TAG_IDS = {tag: bundled_tokenizer().token_to_id(tag) for tag in TAGS}

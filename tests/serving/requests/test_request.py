@@ -3,15 +3,9 @@
 import subprocess
 import sys
 
-import pytest
-
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.guided.thinking import ThinkingMatcher
-from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
 from jaxinfer.serving.requests.request import IN_FLIGHT_TOKEN, RequestStatus
-from tests.serving.guided.grammars import bundled_tokenizer, matcher
 from tests.serving.requests.host_request import host_request
 
 
@@ -62,33 +56,3 @@ def test_host_scheduling_imports_no_jax():
     imports = "jaxinfer.serving.scheduler.scheduler"
     code = f"import sys, {imports}; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("params", "takes"),
-    [
-        ({}, True),
-        ({"temperature": 0.0, "prompt_logprobs": 1, "logit_bias": {1: 2.0}}, True),
-        ({"logprobs": 0}, False),
-        ({"frequency_penalty": 0.5}, False),
-        ({"bad_words": ["a"]}, False),
-        ({"allowed_token_ids": [1]}, False),
-    ],
-)
-def test_forced_tokens_are_taken_where_nothing_else_looks_at_each_token(params, takes):
-    request = host_request("r", [1], SamplingParams(**params, structured_outputs={"regex": "a"}))
-    assert request.samples_late
-    assert not request.takes_forced_tokens  # without a matcher
-    request.matcher = matcher(regex="a")
-    assert request.takes_forced_tokens == takes
-
-
-@pytest.mark.parametrize(("penalty", "is_free"), [(0.0, True), (0.5, False)])
-def test_no_output_of_a_penalised_answer_is_free_to_be_dropped(penalty, is_free):
-    """Its thinking is free of masks, but the device would count what is drawn behind its end."""
-    tokens = thinking_tokens(bundled_tokenizer(), bundled_tokenizer().vocab_size)
-    params = SamplingParams(structured_outputs={"regex": "a"}, presence_penalty=penalty)
-    request = host_request("a", [1], params)
-    request.matcher = ThinkingMatcher(matcher(regex="a"), tokens, "open")
-    assert request.thinks_freely is is_free
-    assert request.samples_late_at(3) is not is_free

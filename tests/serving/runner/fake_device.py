@@ -131,36 +131,34 @@ class FakeDevice:
                 self.check_context(row.request, row.start)
         return results
 
-    def draw_late(self, rows: Sequence[ScheduledRow], tokens: Sequence[list[int]]) -> None:
-        """Draw by their grammars the rows of the last launch that `late_rows` found.
+    def draw_constrained(self, rows: Sequence[ScheduledRow], tokens: Sequence[list[int]]) -> None:
+        """Draw by their constraints the rows of the last launch that are host-dependent.
 
         Args:
             rows: all earlier tokens of their requests are read.
-            tokens: of each row, drawn as if there were no grammar; changed.
+            tokens: of each row, drawn as if there were no constraint; changed.
         """
         for row, drawn in zip(rows, tokens, strict=True):
             request = row.request
             if request.num_in_flight_tokens == 0:
-                continue  # what was read has ended it, or is to be followed by something else
+                continue  # what was read has ended it
             assert request.num_in_flight_tokens == row.num_reserved == 1, "drawn before it is known"
-            matcher = request.matcher
-            if matcher is None:
-                continue
-            if forced := matcher.forced_after(request.output_token_ids):
+            wanted = request.constraint.after(request.output_token_ids)
+            if wanted.forced:
                 self.last_tokens[request.slot] = None
-                self.scheduler.append_forced(row, forced)
-            elif not request.thinks_freely:
+                self.scheduler.append_forced(row, wanted.forced)
+            elif wanted.mask:
                 drawn[0] = masked_token(chain_of(self.true_tokens[request][:-1]))
                 self.true_tokens[request][-1] = self.last_tokens[request.slot] = drawn[0]
 
     def note_read(self, row: ScheduledRow) -> None:
-        """Take over what the host knows of an answer with a grammar, before its row is launched.
+        """Take over what the host knows of a constrained answer, before its row is launched.
 
         Tokens that the device drew may have been dropped, and others forced.
         """
         request = row.request
         true_tokens = self.true_tokens.setdefault(request, list(request.prompt_token_ids))
-        if request.matcher is not None:
+        if request.constraint is not None:
             known = request.prompt_token_ids + request.output_token_ids
             unread = true_tokens[len(known) : request.num_tokens - row.num_reserved]
             true_tokens[:] = known + unread
@@ -189,7 +187,7 @@ class FakeDevice:
             assert (row.num_reserved > 0) == row.samples
             if schedule.num_steps > 1:
                 assert schedule.is_decode
-                assert row.request.matcher is None
+                assert row.request.params.structured_outputs is None
                 assert row.num_reserved <= schedule.num_steps
             else:
                 assert row.num_reserved <= 1 + len(row.proposed_token_ids) <= max(row.num_fed, 1)
@@ -281,12 +279,13 @@ class FakeDevice:
         return slot
 
 
-def late_rows(schedule: Schedule) -> list[int]:
+def host_dependent_rows(schedule: Schedule) -> list[int]:
     """Indices of the rows whose sampling reads earlier tokens; before another step is planned."""
     found = []
     for i, row in enumerate(schedule.rows):
         number = row.start + row.num_fed - row.request.num_prompt_tokens
-        if row.samples and row.request.samples_late_at(number):
+        constraint = row.request.constraint
+        if row.samples and constraint is not None and number >= constraint.starts_at:
             found.append(i)
     return found
 

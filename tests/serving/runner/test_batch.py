@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.constraints.constraint import TokenEdits
 from jaxinfer.serving.programs.buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
@@ -14,8 +15,8 @@ from jaxinfer.serving.runner.batch import BatchBuilder
 from jaxinfer.serving.sampling.layout import Column, Need
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
+from jaxinfer.serving.slots.step_masks import StepConstraints
 from tests.call_count import calls_of
-from tests.serving.guided.grammars import bundled_tokenizer
 from tests.serving.requests.host_request import host_request
 
 S, PADDING_SLOT = 8, 4
@@ -209,7 +210,7 @@ def test_a_decode_step_samples_at_once_where_its_slots_hold_nothing(params, mode
 
 def test_a_step_that_waits_for_tokens_before_it_samples_is_one_of_two_programs():
     schedule = _schedule((_request(0, 2, [1]), 2, 1, 1), is_decode=True)
-    schedule.samples_late = True
+    schedule.host_dependent = [0]
     builder = _builder()
     batch = builder.build(schedule)
     assert not batch.samples_at_once
@@ -254,46 +255,24 @@ def test_min_tokens_costs_the_full_sampler_only_until_they_are_out():
     assert builder.build(_schedule((request, 3, 1, 1), is_decode=True)).mode == "temperature"
 
 
-class _Matcher:
-    def __init__(self, is_thinking):
-        self.is_thinking = is_thinking
-
-
-def _guided(is_thinking=False, **params):
-    params = {"temperature": 1.0, "structured_outputs": {"regex": "a"}} | params
-    request = _request(0, 2, [1], outputs=[7], **params)
-    request.matcher = _Matcher(is_thinking)
-    return request, 2, 1, 1
-
-
 @pytest.mark.parametrize(
-    ("params", "masked", "thinking"),
+    ("params", "mode"),
     [
-        ({}, "temperature", "temperature"),
-        ({"temperature": 0.0}, "temperature", "temperature"),
-        ({"top_k": 3}, "truncate", "truncate"),
-        ({"logprobs": 0}, "full", "temperature"),
-        ({"logit_bias": {3: 1.0}}, "full", "full"),
+        ({}, "temperature"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"top_k": 3}, "truncate"),
+        ({"logprobs": 0}, "full"),
+        ({"logit_bias": {3: 1.0}}, "full"),
+        ({"thinking_token_budget": 5}, "full"),
     ],
     ids=str,
 )
-def test_the_mask_of_a_grammar_asks_for_no_more_general_mode(params, masked, thinking):
-    for is_thinking, mode in ((False, masked), (True, thinking)):
-        batch = _builder().build(_schedule(_guided(is_thinking, **params), is_decode=True))
-        assert batch.mode == mode
-        is_edited = not is_thinking or mode == "full"
-        assert _sampling(batch).scalars[0, Column.NEEDS] == (Need.EDITS if is_edited else 0)
-
-
-@pytest.mark.parametrize(
-    ("budget", "mode", "needs"), [(None, "temperature", 0), (5, "full", int(Need.EDITS))]
-)
-def test_a_thinking_budget_edits_the_logits_of_a_thinking(budget, mode, needs):
-    builder = _builder(tokenizer=bundled_tokenizer(), vocab_size=2048)
-    grammar = {"regex": "a", "after_thinking": True}
-    guided = _guided(True, structured_outputs=grammar, thinking_token_budget=budget)
-    batch = builder.build(_schedule(guided, is_decode=True))
-    assert (batch.mode, int(_sampling(batch).scalars[0, Column.NEEDS])) == (mode, needs)
+def test_the_mask_of_a_grammar_asks_for_no_more_general_mode(params, mode):
+    params = {"temperature": 1.0, "structured_outputs": {"regex": "a"}} | params
+    request = _request(0, 2, [1], outputs=[7], **params)
+    batch = _builder().build(_schedule((request, 2, 1, 1), is_decode=True))
+    assert batch.mode == mode
+    assert _sampling(batch).scalars[0, Column.NEEDS] == Need.EDITS
 
 
 def test_a_slot_is_told_of_its_holder_once():
@@ -331,23 +310,23 @@ def test_long_histories_of_many_rows_are_counted_in_parts():
     assert not generated.any()
 
 
-def test_a_step_tells_slots_late_what_depends_on_tokens_read_since():
-    class Tokenizer:
-        def encode_batch(self, texts, add_special_tokens):
-            return [[30, 31] for _ in texts]
-
-    builder = _builder(tokenizer=Tokenizer())
-    request = _request(2, 2, [1], outputs=[30], in_flight=1, bad_words=["x"])
+def test_slots_are_told_what_depends_on_tokens_read_since():
+    builder = _builder()
+    request = _request(2, 2, [1], outputs=[30], in_flight=1, logit_bias={5: 1.0})
     schedule = _schedule((request, 3, 1, 1), is_decode=True)
     (first,) = builder.build(schedule).edits
-    assert first.edits.ids[0, :2].tolist() == [31, -1]
-    assert builder.late_edits(schedule) == []
-    request.output_token_ids.append(7)
-    (late,) = builder.late_edits(schedule)
-    assert late.slots[:2].tolist() == [2, PADDING_SLOT + 1]
-    assert (late.edits.ids[0] == -1).all()
+    assert first.edits.ids[0, :2].tolist() == [5, -1]
+
+    def constrain(*edits):
+        return builder.constrain(schedule, StepConstraints([(0, TokenEdits(*edits))]))
+
+    assert constrain() == ([], [])
+    (changed,), _ = constrain(frozenset([31]), 8)
+    assert changed.slots[:2].tolist() == [2, PADDING_SLOT + 1]
+    assert changed.edits.ids[0, :4].tolist() == [5, 31, 8, -1]
+    assert constrain(frozenset([31]), 8) == ([], [])
     request.slot = None  # what was read has ended it
-    assert builder.late_edits(schedule) == []
+    assert constrain() == ([], [])
 
 
 def test_targets_are_the_next_prompt_tokens_of_rows_that_want_scores():

@@ -6,6 +6,7 @@ import pytest
 
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
+from jaxinfer.serving.scheduler.proposals import propose
 from tests.serving.runner.tiny_runner import CONFIG, Loop, make_runner
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2, 7]]
@@ -36,7 +37,7 @@ def _propose(loop, answers, rng):
         if not request.is_finished and rng.random() < 0.8:
             num_known = len(request.output_token_ids)
             good = answer[num_known : num_known + rng.randint(0, 3)]
-            loop.scheduler.propose(request, [*good, rng.randrange(CONFIG.vocab_size)])
+            propose(request, [*good, rng.randrange(CONFIG.vocab_size)])
 
 
 @pytest.mark.slow
@@ -74,7 +75,7 @@ def test_a_mesh_verifies_the_same():
 def test_a_row_that_needs_the_full_sampler_is_refused(runner):
     loop = Loop(runner)
     request = loop.add(PROMPTS[0], presence_penalty=1.0)
-    loop.scheduler.propose(request, [1, 2])
+    propose(request, [1, 2])
     with pytest.raises(ValueError, match="propose none"):
         loop.run()
     runner.reset_cache()

@@ -90,12 +90,7 @@ class Loop:
     def step(self) -> None:
         schedule = self.scheduler.schedule()
         if schedule is not None:
-            schedule.samples_late = any(row.request.samples_late for row in schedule.rows)
-            step = self.runner.launch(schedule)
-            if schedule.samples_late:
-                self._read(leave=0)
-                step = self.runner.sample(step)
-            self.in_flight.append((schedule, step))
+            self.in_flight.append((schedule, self.runner.launch(schedule)))
         self._read(leave=self.late and schedule is not None)
 
     def _read(self, *, leave: int) -> None:

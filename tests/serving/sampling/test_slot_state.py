@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.constraints.constraint import TokenEdits
 from jaxinfer.serving.requests.result import OK
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
@@ -31,7 +32,6 @@ from jaxinfer.serving.sampling.slot_state import (
     with_slot_state,
 )
 from jaxinfer.serving.sampling.vocab_axis import VocabAxis
-from jaxinfer.serving.slots.row_edits import LateEdits
 from jaxinfer.serving.slots.row_sampling import prepare_row
 from jaxinfer.serving.slots.slot_updates import SlotUpdates
 from tests.serving.requests.host_request import host_request
@@ -110,8 +110,8 @@ def test_edits_reach_their_slots_and_no_others() -> None:
         ),
     )
     rows = [
-        (3, SamplingParams(logit_bias={5: 2.0}), LateEdits()),
-        (1, SamplingParams(allowed_token_ids=[0, 31], bad_words=["x"]), LateEdits(frozenset({9}))),
+        (3, SamplingParams(logit_bias={5: 2.0}), TokenEdits()),
+        (1, SamplingParams(allowed_token_ids=[0, 31], bad_words=["x"]), TokenEdits(frozenset({9}))),
     ]
     edits = [
         (slot, prepare_row(params, seed=0, vocab_size=VOCAB, prompt_token_ids=[1]).edits, late)
@@ -141,7 +141,7 @@ def test_a_slot_s_mask_is_all_that_its_row_may_draw_from(data: st.DataObject) ->
         structured_outputs={"regex": "a"},
     )
     row = prepare_row(params, seed=1, vocab_size=VOCAB, prompt_token_ids=[1])
-    state = _state_of([(slot, row.edits, LateEdits()) for slot in range(SLOTS)])
+    state = _state_of([(slot, row.edits, TokenEdits()) for slot in range(SLOTS)])
     (update,) = jax.tree.map(jnp.asarray, list(UPDATES.masks(range(SLOTS), bits.view(np.int32))))
     allowed = set_masks_jitted(state.edits.allowed, *update)
     state = state._replace(edits=state.edits._replace(allowed=allowed))

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.scheduler.proposals import propose
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import read, run_to_end
 from tests.serving.scheduler.scheduling import (
@@ -138,7 +139,7 @@ def test_without_prefix_caching_each_sample_feeds_its_prompt():
 def test_samples_with_proposals_feed_them_as_ever():
     scheduler, device = make_scheduler()
     requests = add(scheduler, *samples(3, 20))
-    scheduler.propose(requests[1], [1, 2])
+    propose(requests[1], [1, 2])
     schedules = run_to_end(scheduler, device)
     assert [row.num_fed for row in schedules[0].rows] == [20, 6, 4]
     assert_solo(*requests)

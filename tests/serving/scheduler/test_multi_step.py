@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.scheduler.proposals import propose
 from jaxinfer.serving.scheduler.step_planner import MultiStep
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import run_to_end
@@ -90,7 +91,7 @@ def test_a_proposal_is_verified_first():
     scheduler, device = several(4)
     (request,) = add(scheduler, make_request(0, 4, 20))
     step(scheduler, device)
-    scheduler.propose(request, [1, 2])
+    propose(request, [1, 2])
     assert num_steps_of(scheduler, device, 2) == [1, 4]
 
 

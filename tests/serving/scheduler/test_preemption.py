@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.serving.requests.request import RequestStatus
+from jaxinfer.serving.scheduler.proposals import propose
 from tests.serving.runner.fake_device import read, run_to_end
 from tests.serving.scheduler.scheduling import (
     add,
@@ -43,7 +44,7 @@ def test_a_preemption_counts_even_if_nothing_can_run_after_it():
     (verified,) = add(scheduler, make_request("v", 7, 20))
     step(scheduler, device)
     older, newer = add(scheduler, *(make_request(name, 8, 9, first=5) for name in "on"))
-    scheduler.propose(verified, [1] * 9)  # takes two more blocks; the others share the last
+    propose(verified, [1] * 9)  # takes two more blocks; the others share the last
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
     assert older.blocks.table == newer.blocks.table

@@ -2,8 +2,9 @@
 
 import pytest
 
-from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import RequestStatus
+from jaxinfer.serving.scheduler.proposals import propose
+from tests.serving.constraints.fake_constraint import ReadsTokens
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import read, solo_run
 from tests.serving.scheduler.scheduling import (
@@ -37,7 +38,7 @@ def test_a_row_feeds_its_last_token_and_the_proposals_and_keeps_the_good_ones():
     scheduler, device = make_scheduler()
     (request,) = add(scheduler, make_request(0, 10, max_tokens=40))
     step(scheduler, device)
-    scheduler.propose(request, guess(request, 3, 2))
+    propose(request, guess(request, 3, 2))
     schedule = scheduler.schedule()
     assert not schedule.is_decode
     assert schedule.num_proposed == 5
@@ -53,7 +54,7 @@ def test_a_row_feeds_its_last_token_and_the_proposals_and_keeps_the_good_ones():
     assert request.num_cached_tokens == 14
     assert step(scheduler, device).is_decode
     step(scheduler, device)
-    scheduler.propose(request, guess(request, 4))
+    propose(request, guess(request, 4))
     while scheduler.has_unfinished:
         step(scheduler, device)
     assert_solo(request)
@@ -63,7 +64,7 @@ def test_blocks_reserved_for_what_was_not_accepted_are_used_by_the_next_tokens()
     scheduler, device = make_scheduler()
     (request,) = add(scheduler, make_request(0, 7, max_tokens=40))
     step(scheduler, device)
-    scheduler.propose(request, guess(request, 0, 12))
+    propose(request, guess(request, 0, 12))
     step(scheduler, device)
     table = list(request.blocks.table)
     assert len(table) == 3
@@ -76,7 +77,7 @@ def test_blocks_reserved_for_what_was_not_accepted_are_used_by_the_next_tokens()
 def test_proposals_come_with_the_last_chunk_of_a_prompt():
     scheduler, device = make_scheduler(max_num_batched_tokens=16)
     (request,) = add(scheduler, make_request(0, 20, max_tokens=40))
-    scheduler.propose(request, guess(request, 4, 0))
+    propose(request, guess(request, 4, 0))
     assert counts(step(scheduler, device).rows[0]) == (16, 0, 0)
     assert counts(step(scheduler, device).rows[0]) == (8, 5, 4)
     assert request.output_token_ids == answer(request)[:5]
@@ -86,7 +87,7 @@ def test_until_its_tokens_are_read_a_request_that_verifies_waits_and_the_others_
     scheduler, device = make_scheduler()
     plain, verified = add(scheduler, *(make_request(i, 5, max_tokens=30, first=i) for i in (1, 2)))
     step(scheduler, device)
-    scheduler.propose(verified, guess(verified, 2))
+    propose(verified, guess(verified, 2))
     first = scheduler.schedule()
     tokens = device.launch(first)
     assert [row.request for row in first.rows] == [plain, verified]
@@ -111,7 +112,7 @@ def test_a_partial_prompt_takes_the_token_of_a_request_that_waits_to_be_read():
     urgent = make_request(1, 12, max_tokens=20, first=5, priority=-1)
     waiting = make_request(2, 12, max_tokens=20, first=9)
     add(scheduler, urgent, waiting)
-    scheduler.propose(verified, guess(verified, 2, 0))
+    propose(verified, guess(verified, 2, 0))
     in_flight = []
     for expected in [[("0", 4, 3), ("1", 0, 1)], [("1", 1, 4)]]:
         schedule = scheduler.schedule()
@@ -130,7 +131,7 @@ def test_proposals_made_while_a_token_is_in_flight_go_on_past_it():
     (request,) = add(scheduler, make_request(0, 5, max_tokens=30))
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
-    scheduler.propose(request, answer(request)[:4])
+    propose(request, answer(request)[:4])
     assert scheduler.schedule() is None, "they would have to be fed after a token not yet read"
     read(scheduler, schedule, tokens)
     assert request.proposed_token_ids == answer(request)[1:4]
@@ -142,7 +143,7 @@ def test_proposals_that_differ_from_the_token_read_are_dropped():
     (request,) = add(scheduler, make_request(0, 5, max_tokens=30))
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
-    scheduler.propose(request, guess(request, 0, 4))
+    propose(request, guess(request, 0, 4))
     read(scheduler, schedule, tokens)
     assert request.proposed_token_ids == []
     assert step(scheduler, device).is_decode
@@ -153,7 +154,7 @@ def test_a_step_feeds_no_more_proposals_than_the_budget_leaves():
     requests = add(scheduler, *(make_request(i, 2, max_tokens=30, first=i) for i in range(4)))
     step(scheduler, device)
     for request in requests[:2]:
-        scheduler.propose(request, guess(request, 9))
+        propose(request, guess(request, 9))
     schedule = step(scheduler, device)
     assert [counts(row)[0] for row in schedule.rows] == [7, 1, 1, 1]
     assert schedule.num_tokens == 10
@@ -165,7 +166,7 @@ def test_no_more_is_reserved_than_the_request_may_become(limits):
     scheduler, device = make_scheduler(max_model_len=max_model_len)
     (request,) = add(scheduler, make_request(0, 5, limits.get("max_tokens", 50)))
     step(scheduler, device)
-    scheduler.propose(request, guess(request, 20))
+    propose(request, guess(request, 20))
     assert counts(step(scheduler, device).rows[0]) == (3, 3, 2)
     assert request.finish_reason == "length"
     assert_solo(request, max_model_len=max_model_len)
@@ -175,8 +176,8 @@ def test_proposals_take_free_blocks_but_those_that_decodes_behind_them_may_need(
     scheduler, device = make_scheduler(num_blocks=4, max_model_len=24)
     older, newer = add(scheduler, *(make_request(i, 6, max_tokens=9, first=i) for i in (1, 2)))
     step(scheduler, device)
-    scheduler.propose(older, guess(older, 8))
-    scheduler.propose(newer, guess(newer, 8))
+    propose(older, guess(older, 8))
+    propose(newer, guess(newer, 8))
     schedule = step(scheduler, device)
     # The older has a single place in its own block, and leaves the last one to the newer.
     assert [counts(row) for row in schedule.rows] == [(2, 2, 1), (8, 8, 7)]
@@ -188,7 +189,7 @@ def test_no_request_loses_its_blocks_to_the_proposals_of_another():
     requests = add(scheduler, *(make_request(i, 8, max_tokens=20, first=i) for i in (1, 2)))
     last = add(scheduler, make_request(3, 4, max_tokens=9, first=3))[0]
     step(scheduler, device)
-    scheduler.propose(requests[0], guess(requests[0], 12))
+    propose(requests[0], guess(requests[0], 12))
     # Both of 8 tokens need a block for the ninth, and two are left: the first fills up its own.
     schedule = step(scheduler, device)
     assert schedule.preempted == []
@@ -204,7 +205,7 @@ def test_a_request_preempted_while_it_verifies_keeps_what_was_accepted(mode, num
     )
     (request,) = add(scheduler, make_request(0, 7, max_tokens=40))
     step(scheduler, device)
-    scheduler.propose(request, guess(request, num_good, 11 - num_good))
+    propose(request, guess(request, num_good, 11 - num_good))
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
     scheduler.preempt()
@@ -225,7 +226,7 @@ def test_a_swapped_request_comes_back_with_all_its_blocks_or_waits():
     scheduler, device = make_scheduler(num_blocks=8, preemption_mode="swap", num_host_blocks=7)
     (request,) = add(scheduler, make_request(0, 7, max_tokens=40))
     step(scheduler, device)
-    scheduler.propose(request, guess(request, 0, 20))
+    propose(request, guess(request, 0, 20))
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
     scheduler.preempt()
@@ -245,7 +246,7 @@ def test_only_blocks_of_accepted_tokens_are_found_by_others():
     (request,) = add(scheduler, make_request(0, 7, max_tokens=40))
     step(scheduler, device)
     wrong = guess(request, 2, 20)
-    scheduler.propose(request, wrong)
+    propose(request, wrong)
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
     as_proposed = [*request.prompt_token_ids, *request.output_token_ids, *wrong, 1]
@@ -267,7 +268,7 @@ def test_what_was_proposed_survives_a_rebuilt_cache():
     scheduler, device = make_scheduler()
     (request,) = add(scheduler, make_request(0, 7, max_tokens=40))
     step(scheduler, device)
-    scheduler.propose(request, guess(request, 5, 0))
+    propose(request, guess(request, 5, 0))
     device.launch(scheduler.schedule())
     scheduler.requeue_all()
     device.reset_cache()
@@ -279,8 +280,8 @@ def test_a_bad_token_behind_the_accepted_ones_harms_nothing():
     scheduler, device = make_scheduler()
     first, second = add(scheduler, *(make_request(i, 5, max_tokens=30, first=i) for i in (1, 2)))
     step(scheduler, device)
-    scheduler.propose(first, guess(first, 2, 3))
-    scheduler.propose(second, guess(second, 2, 3))
+    propose(first, guess(first, 2, 3))
+    propose(second, guess(second, 2, 3))
     schedule = scheduler.schedule()
     tokens = device.launch(schedule)
     scheduler.update(schedule, tokens, num_ok=[3, 2], num_accepted=[3, 3])
@@ -294,7 +295,7 @@ def test_a_count_of_accepted_tokens_out_of_range_is_an_error(num_accepted):
     scheduler, device = make_scheduler()
     (request,) = add(scheduler, make_request(0, 5, max_tokens=30))
     step(scheduler, device)
-    scheduler.propose(request, [1, 2])
+    propose(request, [1, 2])
     schedule = scheduler.schedule()
     with pytest.raises(ValueError, match="of 3 tokens accepted"):
         scheduler.update(schedule, device.launch(schedule), num_accepted=num_accepted)
@@ -303,9 +304,10 @@ def test_a_count_of_accepted_tokens_out_of_range_is_an_error(num_accepted):
 def test_nothing_can_be_proposed_for_what_cannot_be_verified():
     scheduler, _ = make_scheduler()
     scoring = make_request(0, 5, prefill_only=True)
-    late = host_request("late", [1, 2], SamplingParams(bad_words=["x"]))
-    add(scheduler, scoring, late)
-    for request, why in [(scoring, "samples nothing"), (late, "samples late")]:
+    other = host_request("other", [1, 2])
+    other.constraint = ReadsTokens()
+    add(scheduler, scoring, other)
+    for request, why in [(scoring, "samples nothing"), (other, "is host-dependent")]:
         with pytest.raises(ValueError, match=why):
-            scheduler.propose(request, [1])
-    assert late.status is RequestStatus.WAITING
+            propose(request, [1])
+    assert other.status is RequestStatus.WAITING

@@ -8,22 +8,26 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.proposals import propose
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.scheduler.step_planner import ONE_STEP, MultiStep
 from jaxinfer.structured_outputs import StructuredOutputsParams
-from tests.serving.guided.fake_matcher import FakeMatcher, guided_tokens
+from tests.serving.constraints.fake_constraint import ReadsTokens
+from tests.serving.constraints.grammar.fake_grammar import FakeGrammar, guided_tokens
 from tests.serving.requests.host_request import host_request
-from tests.serving.runner.fake_device import EOS, FakeDevice, accepted, late_rows, solo_run
+from tests.serving.runner.fake_device import (
+    EOS,
+    FakeDevice,
+    accepted,
+    host_dependent_rows,
+    solo_run,
+)
 
 BLOCK_SIZE = 8
 MAX_MODEL_LEN = 44
 EOS_IDS = frozenset([EOS])
-LATE = {
-    "grammar": {"structured_outputs": StructuredOutputsParams(regex="a+"), "min_tokens": 0},
-    "bad words": {"bad_words": ["x"]},
-    "budget": {"thinking_token_budget": 5},
-}
+GUIDED = {"structured_outputs": StructuredOutputsParams(regex="a+"), "min_tokens": 0}
 BASES = [[(i * i + family * 5) % 19 + 1 for i in range(MAX_MODEL_LEN)] for family in range(2)]
 
 
@@ -77,14 +81,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefill_only=st.sampled_from([False] * 5 + [True]),
         prompt_logprobs=st.sampled_from([None] * 4 + [0]),
         priorities=st.lists(st.sampled_from([0, -3, 5, 1]), min_size=4, max_size=4),
-        late=st.sampled_from([None, None, "grammar", *LATE]),
+        kind=st.sampled_from([None, None, "grammar", "grammar", "bad words", "budget"]),
     )
-    def add(self, count, family, length, tail, salt, prefill_only, priorities, late, **params):
+    def add(self, count, family, length, tail, salt, prefill_only, priorities, kind, **params):
         for priority in priorities[:count]:
             request = host_request(
                 str(len(self.requests)),
                 (BASES[family][:length] + tail)[: MAX_MODEL_LEN - 1],
-                SamplingParams(**params | LATE.get(late, {})),
+                SamplingParams(**params | (GUIDED if kind == "grammar" else {})),
                 cache_salt=salt,
                 prefill_only=prefill_only,
                 priority=priority if self.has_priorities else 0,
@@ -92,9 +96,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.add(request)
             self.requests.append(request)
             tokens = None
-            if late == "grammar":
-                request.matcher = FakeMatcher(request.prompt_token_ids)
+            if kind == "grammar":
+                request.constraint = FakeGrammar(request.prompt_token_ids)
                 tokens = guided_tokens(request.prompt_token_ids)
+            elif kind is not None:
+                request.constraint = ReadsTokens(5 if kind == "budget" else 0)
             self.solo_runs[request.request_id] = solo_run(request, EOS_IDS, MAX_MODEL_LEN, tokens)
 
     @precondition(lambda self: self.has_priorities and self.scheduler.num_running)
@@ -120,14 +126,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert {id(row.request) for row in schedule.rows} <= set(map(id, self.alone))
 
     def launch(self, schedule):
-        """As the engine does: rows that sample late are drawn once earlier steps are read."""
+        """As the engine does: host-dependent rows are drawn once earlier steps are read."""
         tokens = self.device.launch(schedule)
-        late = late_rows(schedule)
-        rows = [schedule.rows[i] for i in late]
+        dependent = host_dependent_rows(schedule)
+        rows = [schedule.rows[i] for i in dependent]
         if any(row.request.num_in_flight_tokens > row.num_reserved for row in rows):
             while self.in_flight:
                 self.update()
-        self.device.draw_late(rows, [tokens[i] for i in late])
+        self.device.draw_constrained(rows, [tokens[i] for i in dependent])
         return tokens
 
     def rank(self, request):
@@ -186,8 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bad_request = schedule.rows[bad].request
         was_finished, held = bad_request.is_finished, set(bad_request.blocks.table)
         self.scheduler.update(schedule, tokens, num_ok, num_accepted)
-        counts = bad_request.matcher is None  # otherwise it may be behind a thinking's end
-        if schedule.rows[bad].samples and counts and not stale and not was_finished:
+        if schedule.rows[bad].samples and not stale and not was_finished:
             assert bad_request.is_finished or self.scheduler.num_waiting
         if bad_request.finish_reason == "error" and not was_finished:
             # A row behind it may have filled a block of its own with the same tokens.
@@ -202,10 +207,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def propose(self, data, num_good, guesses):
         """Tokens are proposed, of which some are what the request goes on with."""
         request = data.draw(st.sampled_from(self.scheduler.unfinished()))
-        if not request.new.prefill_only and not request.samples_late:
+        if not request.new.prefill_only and request.constraint is None:
             outputs, _, _ = self.solo_runs[request.request_id]
             good = outputs[len(request.output_token_ids) :][:num_good]
-            self.scheduler.propose(request, good + guesses)
+            propose(request, good + guesses)
 
     @precondition(lambda self: self.scheduler.num_running)
     @rule(count=st.integers(2, 9), num_good=st.sampled_from([4, 1, 9]))
@@ -216,8 +221,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 outputs, _, _ = self.solo_runs[request.request_id]
                 good = outputs[len(request.output_token_ids) :][:num_good]
                 wrong = [(token + (i == 3)) % 24 for i, token in enumerate(good)]
-                if not request.new.prefill_only and not request.samples_late:
-                    self.scheduler.propose(request, wrong)
+                if not request.new.prefill_only and request.constraint is None:
+                    propose(request, wrong)
             self.run(2, 0)
 
     def found_again(self, failed):

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import jaxinfer
+from jaxinfer.model.text.bad_words import bad_word_ids
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.slots.request_sampling import request_sampling
@@ -27,7 +28,10 @@ def _banned_words(*words):
         tokenizer=TOKENIZER,
     )
     assert row.edits is not None
-    return {(token,) for token, _, _ in row.edits.fixed} | set(row.edits.phrases)
+    outright = {(token,) for token, _, _ in row.edits.fixed}
+    ids = set(bad_word_ids(words, TOKENIZER))
+    assert outright == {word for word in ids if len(word) == 1}
+    return ids
 
 
 def test_a_word_is_banned_at_the_start_of_a_text_and_after_a_space():

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from jaxinfer.model.text.thinking_tokens import Thinking, thinking_tokens
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput
 from jaxinfer.server.openai.logprobs import chat_logprobs
 from jaxinfer.server.openai.protocol.chat import TokenLogprob
-from jaxinfer.serving.guided.thinking_tokens import Thinking, thinking_tokens
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.registry import REASONING_PARSERS
 

@@ -5,7 +5,7 @@ import re
 import jsonschema
 import pytest
 
-from jaxinfer.serving.guided.schemas.keywords import FORMATS as KNOWN
+from jaxinfer.serving.constraints.grammar.schemas.keywords import FORMATS as KNOWN
 from jaxinfer.serving.parsers.arguments.texts import FORMATS, text_terminal
 
 SAMPLES = {

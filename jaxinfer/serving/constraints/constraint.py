@@ -1,0 +1,94 @@
+"""The hook for host-dependent rows: rows whose next token depends on tokens the host must read.
+
+The forward pass of such a row is launched with the others'; its token is drawn once the host has
+read the tokens before it. Grammars, thinking budgets and bad words are constraints.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.structured_outputs import ThinkingStage
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class TokenEdits(NamedTuple):
+    """Edits of the next token's logits: tokens that must not come, and the one that must."""
+
+    banned: frozenset[int] = frozenset()
+    required: int | None = None
+
+
+class MaskSource(Protocol):
+    """Computes which tokens may come next: bits of int32 ``[num_words]``."""
+
+    num_words: int
+
+    @property
+    def state(self) -> Any:
+        """What `fill_masks` takes; None if `finish_mask` writes all of the mask."""
+
+    @staticmethod
+    def fill_masks(states: Sequence[tuple[Any, int]], allowed: "np.ndarray") -> None:
+        """Compute masks of an engine's sources into rows of int32 ``[n, num_words]``."""
+
+    def finish_mask(self, allowed: "np.ndarray") -> None:
+        """Complete the mask that was computed from `state`; raises if there is none."""
+
+
+class NextToken(NamedTuple):
+    """What constraints say of a request's next token.
+
+    Attributes:
+        edits: of its logits.
+        forced: tokens that must come next, one after the other, and need no sampling.
+        mask: computes the tokens that may come next; None leaves the slot's mask as it is.
+    """
+
+    edits: TokenEdits = TokenEdits()
+    forced: Sequence[int] = ()
+    mask: MaskSource | None = None
+
+
+class Constraint(Protocol):
+    """Restricts the tokens of one request by the tokens before them.
+
+    Attributes:
+        starts_at: number of the first output that is drawn only once the host has read all outputs
+            before it; so are all that follow.
+    """
+
+    starts_at: int
+
+    def after(self, token_ids: Sequence[int]) -> NextToken:
+        """What follows all outputs so far, which only grow; raises if the request can't go on."""
+        ...
+
+
+class ConstraintSource(Protocol):
+    """Makes the constraints of requests, in any thread."""
+
+    def make(
+        self, params: SamplingParams, prompt: bytes, stage: ThinkingStage | None, *, calls: bool
+    ) -> Constraint | None:
+        """A new request's constraint, or None; compiles what `start_all` has not.
+
+        Args:
+            params: of the request.
+            prompt: its `pack_ids`, which may have opened the thinking.
+            stage: where the prompt ends; None for what its tokens say.
+            calls: tool calls are read from the answer, so that one may end its thinking.
+
+        Raises:
+            ValueError: the parameters can't be followed; one line that names the field.
+            MissingPackageError: a package for them is not installed.
+        """
+
+    def start_all(self, requests: Iterable[SamplingParams]) -> Future[None] | None:
+        """Have what `make` needs compiled by other threads; None if all is there.
+
+        The result is done when all is compiled, or has the error of the first that fails.
+        """

@@ -1,0 +1,46 @@
+"""Calls llguidance, the optional grammar library; its absence is one clear error."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.cores import usable_cores
+from jaxinfer.errors import MissingPackageError
+
+_MISSING = "structured_outputs needs the package llguidance (pip install 'jaxinfer[guided]')"
+_MOST_THREADS = 16  # 64 rows leave more of them nothing to do
+
+
+@functools.cache
+def llguidance() -> Any:
+    """The library.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    try:
+        import llguidance as library
+        import llguidance.numpy
+    except ImportError as error:
+        raise MissingPackageError(_MISSING, name="llguidance") from error
+    return library
+
+
+def fill_masks(states: Sequence[tuple[Any, int]], allowed: np.ndarray) -> None:
+    """Compute masks of `llguidance.LLMatcher`s into rows of int32 ``[n, words]``; the GIL is free.
+
+    Raises:
+        MissingPackageError: llguidance is not installed.
+    """
+    if len(states) == 1:  # waking a thread takes longer than most masks
+        llguidance().numpy.fill_next_token_bitmask(states[0][0], allowed, states[0][1])
+    elif states:
+        llguidance().numpy.fill_next_token_bitmask_par(_threads(), states, allowed)
+
+
+@functools.cache
+def _threads() -> Any:
+    """The `llguidance.LLExecutor` of all engines of this process."""
+    return llguidance().LLExecutor(num_threads=min(usable_cores(), _MOST_THREADS))

@@ -1,0 +1,125 @@
+"""Follows one answer through its grammar: which tokens may come next, and which must."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.serving.constraints.grammar.backend import fill_masks
+
+# Measured: 85 KB for a schema of two properties, and a few bytes more for each of its text.
+_BYTES_OF_A_GRAMMAR = 1 << 17
+_BYTES_OF_A_CHARACTER = 32
+
+
+class GrammarError(ValueError):
+    """An answer can't go on by its grammar; the message says why."""
+
+
+class Grammar:
+    """A compiled grammar, of which each answer takes a matcher of its own.
+
+    Args:
+        start: an `llguidance.LLMatcher` that has consumed nothing.
+        text: what it was compiled from.
+        vocab_size: V.
+        num_tokens: tokens of the grammar's vocabulary, at least V.
+
+    Attributes:
+        num_bytes: about what it takes of memory.
+    """
+
+    def __init__(self, start: Any, text: str, vocab_size: int, num_tokens: int) -> None:
+        self._start = start
+        self._vocab_size = vocab_size
+        self._num_words = -(-num_tokens // 32)
+        self.num_bytes = _BYTES_OF_A_GRAMMAR + _BYTES_OF_A_CHARACTER * len(text)
+
+    def matcher(self) -> "Matcher":
+        """A matcher at the beginning of an answer."""
+        return Matcher(self._start.deep_copy(), self._vocab_size, self._num_words)
+
+
+class Matcher:
+    """One answer's place in its grammar.
+
+    It follows the tokens that the host has read, which never become fewer, so that preemption and a
+    rebuilt cache need nothing of it. Not thread-safe.
+
+    Args:
+        state: an `llguidance.LLMatcher` of this answer's own.
+        vocab_size: V.
+        num_words: of a mask, 32 tokens each; at least those of V.
+
+    Attributes:
+        state: what `fill_masks` computes this answer's mask from.
+        wants_mask: whether a slot must be given a mask before the next token is sampled.
+    """
+
+    wants_mask = True
+    fill_masks = staticmethod(fill_masks)
+
+    def __init__(self, state: Any, vocab_size: int, num_words: int) -> None:
+        self.state = state
+        self.num_words = num_words
+        self._vocab_size = vocab_size
+        self._num_consumed = 0
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Take in what is new of an answer.
+
+        Args:
+            token_ids: all tokens of the answer so far.
+
+        Raises:
+            GrammarError: one of them is not allowed, or too much work would be needed to know.
+        """
+        self.consume(list(token_ids[self._num_consumed :]))
+
+    def consume(self, new: list[int]) -> None:
+        """Take in the next tokens of an answer; `follow` is given all of them."""
+        self.check()
+        if new:
+            self._num_consumed += len(new)
+            self.state.consume_tokens(new)
+            self.check()
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that must come next, because the grammar has no other way; often none.
+
+        They are exactly what a sampler would choose under one mask after the other.
+
+        Raises:
+            GrammarError: too much work would be needed to know.
+        """
+        forced: list[int] = self.state.compute_ff_tokens()
+        self.check()
+        return forced if max(forced, default=0) < self._vocab_size else []
+
+    def finish_mask(self, allowed: np.ndarray) -> None:
+        """Check the mask that was computed from `state`, for the token after those taken in.
+
+        Where the answer may end, it has the tokens that end it.
+
+        Args:
+            allowed: int32 ``[num_words]`` bits of the tokens that may follow those taken in.
+
+        Raises:
+            GrammarError: too much work would be needed to know.
+        """
+        self.check()
+
+    def check(self) -> None:
+        """Raise an error if the grammar has failed.
+
+        Raises:
+            GrammarError: by what it was given, or by too much work.
+        """
+        if self.state.is_error():
+            raise GrammarError(f"structured_outputs: {one_line(self.state.get_error())}")
+
+
+def one_line(message: str) -> str:
+    """A message of the library's in one line of bounded length."""
+    line = " ".join(message.replace("<non-verbose/>", "").split()) or "the grammar can't be used"
+    return line if len(line) <= 200 else line[:197] + "..."
