@@ -3,11 +3,12 @@
 import dataclasses
 import uuid
 from collections.abc import Sequence
-from typing import Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from jaxinfer.logprobs import LogprobsAtPosition
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -249,7 +250,7 @@ class EmbeddingOutput:
     """
 
     token_ids: list[int]
-    embedding: np.ndarray
+    embedding: "np.ndarray"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def _costs(shape: str, rows: Sequence[int]) -> Any:
             _generate(llm, count)
             calls = [each for each in driver.stop() if each.thread == thread]
             jax.stages.Compiled.__call__ = call
-            often = [times for times in launches.values() if len(times) >= _NUM_STEPS]
+            often = [times for times in launches.values() if len(times) >= _NUM_STEPS // 4]
             costs = [_median([_cost(*each, calls) for each in times]) for times in often]
             launches.clear()
             print(f"{count} rows: a step {step_s * 1e6:,.0f} us; launches {costs}", flush=True)

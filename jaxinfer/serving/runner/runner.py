@@ -49,12 +49,6 @@ from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.spans import EnterSpan
 from jaxinfer.startup_report import StartUpTimes
 
-_LAUNCHED_APART = 64
-"""Most rows of a step that is launched by a thread of its own; host-dependent rows always are.
-
-A longer step hides its launch; 256 rows of shared prompts (W5-long, an H100) lost 5% by the thread.
-"""
-
 
 class Runner:
     """One model on its devices.
@@ -378,8 +372,7 @@ class Runner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Launched:
-        hides_launch = len(schedule.rows) > _LAUNCHED_APART and not schedule.host_dependent
-        in_place = hides_launch or self._await_each or self.launched is not None
+        in_place = self._await_each or self.launched is not None
         run = self._launches.run if in_place else self._launches.submit
         return Launched(schedule, run(launch, *args, **kwargs))
 

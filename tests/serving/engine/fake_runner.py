@@ -111,9 +111,11 @@ class FakeRunner:
         ok = np.ones(tokens.shape, bool)
         for i, row in enumerate(schedule.rows):
             ok[i] = row.request.request_id not in self.poisoned
-        wants_scores = any(r.request.params.prompt_logprobs is not None for r in schedule.rows)
-        scored = [_scores(np.array(each, np.int32)) for each in targets]
-        readouts = {PROMPT_LOGPROBS: scored} if wants_scores else {}
+        scored = [
+            None if r.request.params.prompt_logprobs is None else _scores(np.array(t, np.int32))
+            for r, t in zip(schedule.rows, targets, strict=True)
+        ]
+        readouts = {PROMPT_LOGPROBS: scored} if any(scored) else {}
         accepted = num_accepted if schedule.num_proposed else None
         return number, StepResult(_scores(tokens, ok), readouts, accepted)
 

@@ -11,6 +11,7 @@ from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
+from jaxinfer.serving.requests.result import PROMPT_LOGPROBS
 from jaxinfer.serving.runner.batch import BatchBuilder
 from jaxinfer.serving.sampling.layout import Column, Need
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
@@ -333,8 +334,10 @@ def test_targets_are_the_next_prompt_tokens_of_rows_that_want_scores():
     scored = _request(0, 10, [1, 2], prompt_logprobs=1)
     plain = _request(1, 2, [3])
     batch = _builder().build(_schedule((plain, 0, 2, 1), (scored, 4, 6, 1)))
-    assert batch.targets[:8].tolist() == [0, 0, 15, 16, 17, 18, 19, 0]
-    assert _builder().build(_schedule((plain, 0, 2, 1))).targets is None
+    ((readout, targets),) = batch.readouts.items()
+    assert readout.name == PROMPT_LOGPROBS
+    assert targets[:8].tolist() == [0, 0, 15, 16, 17, 18, 19, 0]
+    assert not _builder().build(_schedule((plain, 0, 2, 1))).readouts
 
 
 def test_bad_words_need_a_tokenizer():
