@@ -249,6 +249,12 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
         help="compile every shape at start-up, or each at its first use",
     )
     group.add_argument(
+        "--eager",
+        action="store_true",
+        default=unset,
+        help="compile nothing, for debuggers: breakpoints in the model see values; slow",
+    )
+    group.add_argument(
         "--num-decode-steps",
         type=int,
         default=unset,

@@ -10,9 +10,13 @@ class LaunchThread:
 
     XLA prepares and starts a program without the interpreter's lock. For a step of few rows that
     takes the host as long as the step takes the device.
+
+    Args:
+        in_place: have no thread, and run each launch in its caller's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_place: bool = False) -> None:
+        self._in_place = in_place
         self._executor = ThreadPoolExecutor(1, "jaxinfer-launches")
         self._latest: Future[Any] | None = None
 
@@ -24,6 +28,8 @@ class LaunchThread:
         Returns:
             What it returns or raises.
         """
+        if self._in_place:
+            return self.run(launch, *args, **kwargs)
         self._latest = future = self._executor.submit(launch, *args, **kwargs)
         return future
 

@@ -140,7 +140,7 @@ class Runner:
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
         self._await_each = self._is_cpu and self._mesh.devices.size > 1
-        self._launches = LaunchThread()
+        self._launches = LaunchThread(in_place=config.eager)
         self._writer = SlotWriter(
             plan.compiled, lambda arrays: upload(arrays, self._whole), self._await_if_emulated
         )
