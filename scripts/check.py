@@ -25,7 +25,11 @@ _MOST_TEST_SECONDS = 40.0
 _FEW_FILES = 4  # for which starting workers takes longer than they save
 # Tests of files that are not Python's, or not at a mirrored path.
 _TESTS_OF = {
-    "examples/": ("tests/test_examples.py", "tests/test_distill_example.py"),
+    "examples/": (
+        "tests/test_examples.py",
+        "tests/test_short_examples.py",
+        "tests/test_distill_example.py",
+    ),
     "docs/": ("tests/test_docs_names.py", "tests/test_docs_site.py"),
     "docs/extending/": ("tests/test_extending_pages.py",),
     "docs/rl.md": ("tests/test_rl_page.py",),

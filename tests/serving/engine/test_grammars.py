@@ -9,7 +9,7 @@ import pytest
 from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided.matcher import Matcher
 from jaxinfer.serving.requests.request_group import Completion
-from tests.serving.engine.fake_runner import continuation
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import Setup
 from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_compiler
 

@@ -9,7 +9,7 @@ from jaxinfer import StructuredOutputsParams
 from jaxinfer.serving.engine import open_requests
 from jaxinfer.serving.guided.masks import MaskBuffer
 from jaxinfer.serving.guided.thinking_tokens import thinking_tokens
-from tests.serving.engine.fake_runner import next_token
+from jaxinfer.testing.fake_runner import next_token
 from tests.serving.engine.test_engine import Setup
 from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of
 from tests.serving.guided.grammars import SCHEMAS, bundled_tokenizer, shared_compiler

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.serving.requests.request import Request
-from tests.serving.engine.fake_runner import next_token
+from jaxinfer.testing.fake_runner import next_token
 from tests.serving.engine.test_engine import EOS, TOKENIZER, VOCAB, Setup
 
 LETTERS = [TOKENIZER.encode(letter)[0] for letter in "abcd"]
