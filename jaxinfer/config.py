@@ -116,6 +116,9 @@ class EngineConfig:
         compile_ahead: compile every shape at start-up, so that nothing compiles while requests run;
             False compiles each at its first use. None is True on a GPU, and False on a CPU, where
             compiling takes longer than most runs.
+        eager: run each step operation by operation, for debuggers: breakpoints and prints inside
+            the model, a logits processor or a sampler see arrays with values. On one device, with
+            the "xla" backend unless another is named, and many times slower.
         show_progress: progress bars and the start-up summary on stderr.
         num_decode_steps: decode steps of one launch while no request waits and at most 8 sequences
             run that need nothing but temperature, `min_p`, `top_k` and `top_p`: a launch costs the
@@ -157,6 +160,7 @@ class EngineConfig:
     attention_backend: AttentionBackend = "auto"
     compilation_cache_dir: str | None = None
     compile_ahead: bool | None = None
+    eager: bool = False
     show_progress: bool = True
     num_decode_steps: int | None = None
     device_timeout: float | None = None
@@ -218,11 +222,14 @@ class EngineConfig:
             )
         if self.device_timeout is not None:
             self._check_real("device_timeout", 0.0, 1e6)
-        for name in ("enable_prefix_caching", "show_progress", "skip_tokenizer_init", "online"):
+        flags = ("enable_prefix_caching", "show_progress", "skip_tokenizer_init", "online", "eager")
+        for name in flags:
             check_flag(name, getattr(self, name))
         ahead = self.compile_ahead
         if not isinstance(ahead, bool | None):
             raise TypeError(f"compile_ahead must be True, False or None, got {show(ahead)}")
+        if ahead and self.eager:
+            raise ValueError("compile_ahead and eager exclude each other; leave one out")
 
     def _check_integer(self, name: str, low: int, high: int) -> None:
         """Check a field and keep it as a plain int."""
@@ -276,6 +283,8 @@ class EngineConfig:
         """Decode steps of a launch of few rows, for weights of this size a device."""
         if self.num_decode_steps is not None:
             return self.num_decode_steps
+        if self.eager:  # a step is what a debugger follows
+            return 1
         # Steps of larger weights hide a launch, and several of them would let a stream stutter.
         most = _SHORT_STEP_CPU_BYTES if platform == "cpu" else _SHORT_STEP_GPU_BYTES
         if weight_bytes > most:
@@ -299,6 +308,8 @@ class EngineConfig:
 
     def compiles_ahead(self, platform: str) -> bool:
         """Whether every shape is compiled at start-up on `platform`."""
+        if self.eager:
+            return False
         return platform != "cpu" if self.compile_ahead is None else self.compile_ahead
 
     def resolve_dtype(self, checkpoint_dtype: str, platform: str) -> str:

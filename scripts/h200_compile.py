@@ -117,7 +117,7 @@ def check(version: str) -> list[str]:
 def requirements(version: str, project: dict) -> list[str]:
     """What pip installs beside the plugin, from pyproject.toml's `[project]` table."""
     extras = project["optional-dependencies"]
-    tests = [line for line in extras["test"] if _name(line) in _TEST_PACKAGES]
+    tests = [line for line in extras["light"] if _name(line) in _TEST_PACKAGES]
     (jax,) = [line for line in project["dependencies"] if _name(line) == "jax"]
     others = [line for line in project["dependencies"] if line != jax]
     chosen = jax.replace(">=", "==") if version == "oldest" else jax

@@ -85,6 +85,7 @@ def _pages() -> list[Path]:
     """The pages that hold marks."""
     names = ("performance.md", "profiling.md", "memory.md")
     pages = [*(DOCS / name for name in names), *DOCS.glob("measurements/*.md")]
+    pages.append(DOCS.parent / "README.md")
     return sorted(page for page in pages if page.is_file())
 
 

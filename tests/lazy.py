@@ -1,7 +1,11 @@
-"""torch and transformers, imported when a test first uses them: that takes each process seconds."""
+"""torch and transformers, imported when a test first uses them: that takes each process seconds.
 
-import importlib
+The test is skipped where they are not installed: the extra `light` leaves them out.
+"""
+
 from typing import Any
+
+import pytest
 
 
 class _Module:
@@ -11,7 +15,7 @@ class _Module:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # pytest asks every name in a module what it is
             raise AttributeError(name)
-        return getattr(importlib.import_module(self._name), name)
+        return getattr(pytest.importorskip(self._name), name)
 
 
 torch = _Module("torch")

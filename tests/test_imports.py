@@ -1,5 +1,6 @@
 """Imports point one way, those for type checkers too: commands → cli → measure → evaluation →
-integrations → server → doors → rollouts → serving → profiling → planning → model → kernels.
+integrations → server → testing → doors → rollouts → serving → profiling → planning → model →
+kernels.
 """
 
 import ast
@@ -28,6 +29,7 @@ ROOMS = (
     "serving",
     "rollouts",
     "doors",
+    "testing",
     "server",
     "integrations",
     "measure",

@@ -133,11 +133,11 @@ def test_the_command_loads_nothing_heavy_and_makes_few_calls():
     assert int(calls) < 200_000  # some hundredths of a second
 
 
-def test_the_line_in_the_readme_is_what_the_command_prints(capsys):
-    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-    (command,) = re.findall(r"^jaxinfer plan (.*)$", readme, re.M)
+def test_the_table_on_its_page_is_what_the_command_prints(capsys):
+    page = (Path(__file__).resolve().parents[1] / "docs" / "tasks" / "plan.md").read_text()
+    (command,) = re.findall(r"```bash\njaxinfer plan (.*)\n```\n\n```text", page)
     printed = _output(capsys, *shlex.split(command)).split("\n\n")[0]
-    assert f"```text\n{printed}\n```" in readme
+    assert f"```text\n{printed}\n```" in page
 
 
 def test_numbers_of_devices_are_compared(capsys):

@@ -35,6 +35,34 @@ def target_table(records: list[Record]) -> list[str]:
     return _table(header + " | jax | commit", rows)
 
 
+_WORKLOADS = {
+    "W1": "256 requests",
+    "W2": "one request",
+    "W3": "16 prompts of 2,048",
+    "W4": "64 prompts with one prefix",
+    "W5": "32 prompts, 16 samples each",
+    "W5-long": "8 prompts of 4,096, 32 samples each",
+}
+
+
+def speed_table(records: list[Record]) -> list[str]:
+    """The figures that vLLM has too, for README: the engine's beside those of others."""
+    rows = []
+    for target in TARGETS:
+        found = target.reached(records)
+        if target.vllm is None or found is None:
+            continue
+        workload, _, figure = target.figure.partition(" ")
+        words = f"{_WORKLOADS[workload]}: {figure}" if workload in _WORKLOADS else target.figure
+        others = (_figure(target.vllm), _figure(target.nano_vllm))
+        rows.append(
+            (words, target.shape.upper(), f"**{_figure(found[0])}**", *others, _jax(found[1]))
+        )
+    return _table(
+        "Qwen3 in bfloat16 | shape | jaxinfer | vLLM 0.26.0 | nano-vLLM + FA3 | jax", rows
+    )
+
+
 def workload_table(records: list[Record]) -> list[str]:
     """The latest record of each workload, model, device, number of devices and version of JAX."""
     rows = []
@@ -406,6 +434,7 @@ def _megabytes(count: float) -> str:
 
 TABLES: dict[str, Callable[[list[Record]], list[str]]] = {
     "targets": target_table,
+    "speed": speed_table,
     "workloads": workload_table,
     "batches": batch_table,
     "engine-starts": engine_start_table,

@@ -177,6 +177,7 @@ TARGETS = (
         read=_start(warm=False),
         aim=45,
         vllm=65,
+        nano_vllm=25,
     ),
     Target(
         figure="start to ready, programs cached, s",

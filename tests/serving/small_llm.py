@@ -1,4 +1,4 @@
-"""A tiny random Qwen3 with a real tokenizer, for tests of the API around it."""
+"""The small engine of `jaxinfer.testing`, with prompts and references, for tests of the API."""
 
 import contextlib
 import functools
@@ -8,44 +8,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxinfer import LLM, ModelConfig, SamplingParams, forward
-from tests.model import tiny
+from jaxinfer import LLM, SamplingParams, forward
+from jaxinfer.testing import TINY_CONFIG, TINY_SETTINGS, tiny_llm, tiny_params
 
-CONFIG = ModelConfig(
-    vocab_size=512,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=16,
-    rope_theta=10_000.0,
-    max_position_embeddings=256,
-)
-MAX_MODEL_LEN = 64
-# What all small engines and runners have in common, so that they are of the same programs, which
-# a run of the tests compiles once: a batch of up to four rows, and steps of up to 64 tokens.
-SETTINGS: dict[str, Any] = {
-    "max_model_len": MAX_MODEL_LEN,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 64,
-    "block_size": 16,
-    "num_kv_blocks": 65,
-    "compile_ahead": False,
-    "show_progress": False,
-}
+CONFIG = TINY_CONFIG
+# All small engines and runners have these, so that they are of the same programs, which a run of
+# the tests compiles once.
+SETTINGS: dict[str, Any] = dict(TINY_SETTINGS)
+MAX_MODEL_LEN = SETTINGS["max_model_len"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
 
 
 @functools.cache
 def small_params() -> Any:
-    return tiny.params(CONFIG, seed=1)
+    return tiny_params(seed=1)
 
 
 def small_llm(**options: Any) -> LLM:
     """An engine that compiles few shapes; `options` go to `LLM`."""
-    return LLM(**({"params": small_params(), "config": CONFIG} | SETTINGS | options))
+    return tiny_llm(**({"params": small_params()} | options))
 
 
 @contextlib.contextmanager

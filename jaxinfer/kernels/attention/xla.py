@@ -75,7 +75,7 @@ def paged_prefill_attention(
     block_ends = jnp.cumsum(jnp.where(single, 0, -(-lens // _QUERY_BLOCK)))
     tile = _rows_per_tile()
 
-    def attend_tile(i: Array, out: Array) -> Array:
+    def attend_tile(i: Array | int, out: Array) -> Array:
         block = i * tile + jnp.arange(tile)
         row = jnp.searchsorted(block_ends, block, side="right", method="compare_all")
         exists = row < lens.shape[0]
@@ -125,7 +125,7 @@ def _attend(
         first = jnp.maximum(rows.positions[:, 0] - window + 1, 0)
         start = jnp.min(jnp.where(present, first, _CHUNK * end)) // _CHUNK
 
-    def step(chunk: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def step(chunk: Array | int, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest, total, acc = state
         k, v = _gather_chunk(pieces, rows.block_tables, chunk)
         key = chunk * _CHUNK + jnp.arange(_CHUNK)
@@ -165,7 +165,7 @@ def _product(subscripts: str, a: Array, b: Array) -> Array:
     return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _gather_chunk(pieces: Pieces, block_tables: Array, chunk: Array) -> tuple[Array, Array]:
+def _gather_chunk(pieces: Pieces, block_tables: Array, chunk: Array | int) -> tuple[Array, Array]:
     """Keys and values of one chunk, ``[R, _CHUNK, K, D]`` each."""
     count = _CHUNK // pieces.size
     index = chunk * count + jnp.arange(count)

@@ -124,7 +124,7 @@ def paged_decode_attention(
     grouped = q.reshape(B, K, H // K, D)
     size = _chunks_per_tile(B)
 
-    def add_tile(i: Array, state: _Softmax) -> _Softmax:
+    def add_tile(i: Array | int, state: _Softmax) -> _Softmax:
         tile = _cut_tile(
             i * size + jnp.arange(size), chunks, pieces, context_lens, block_tables, window
         )

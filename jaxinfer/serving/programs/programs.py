@@ -71,6 +71,7 @@ class Programs:
         num_blocks: P.
         num_slots: length of last_tokens, max_num_seqs + 1.
         forward: `feed_last_tokens`, or what takes its place.
+        is_eager: functions are to be called on one device as they are, by `EagerProgram`.
     """
 
     context: StepContext
@@ -78,6 +79,7 @@ class Programs:
     num_blocks: int
     num_slots: int
     forward: Forward = feed_last_tokens
+    is_eager: bool = False
 
     def with_layers(self, count: int) -> "Programs":
         """The same model's programs with at most `count` layers of each kind, in their order.
@@ -192,9 +194,11 @@ class Programs:
         mesh = self.context.mesh
         out_specs = _specs(results)
         # Kernels can't say which mesh axes their results vary over.
-        sharded = jax.shard_map(
-            run, mesh=mesh, in_specs=_specs(arguments), out_specs=out_specs, check_vma=False
-        )
+        sharded = run
+        if not self.is_eager:
+            sharded = jax.shard_map(
+                run, mesh=mesh, in_specs=_specs(arguments), out_specs=out_specs, check_vma=False
+            )
         out_shardings = jax.tree.map(
             lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=_is_spec
         )

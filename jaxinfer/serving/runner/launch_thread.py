@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -10,10 +11,15 @@ class LaunchThread:
 
     XLA prepares and starts a program without the interpreter's lock. For a step of few rows that
     takes the host as long as the step takes the device.
+
+    Args:
+        within: makes the context that the thread is in, as `JaxSettings.held`.
     """
 
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, "jaxinfer-launches")
+    def __init__(self, within: Callable[[], AbstractContextManager[object]]) -> None:
+        self._within = within
+        self._context: AbstractContextManager[object] | None = None  # as long as the thread
+        self._executor = ThreadPoolExecutor(1, "jaxinfer-launches", self._enter)
         self._latest: Future[Any] | None = None
 
     def submit[**P, T](
@@ -42,6 +48,10 @@ class LaunchThread:
         if self._latest is not None:
             wait([self._latest])
             self._latest = None
+
+    def _enter(self) -> None:
+        self._context = self._within()
+        self._context.__enter__()
 
     def close(self) -> None:
         """End the thread after what was submitted; may be called again."""

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxinfer.config import EngineConfig
 from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
@@ -135,7 +136,7 @@ class Runner:
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
         self._await_each = self._is_cpu and self._mesh.devices.size > 1
-        self._launches = LaunchThread()
+        self._launches = LaunchThread(JaxSettings.here().held)
         self._writer = SlotWriter(
             plan.compiled, lambda arrays: upload(arrays, self._whole), self._await_if_emulated
         )
@@ -372,7 +373,7 @@ class Runner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Launched:
-        in_place = self._await_each or self.launched is not None
+        in_place = self._await_each or self._config.eager or self.launched is not None
         run = self._launches.run if in_place else self._launches.submit
         return Launched(schedule, run(launch, *args, **kwargs))
 

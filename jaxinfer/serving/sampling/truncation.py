@@ -108,7 +108,7 @@ def _search_digits(
 ) -> Int[Array, "B"]:
     digits = range(1, 2**digit_bits)
 
-    def one_pass(i: jax.Array, found: jax.Array) -> jax.Array:
+    def one_pass(i: jax.Array | int, found: jax.Array) -> jax.Array:
         # The last digit may overlap the one before; the bits that are known are found again.
         shift = jnp.maximum(KEY_BITS - digit_bits * (i + 1), 0)
         found = found & ~(jnp.left_shift(2**digit_bits, shift) - 1)

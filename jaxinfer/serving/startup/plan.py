@@ -22,6 +22,7 @@ from jaxinfer.profiling.memory.memory_marks import memory_mark
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPrograms
+from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
 from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
@@ -31,6 +32,7 @@ from jaxinfer.serving.programs.program_set import (
     all_programs,
     largest_programs,
     options_of,
+    program_of,
     uses_pages,
 )
 from jaxinfer.serving.programs.programs import Programs
@@ -85,6 +87,8 @@ def plan_engine(
     """
     device = mesh.local_devices[0]
     start = time.perf_counter()
+    if engine_config.eager:
+        check_eager(mesh)
     mark = memory_mark("weights loaded", mesh.local_devices)
     dtype = params["model"]["embed_tokens"].dtype.name
     check_matmul_precision(mesh, dtype)
@@ -143,7 +147,7 @@ def plan_engine(
         lowering.close()
         counter.close()
         raise
-    programs = replace(programs, num_blocks=blocks)
+    programs = replace(programs, num_blocks=blocks, is_eager=engine_config.eager)
     report = StartupReport(
         num_kv_blocks=blocks,
         num_kv_tokens=usable,
@@ -161,7 +165,8 @@ def plan_engine(
         step_bytes=memory.step_bytes(probes) if probes else None,
     )
     compiled = compiler(programs)
-    compiled.adopt(first, _without_pages(buckets))
+    if not engine_config.eager:
+        compiled.adopt(first, _without_pages(buckets))
     seconds = time.perf_counter() - start
     return EnginePlan(
         device.platform,
@@ -186,8 +191,9 @@ def choose_attention(
         ValueError: the one asked for is impossible here; says why and lists what can run.
     """
     device = mesh.local_devices[0]
+    wanted = engine_config.attention_backend
     return choose_backend(
-        engine_config.attention_backend,
+        "xla" if engine_config.eager and wanted == "auto" else wanted,
         head_dim=model_config.head_dim,
         dtype=dtype,
         block_size=engine_config.block_size,
@@ -299,6 +305,10 @@ def _compiler(
     config: EngineConfig,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> CompiledPrograms[ProgramKey]:
+    if programs.is_eager:
+        return CompiledPrograms(
+            lambda key, _: EagerProgram(program_of(programs, key)), lambda key: {}
+        )
     context = programs.context
     platform = context.mesh.devices.flat[0].platform
 

@@ -38,6 +38,7 @@ needs_jax_triton = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 @pytest.mark.slow
 def test_programs_match_fp64_in_tritons_interpreter():
     # A process of its own: Triton decides when it is imported whether it interprets.

@@ -16,7 +16,7 @@ from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.engine.driver import EngineDriver
 from jaxinfer.serving.scheduler import deadlines
-from tests.serving.engine.fake_runner import continuation
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 from tests.serving.replicas.test_group import Group
 

@@ -16,9 +16,9 @@ from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.serving.scheduler.step_planner import MultiStep
+from jaxinfer.testing.fake_runner import FakeRunner, continuation, next_token
 from tests.model.text.small_tokenizer import build_backend
 from tests.serving.constraints.fake_constraint import FakeSource
-from tests.serving.engine.fake_runner import FakeRunner, continuation, next_token
 
 VOCAB = 97
 EOS = 11

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.serving.engine.fake_runner import next_token
+from jaxinfer.testing.fake_runner import next_token
 from tests.serving.engine.test_engine import EOS, VOCAB, Setup
 
 

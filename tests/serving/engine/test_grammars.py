@@ -11,8 +11,8 @@ from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from jaxinfer.serving.engine import host_dependent
 from jaxinfer.serving.requests.request_group import Completion
 from jaxinfer.serving.scheduler.proposals import propose
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.constraints.grammar.grammars import SCHEMAS, bundled_tokenizer, constraints
-from tests.serving.engine.fake_runner import continuation
 from tests.serving.engine.test_engine import Setup
 
 FIXED_KEYS = [

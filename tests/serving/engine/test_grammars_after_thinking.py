@@ -9,13 +9,13 @@ from jaxinfer import StructuredOutputsParams
 from jaxinfer.model.text.thinking_tokens import thinking_tokens
 from jaxinfer.serving.engine import host_dependent
 from jaxinfer.serving.slots.step_masks import MaskBuffer
+from jaxinfer.testing.fake_runner import next_token
 from tests.serving.constraints.grammar.grammars import (
     SCHEMAS,
     bundled_tokenizer,
     constraints,
     shared_compiler,
 )
-from tests.serving.engine.fake_runner import next_token
 from tests.serving.engine.test_engine import Setup
 from tests.serving.engine.test_grammars import FIXED_KEYS, run, tokens_of
 

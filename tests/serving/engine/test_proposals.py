@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.scheduler.proposals import propose
-from tests.serving.engine.fake_runner import next_token
+from jaxinfer.testing.fake_runner import next_token
 from tests.serving.engine.test_engine import EOS, TOKENIZER, VOCAB, Setup
 
 LETTERS = [TOKENIZER.encode(letter)[0] for letter in "abcd"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.serving.engine.quarantine import Quarantine
-from tests.serving.engine.fake_runner import continuation
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup
 
 

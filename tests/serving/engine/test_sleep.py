@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.serving.engine.fake_runner import continuation
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_driver import LONG, PARAMS, Driven
 from tests.serving.engine.test_engine import VOCAB, new_request
 

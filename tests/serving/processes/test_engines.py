@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.errors import DistributedError
 from jaxinfer.serving.processes import requests
 from jaxinfer.serving.processes.engines import FollowingEngine, LeadingEngine
-from tests.serving.engine.fake_runner import continuation
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup
 from tests.serving.requests.widened_request import WidenedRequest, note_arrivals, widened
 

@@ -12,7 +12,7 @@ from jaxinfer.errors import CapacityError, StepError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.replicas.group import EngineGroup
 from jaxinfer.serving.replicas.started_engine import StartedEngine
-from tests.serving.engine.fake_runner import continuation
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.serving.engine.fake_runner import continuation
+from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB
 from tests.serving.replicas.test_group import GREEDY, Group
 

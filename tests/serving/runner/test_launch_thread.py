@@ -1,3 +1,4 @@
+import contextlib
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ TIMEOUT_S = 20
 
 @pytest.fixture
 def launches():
-    launches = LaunchThread()
+    launches = LaunchThread(contextlib.nullcontext)
     yield launches
     launches.close()
 
@@ -34,9 +35,24 @@ def test_what_a_launch_raises_is_its_own(launches, name):
     assert futures[2].result() == 0
 
 
+def test_the_thread_is_within_a_context():
+    entered = []
+
+    @contextlib.contextmanager
+    def within():
+        entered.append(threading.current_thread().name)
+        yield
+
+    launches = LaunchThread(within)
+    names = [launches.submit(lambda: threading.current_thread().name).result() for _ in range(2)]
+    launches.close()
+    assert entered == names[:1]
+    assert names[0] == names[1]
+
+
 def test_closing_ends_the_thread_after_what_was_submitted():
     before = threading.active_count()
-    launches = LaunchThread()
+    launches = LaunchThread(contextlib.nullcontext)
     release = threading.Event()
     future = launches.submit(release.wait, TIMEOUT_S)
     assert threading.active_count() == before + 1

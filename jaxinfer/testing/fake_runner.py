@@ -40,7 +40,15 @@ def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int
 
 
 class FakeRunner:
-    """The toy device.
+    """The toy device: an `Engine`'s runner, which raises where it is told to.
+
+    It also checks what an engine promises its runner: a step that may have masks is read before the
+    next but one, and masks in flight are not overwritten.
+
+    Args:
+        vocab_size: of the toy model.
+        block_size: tokens in a page.
+        token_map: from a context, a list of token ids, to the next token, in place of `next_token`.
 
     Attributes:
         fail_launches: numbers of launches that raise.
@@ -77,6 +85,7 @@ class FakeRunner:
         self._next = token_map or (lambda context: next_token(context, vocab_size))
 
     def launch(self, schedule: Schedule) -> Any:
+        """Run a schedule on the pages; the handle is for `fetch` or, sampled late, `sample`."""
         number = self.num_launches
         self.num_launches += 1
         _require(self.unread < 2, "a step that may have masks or first tokens stays unread")
@@ -120,6 +129,7 @@ class FakeRunner:
         return number, StepResult(_scores(tokens, ok), readouts, accepted)
 
     def sample(self, step: Any, constraints: StepConstraints) -> Any:
+        """Draw the tokens of the last launch again, under these constraints."""
         number, result = step
         schedule = self.launches[-1]
         _require(bool(schedule.host_dependent), "only steps with host-dependent rows are sampled")
@@ -149,6 +159,7 @@ class FakeRunner:
         return step
 
     def fetch(self, step: Any) -> StepResult:
+        """The tokens of a launch."""
         number, result = step
         self.unread -= 1
         if number in self.fail_fetches:
@@ -157,13 +168,16 @@ class FakeRunner:
         return result
 
     def sleep(self, *, keep_params: bool) -> None:
+        """Forget the pages until `wake_params`."""
         self.sleeps = True
         self.reset_cache()
 
     def wake_params(self) -> None:
+        """End a sleep."""
         self.sleeps = False
 
     def reset_cache(self) -> None:
+        """Forget all pages; raises where `fail_reset` is set."""
         if self.fail_reset:
             raise RuntimeError("no memory left at all")
         self.num_resets += 1
@@ -173,11 +187,13 @@ class FakeRunner:
         self._last_tokens.clear()
 
     def update_params(self, params: Any) -> None:
+        """Keep a dictionary as `params`; the toy model has no weights."""
         if not isinstance(params, dict):
             raise ValueError("params must be a dict")
         self.params = params
 
     def close(self) -> None:
+        """Note that it was closed."""
         self.closed = True
 
     def _run_row(self, row: ScheduledRow, schedule: Schedule, table: list[int]) -> Iterator[int]:
