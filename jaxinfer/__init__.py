@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from jaxinfer.startup_report import StartupReport, StartUpTimes
     from jaxinfer.structured_outputs import StructuredOutputsParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

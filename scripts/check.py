@@ -30,6 +30,7 @@ _TESTS_OF = {
         "tests/test_short_examples.py",
         "tests/test_distill_example.py",
     ),
+    "tests/behaviours.md": ("tests/test_behaviours_page.py",),
     "docs/": ("tests/test_docs_names.py", "tests/test_docs_site.py"),
     "docs/extending/": ("tests/test_extending_pages.py",),
     "docs/rl.md": ("tests/test_rl_page.py",),

@@ -48,7 +48,7 @@ def test_an_unknown_command_is_named_with_the_known_ones(capsys):
 
 def test_version_is_the_packages(capsys):
     assert dispatch(["--version"]) == 0
-    assert capsys.readouterr().out == "jaxinfer 0.1.0\n"
+    assert capsys.readouterr().out == "jaxinfer 0.2.0\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -56,7 +56,7 @@ def model_config(theirs: Any, max_length: int) -> ModelConfig:
 
 
 def sharding_rules(axes: Collection[str]) -> ShardingRules:
-    """Where the engine lies on tunix's mesh: heads over ``tp``, a replica at each ``fsdp``.
+    """The engine's place on tunix's mesh: heads over ``tp``, a replica at each ``fsdp``.
 
     An axis that the mesh lacks splits nothing.
     """

@@ -131,7 +131,7 @@ def _described(leaf: Any) -> str:
 
 
 def _lies_on(leaf: Any, devices: tuple[Any, ...]) -> bool:
-    """Whether a program on these devices takes an array as it is: host memory, or in this order."""
+    """True if a program on these devices takes an array as it is: host memory, or in this order."""
     if not isinstance(leaf, jax.Array):
         return True
     if isinstance(leaf.sharding, NamedSharding) and isinstance(leaf.sharding.mesh, Mesh):

@@ -48,7 +48,7 @@ class ParamsMapping:
         object.__setattr__(self, "sources", tuple((path, _source(path, s)) for path, s in pairs))
 
     def assignments(self, leaves: Leaves, wanted: Any) -> tuple[Assignment, ...]:
-        """What each parameter of the engine is made of, in the order of `wanted`.
+        """The sources of each parameter of the engine, in the order of `wanted`.
 
         Args:
             leaves: the trainer's, from `leaves_by_path`.
@@ -186,7 +186,7 @@ def check_mapping(mapping: Any) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _expanded(mapping: ParamsMapping, targets: tuple[str, ...]) -> tuple[Assignment, ...]:
-    """What each path of an engine is made of; once for a mapping and a model."""
+    """The sources of each path of an engine; once for a mapping and a model."""
     return tuple(_assignments(mapping, targets))
 
 

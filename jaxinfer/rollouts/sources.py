@@ -107,7 +107,7 @@ def _check_num_layers(each: Assignment, leaves: Leaves) -> None:
 
 
 def _num_separate(each: Assignment, leaves: Leaves) -> int | None:
-    """How many layers have a source; None where that says nothing, as with a gap between them."""
+    """The number of layers with a source; None where it says nothing, as with a gap in between."""
 
     def has(layer: int) -> bool:
         return canonical(each.source.path.replace(LAYER, str(layer))) in leaves
@@ -143,7 +143,7 @@ def _has_axis(shape: Shape, axis: int) -> bool:
 
 
 def _merges(shape: Shape, wanted: Shape) -> bool:
-    """Whether merging neighbours makes one shape of the other."""
+    """True if merging neighbours makes one shape of the other."""
     left = list(shape)
     for size in wanted:
         product = left.pop(0) if left else 0

@@ -1,15 +1,38 @@
-"""Hooks of `mkdocs build`: links from docs/ to files outside of it become text."""
+"""Hooks of `mkdocs build`: a generated page, and text in place of links to files outside docs/."""
 
 import logging
 import re
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+GENERATED = {"behaviours.md": ROOT / "tests" / "behaviours.md"}
+"""Pages that are not files of docs/, and what `behaviours_page` makes them from."""
+_ROW = re.compile(r"^\| (\w+) \| (.+) \| .+ \|$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]+)[^)\s]*\)")
 
 # Below mkdocs' own logger, so that a warning ends a strict build.
 logger = logging.getLogger("mkdocs.hooks.links")
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Called by mkdocs with all pages that it found: adds the generated ones."""
+    from mkdocs.structure.files import File
+
+    for name, source in GENERATED.items():
+        files.append(File.generated(config, name, content=behaviours_page(source.read_text())))
+    return files
+
+
+def behaviours_page(source: str) -> str:
+    """The page for readers: each behaviour as a line of a list, without its tests.
+
+    Args:
+        source: the tables with the tests that hold each behaviour.
+    """
+    text = source.replace("| id | behaviour | held by |\n|---|---|---|\n", "")
+    return _ROW.sub(r"- **\1** \2", text)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

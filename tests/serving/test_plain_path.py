@@ -90,7 +90,8 @@ def test_a_decode_step_runs_few_host_files():
         for _ in range(8):  # rows of 11, 10 and 21 tokens, in blocks of 16
             llm.step()
         before = engine.counts().steps.decode_steps
-        files = driver.call(lambda: files_run(engine.step))
+        launches = llm._loaded.replicas[0].runner._launches
+        files = driver.call(lambda: files_run(lambda: (engine.step(), launches.wait())))
         assert engine.counts().steps.decode_steps == before + 1
     assert len(files) <= MOST_HOST_FILES, files
     assert files == listed_in_docs("host")

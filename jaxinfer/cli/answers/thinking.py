@@ -55,7 +55,7 @@ def spoken(text: str, *, inside: bool, is_whole: bool) -> str:
 
 
 def is_thinking(text: str, *, inside: bool) -> bool:
-    """Whether an answer ends in the middle of thinking; arguments as for `spoken`."""
+    """True if an answer ends in the middle of thinking; arguments as for `spoken`."""
     last = max(text.rfind(OPEN), 0 if inside else -1)
     return last > text.rfind(CLOSE)
 

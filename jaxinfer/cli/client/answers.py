@@ -12,7 +12,7 @@ from jaxinfer.cli.answers.statistics import RunStatistics
 from jaxinfer.cli.client.server import Target, error_message
 
 Piece = tuple[bool, str]
-"""Whether the server marks a piece as thinking, and its text."""
+"""A piece of an answer: True if the server marks it as thinking, and its text."""
 
 _MOST_ERROR_BYTES = 65_536
 
@@ -62,7 +62,7 @@ def stream_from_server(
 
 
 def _texts(event: Mapping[str, Any], answer: Answer) -> Iterator[Piece]:
-    """What an event adds to the first choice."""
+    """An event's addition to the first choice."""
     for choice in event.get("choices") or ():
         if choice.get("index", 0) != 0:
             continue

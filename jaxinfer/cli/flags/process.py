@@ -38,12 +38,12 @@ def process_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def is_one_of_several(namespace: argparse.Namespace) -> bool:
-    """Whether flags or environment variables name other processes."""
+    """True if flags or environment variables name other processes."""
     return bool(process_arguments(namespace)) or "JAX_COORDINATOR_ADDRESS" in os.environ
 
 
 def is_first_process() -> bool:
-    """Whether this is process 0, once the platform has started."""
+    """True if this is process 0, once the platform has started."""
     import jax
 
     return jax.process_index() == 0

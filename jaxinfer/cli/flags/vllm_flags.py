@@ -30,7 +30,7 @@ _SHORT = {
 
 @functools.cache
 def instead_of_vllm_flags() -> Mapping[str, str]:
-    """What to do in place of each flag; some of these are flags here, too."""
+    """A remedy for each of vLLM's flags; some of these are flags here, too."""
     of_engine = {flag_of(name): in_flags(text) for name, text in instead_of_vllm("engine").items()}
     return of_engine | {flag_of(name): text for name, text in instead_of_vllm("serve").items()}
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 Stage = Literal["as_always", "recorded"]
 RESULT = "stage.json"
-"""What the first process tells the second, in the profile's directory."""
+"""File in the profile's directory with the first process's messages to the second."""
 WITHOUT_GRAPHS = "--xla_gpu_enable_command_buffer="
 _MODULE = "jaxinfer.cli.profiling.stage"
 
@@ -51,7 +51,7 @@ def stage_environment(stage: Stage, environment: Any) -> dict[str, str]:
 
 
 def read_result(directory: Path) -> dict[str, Any]:
-    """What the first process has measured."""
+    """The first process's measurements."""
     return json.loads((directory / RESULT).read_text())
 
 

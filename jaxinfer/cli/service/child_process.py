@@ -51,12 +51,12 @@ class ChildProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended."""
+        """True if the process has ended."""
         return self.ended.done()
 
     @property
     def has_served(self) -> bool:
-        """Whether it has reported."""
+        """True if it has reported."""
         return self._has_reported.is_set()
 
     async def ready(self) -> bool:

@@ -48,7 +48,7 @@ def make_app(
 
 
 def _floors(llm: RemoteLLM) -> StepFloors | None:
-    """What the engine's steps cost at least; None where the devices' speeds are unknown."""
+    """The least cost of the engine's steps; None where the devices' speeds are unknown."""
     described = llm.description
     return step_floors(
         llm.model_config,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # the parent of a service loads no HTTP
 
 
 def load_middleware(paths: Sequence[str]) -> list[Any]:
-    """What the paths name, in order.
+    """The objects that the paths name, in order.
 
     Args:
         paths: such as ``package.module.Name``, of a class whose instances wrap an ASGI application,

@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServicePlan:
-    """What to start.
+    """The processes to start.
 
     Attributes:
         engine: settings of the engine's process.

@@ -33,7 +33,7 @@ class EngineClient(Protocol):
         ...
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without sampling fields uses."""
+        """The sampling parameters of a request without sampling fields."""
         ...
 
     def generate(
@@ -74,7 +74,7 @@ class EngineClient(Protocol):
         ...
 
     async def get_metrics(self) -> list[Metric]:
-        """What the engine counts."""
+        """The engine's counters."""
         ...
 
     async def reset_prefix_cache(self) -> bool:

@@ -34,7 +34,7 @@ logger = logging.getLogger("jaxinfer")
 
 
 class ErrorDetails(TypedDict):
-    """What went wrong."""
+    """The error of a request."""
 
     message: str
     type: str
@@ -158,7 +158,7 @@ def _one_line(text: str) -> str:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What the client hears of an exception; one that is a bug goes to the log."""
+    """The client's view of an exception; one that is a bug goes to the log."""
     match error:
         case ApiError():
             return error

@@ -93,7 +93,7 @@ class Front:
         self.settings = settings
         self.telemetry = telemetry
         self.engine_metrics = Latest(engine.get_metrics, _METRICS_WITHIN_S)
-        """What the engine counts, or counted when it could last be asked."""
+        """The engine's counters, as they are or were when it could last be asked."""
         self.prompts = Prompts(engine, settings.template_kwargs)
         template = engine.tokenizer.chat_template if engine.tokenizer else None
         for_tools = engine.tokenizer.tool_chat_template if engine.tokenizer else None
@@ -146,7 +146,7 @@ class Front:
         return self._checked(streams, next((job.grammar_field for job in jobs), None))
 
     async def write[T](self, work: Callable[[], T], size: int) -> T:
-        """What writes an answer of about `size` bytes; large ones are written by a thread.
+        """The result of `work`, which writes about `size` bytes: in a thread where they are many.
 
         One at a time: with several, the event loop would have its turn less often.
         """
@@ -195,7 +195,7 @@ class Front:
 
 
 def front_of(request: Request) -> Front:
-    """What the app was made with."""
+    """The arguments that the app was made with."""
     return cast(Front, request.app.state.front)
 
 

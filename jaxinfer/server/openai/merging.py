@@ -11,11 +11,11 @@ _QUEUE_LENGTH = 64
 _BEGUN_AT_ONCE = 16  # in one turn of the event loop: each makes and sends a request
 
 BEGIN_SECONDS = 1.0
-"""How long a stream's status waits for the engine to take or refuse the request."""
+"""Seconds that a stream's status waits for the engine to take or refuse the request."""
 
 
 class Stream[T](Protocol):
-    """What can be iterated over once, and closed before its end."""
+    """An iterator that can be closed before its end."""
 
     def __aiter__(self) -> AsyncIterator[T]:
         """Itself."""

@@ -30,7 +30,7 @@ class ServerSettings:
         enable_auto_tool_choice: let the model decide whether it calls a tool.
         tool_call_parser: reads calls out of answers: one of `TOOL_PARSER_NAMES`, "none", or "auto"
             for the one that the chat template calls for.
-        reasoning_parser: reads reasoning, likewise, from `REASONING_PARSER_NAMES`.
+        reasoning_parser: reads reasoning: one of `REASONING_PARSER_NAMES`, "none" or "auto".
         profile_directory: where `/start_profile` writes; None refuses it.
 
     Raises:

@@ -91,14 +91,14 @@ class EngineDescription:
         return read_model_config(self.directory, None, self.config)
 
     def prompt_reader(self, tokenizer: Tokenizer | None, model_config: ModelConfig) -> PromptReader:
-        """What checks prompts as the engine's process would."""
+        """A reader that checks prompts as the engine's process would."""
         return PromptReader(
             tokenizer, model_config.vocab_size, self.max_model_len, self.max_logprobs
         )
 
 
 def model_directory(config: EngineConfig) -> Path:
-    """Where an engine of this configuration finds its model."""
+    """The place where an engine of this configuration finds its model."""
     return resolve_model(config.model, config.revision)
 
 

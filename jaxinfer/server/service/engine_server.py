@@ -153,7 +153,7 @@ class EngineServer:
 
 
 def _handover_calls(driver: EngineDriver) -> dict[str, Callable[..., Any]]:
-    """What stops the engine for a while, and lets it go on."""
+    """Calls that stop the engine for a while, and let it go on."""
     return {
         "pause": driver.pause,
         "resume": driver.resume,

@@ -87,7 +87,7 @@ class FrontEndRequests:
             self._send(Step(self._time, rows, self._scores.take()))
 
     def _sink(self, number: int, index: int) -> Callable[[TokenOutput | BaseException], None]:
-        """What gathers the outputs of a completion; called for each row of each step."""
+        """The collector of a completion's outputs; called for each row of each step."""
 
         def take(output: TokenOutput | BaseException) -> None:
             if isinstance(output, BaseException):

@@ -62,7 +62,7 @@ class Scores(msgspec.Struct, frozen=True, array_like=True):
         logprobs: float32 ``[...]``.
         ranks: int32 ``[...]``; empty if they were not computed.
         top_ids: int32 ``[..., k]``; empty if none were asked for.
-        top_logprobs: float32 ``[..., k]``; likewise.
+        top_logprobs: float32 ``[..., k]``; empty if none were asked for.
     """
 
     shape: list[int]
@@ -100,7 +100,7 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """What a completion has gained besides tokens; see `TokenOutput`.
+    """A completion's additions besides tokens; see `TokenOutput`.
 
     Attributes:
         num_cached_tokens: of its prompt.
@@ -124,7 +124,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a completion has gained; a step has hundreds.
+    """A completion's additions; a step has hundreds.
 
     Attributes:
         number: the request's.

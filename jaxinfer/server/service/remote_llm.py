@@ -95,7 +95,7 @@ class RemoteLLM:
 
     @property
     def description(self) -> EngineDescription:
-        """What the engine's process has said of itself."""
+        """The engine's process's own description."""
         return self._description
 
     @property
@@ -120,7 +120,7 @@ class RemoteLLM:
 
     @property
     def weight_version(self) -> int:
-        """How often the weights were swapped, as far as answers have shown."""
+        """The number of times that the weights were swapped, as far as answers have shown."""
         return self._weight_version
 
     @property
@@ -130,12 +130,12 @@ class RemoteLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """True if it takes requests."""
         return not (self._is_closed or self._is_draining or self.errored)
 
     @property
     def errored(self) -> bool:
-        """Whether the engine's process has ended or failed for good."""
+        """True if the engine's process has ended or failed for good."""
         return self.dead_error is not None
 
     @property
@@ -144,7 +144,7 @@ class RemoteLLM:
         return None if self._is_closed else self._link.failure
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a call without sampling parameters uses; a copy."""
+        """The sampling parameters of a call that gives none; a copy."""
         return self._description.default_params.clone()
 
     async def get_tokenizer(self) -> Tokenizer | None:
@@ -184,7 +184,8 @@ class RemoteLLM:
             ShuttingDownError: the service ends.
             EngineRestartingError: the engine's process has ended, and another one starts.
             QueueFullError: too many requests wait; in the iteration.
-            EngineUnavailableError: the engine sleeps, or is paused and refuses requests; likewise.
+            EngineUnavailableError: the engine sleeps, or is paused and refuses requests; in the
+                iteration.
             EngineDeadError: the engine's process has ended; in the iteration.
         """
         self._check_open()
@@ -223,7 +224,7 @@ class RemoteLLM:
             raise EngineDeadError(f"the engine's process has not answered for {silence:.0f} s")
 
     async def get_metrics(self) -> list[Metric]:
-        """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all front ends."""
+        """The engine's counters: vLLM's names, prefixed "jaxinfer:", over all front ends."""
         return metrics_from_message(await self._call("get_metrics"))
 
     async def reset_prefix_cache(self) -> bool:
@@ -241,7 +242,7 @@ class RemoteLLM:
         await self._call("resume")
 
     async def is_paused(self) -> bool:
-        """Whether no step runs, be it by `pause` or by `sleep`."""
+        """True if no step runs, be it by `pause` or by `sleep`."""
         return await self._call("is_paused")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -255,7 +256,7 @@ class RemoteLLM:
         await self._call("wake_up", None if tags is None else list(tags))
 
     async def is_sleeping(self) -> bool:
-        """Whether any part of the engine sleeps."""
+        """True if any part of the engine sleeps."""
         return await self._call("is_sleeping")
 
     async def update_params(self, params: Any, **options: Any) -> None:

@@ -36,7 +36,7 @@ class RemoteRequest:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every completion has ended."""
+        """True if every completion has ended."""
         return self._group.is_finished
 
     @property
@@ -92,7 +92,7 @@ class RemoteRequest:
         return unfinished
 
     def output(self) -> RequestOutput | None:
-        """What the caller gets to see; None if there is nothing (new)."""
+        """The output that the caller sees; None if there is nothing (new)."""
         self.num_undelivered = 0
         now = time.monotonic()
         try:

@@ -20,7 +20,7 @@ _CLOSED_BY_CLIENT = 499
 
 
 class Writer(Protocol):
-    """What lines go to: a text file, for one."""
+    """A sink for lines, such as a text file."""
 
     def write(self, text: str, /) -> object:
         """Take a line, its line break included."""
@@ -95,7 +95,7 @@ class _Request:
 
     @property
     def status(self) -> int:
-        """As the client saw it, or 499 if it went away and 500 if the handler raised."""
+        """The status that the client saw, or 499 if it went away and 500 if the handler raised."""
         if self._is_complete:
             return self._code
         if self._is_gone:

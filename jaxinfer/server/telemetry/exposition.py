@@ -34,7 +34,7 @@ _HELP = {
     "iteration_tokens_total": "Tokens fed by a step.",
 }
 _OWN = frozenset(counter.name for counter in series.COUNTERS)
-"""What front ends count themselves: tokens and ends that clients were told of."""
+"""Counters of the front ends: tokens and ends that clients were told of."""
 
 
 def engine_families(metrics: Iterable[Metric], labels: Sequence[tuple[str, str]]) -> list[Family]:

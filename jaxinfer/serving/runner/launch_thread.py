@@ -1,5 +1,6 @@
 """A thread that launches programs while the host reads earlier steps and plans the next one."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -17,9 +18,7 @@ class LaunchThread:
     """
 
     def __init__(self, within: Callable[[], AbstractContextManager[object]]) -> None:
-        self._within = within
-        self._context: AbstractContextManager[object] | None = None  # as long as the thread
-        self._executor = ThreadPoolExecutor(1, "jaxinfer-launches", self._enter)
+        self._executor = ThreadPoolExecutor(1, "jaxinfer-launches", _enter, (within,))
         self._latest: Future[Any] | None = None
 
     def submit[**P, T](
@@ -49,10 +48,15 @@ class LaunchThread:
             wait([self._latest])
             self._latest = None
 
-    def _enter(self) -> None:
-        self._context = self._within()
-        self._context.__enter__()
-
     def close(self) -> None:
         """End the thread after what was submitted; may be called again."""
         self._executor.shutdown()
+
+
+_here = threading.local()
+"""The context of each thread, as long as it runs."""
+
+
+def _enter(within: Callable[[], AbstractContextManager[object]]) -> None:
+    _here.context = within()
+    _here.context.__enter__()

@@ -16,7 +16,7 @@ def new_id(prefix: str) -> str:
 
 
 def head(kind: str, prefix: str, front: Front) -> dict[str, Any]:
-    """What begins every answer and every chunk of one."""
+    """The fields at the head of every answer and every chunk of one."""
     return {
         "id": new_id(prefix),
         "object": kind,

@@ -16,12 +16,12 @@ from jaxinfer.serving.parsers.reasoning import ReasoningState
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerPlan:
-    """How to read an answer; made before the request runs, so that a mistake is refused at once.
+    """The plan for reading an answer, made before the request runs: a mistake is refused at once.
 
     Attributes:
         tools: the tools, as chat templates know them.
         tool_parser: name of the parser that reads calls; None leaves them in the content.
-        reasoning_parser: likewise, of the reasoning.
+        reasoning_parser: name of the parser that reads reasoning; None leaves it in the content.
         parallel: more than one call is wanted.
         forced: "required", "auto" for calls as strict tools want them, or a function's name: calls
             need a grammar. None if they need none.
@@ -41,7 +41,7 @@ class AnswerPlan:
     thinks: bool = False
 
     def has_grammar_of_calls(self, *, beside: bool) -> bool:
-        """Whether the answer's grammar is of calls alone.
+        """True if the answer's grammar is of calls alone.
 
         Args:
             beside: the request has a grammar of its own, which an answer without calls follows.
@@ -49,7 +49,7 @@ class AnswerPlan:
         return self.forced is not None and not (beside and self.forced == "auto")
 
     def format(self, state: ReasoningState) -> AnswerFormat | None:
-        """How an answer to a prompt that ends in this state is read; None if it is content."""
+        """The reader of an answer to a prompt that ends in this state; None if it is content."""
         if self.reasoning_parser is None and self.tool_parser is None:
             return None
         return AnswerFormat(
@@ -74,7 +74,7 @@ def plan_answer(
     Args:
         front: has the parsers.
         tools: checked by `check_tools`.
-        choice: likewise.
+        choice: of a tool, checked by `check_tools`.
         parallel: of the request; None is True.
 
     Raises:

@@ -26,7 +26,7 @@ def raise_descriptor_limit() -> int:
 
 
 def most_connections(descriptors: int) -> int:
-    """How many connections a process with that many descriptors takes."""
+    """The number of connections that a process with that many descriptors takes."""
     return max(1, descriptors - min(_MOST_KEPT_FREE, descriptors // 4))
 
 

@@ -4,7 +4,7 @@ import ipaddress
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a text is an address that only this machine can reach."""
+    """True if a text is an address that only this machine can reach."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -40,7 +40,7 @@ class ClosingTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether no more answers can be sent; what comes is to be dropped."""
+        """True if no more answers can be sent; what comes is to be dropped."""
         return self._lingers or self._transport.is_closing()
 
     def close(self) -> None:

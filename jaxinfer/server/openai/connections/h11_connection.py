@@ -40,7 +40,7 @@ class H11Connection(h11.Connection):
         self._events_left = EVENTS_A_TURN
 
     def next_event(self) -> Any:
-        """As h11's; NEED_DATA too when the turn is over.
+        """The same as h11's, and NEED_DATA when the turn is over.
 
         Raises:
             h11.RemoteProtocolError: what came is not HTTP, or beyond a limit.
@@ -65,7 +65,7 @@ class H11Connection(h11.Connection):
         return event
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
-        """As h11's; an answer to a request whose body has not been read says that it is the last.
+        """The same as h11's; an answer to a request with an unread body says that it is the last.
 
         Raises:
             h11.LocalProtocolError: the event does not fit the connection's state.

@@ -72,7 +72,7 @@ class Protocol(H11Protocol):
 
     @property
     def must_wait(self) -> bool:
-        """Whether nothing may be read from the socket."""
+        """True if nothing may be read from the socket."""
         return (
             self._next_turn is not None or len(self._unparsed) > 0 or self.conn.has_request_waiting
         )

@@ -63,7 +63,7 @@ class Version(TypedDict):
 
 
 class Load(TypedDict):
-    """How busy this front end is."""
+    """This front end's load."""
 
     server_load: int
 
@@ -92,7 +92,7 @@ class DetokenizeAnswer(TypedDict):
 
 
 class TokenizerInfo(TypedDict):
-    """What a client needs to format and count prompts as this server does."""
+    """Facts to format and count prompts with, as this server does."""
 
     tokenizer_class: str
     chat_template: str | None

@@ -49,13 +49,13 @@ class Body(BaseModel):
     """A JSON object with these fields and no others; null is the same as leaving a field out."""
 
     hints: ClassVar[Mapping[str, str]] = {}
-    """What to write in place of another API's fields."""
+    """Replacements of another API's fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class StreamOptions(Body):
-    """What a stream reports beside its text."""
+    """A stream's reports beside its text."""
 
     include_usage: bool | None = Field(None, description="A last chunk has the usage.")
     continuous_usage_stats: bool | None = Field(
@@ -65,7 +65,7 @@ class StreamOptions(Body):
 
 
 class ClientFields(Body):
-    """What clients say about themselves and OpenAI's own service; none of it has an effect."""
+    """Fields about clients themselves and OpenAI's own service; none of them has an effect."""
 
     user: Ignored = None
     store: Ignored = None
@@ -77,6 +77,6 @@ class ClientFields(Body):
 
 
 def hint(field: str, body: type[Body] | None) -> str | None:
-    """What to write in place of a field that is refused; None if nothing is known of it."""
+    """The replacement of a field that is refused; None if nothing is known of it."""
     own = body.hints if body is not None else {}
     return own.get(field) or _HINTS.get(field)

@@ -66,7 +66,7 @@ _SAME = [
 
 
 class DrawFields(Body):
-    """How tokens are drawn; left out or null, as the model's `generation_config.json` says."""
+    """Sampling fields; one left out or null is as the model's `generation_config.json` says."""
 
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -103,7 +103,7 @@ class DrawFields(Body):
 
 
 class SamplingFields(DrawFields, StructuredFields, ClientFields):
-    """What completions and chat have in common."""
+    """The fields that completions and chat share."""
 
     model: str | None = Field(None, description="A served name; left out, the one there is.")
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -133,7 +133,7 @@ class SamplingFields(DrawFields, StructuredFields, ClientFields):
             raise invalid("prompt_logprobs is not streamed; leave out stream", "prompt_logprobs")
 
     def sampling_params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
-        """What the engine is asked for.
+        """The sampling parameters for the engine.
 
         Args:
             defaults: of the model.

@@ -45,7 +45,7 @@ async def wake_up(request: Request, tags: Annotated[list[Tag] | None, Query()] =
 
 @router.get("/is_sleeping", response_model=None, responses=_DONE)
 async def is_sleeping(request: Request) -> Response:
-    """Whether `/sleep` was called and `/wake_up` not yet."""
+    """True if `/sleep` was called and `/wake_up` not yet."""
     return json_answer({"is_sleeping": await _fact(front_of(request), "is_sleeping")})
 
 
@@ -73,7 +73,7 @@ async def resume(request: Request) -> Response:
 
 @router.get("/is_paused", response_model=None, responses=_DONE)
 async def is_paused(request: Request) -> Response:
-    """Whether no step runs, be it by `/pause` or by `/sleep`."""
+    """True if no step runs, be it by `/pause` or by `/sleep`."""
     return json_answer({"is_paused": await _fact(front_of(request), "is_paused")})
 
 
@@ -97,7 +97,7 @@ async def stop_profile(request: Request) -> Response:
 
 
 async def _fact(front: Front, name: str) -> bool:
-    """What an engine says of itself, by a property or a method."""
+    """An engine's value, by a property or a method."""
     value = getattr(front.engine, name, False)
     value = value() if callable(value) else value
     return bool(await value if inspect.isawaitable(value) else value)

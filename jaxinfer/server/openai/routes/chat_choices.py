@@ -109,7 +109,7 @@ class ChatChoices:
 
 
 class _ChoiceStream:
-    """How far the stream of one choice is."""
+    """The progress of one choice's stream."""
 
     def __init__(self) -> None:
         self.has_calls = False

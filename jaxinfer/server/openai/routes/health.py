@@ -17,7 +17,7 @@ router = APIRouter(route_class=ApiRoute)
 
 @router.get("/health", response_class=Response, responses={200: {"description": "It serves."}})
 async def health(request: Request) -> Response:
-    """Whether requests are taken; needs no key."""
+    """True if requests are taken; needs no key."""
     try:
         await front_of(request).engine.check_health()
     except EngineRestartingError:
@@ -29,7 +29,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", response_class=Response, responses={200: {"description": "It serves."}})
 async def ready(request: Request) -> Response:
-    """As `/health`: a server that listens has loaded its model."""
+    """The same as `/health`: a server that listens has loaded its model."""
     return await health(request)
 
 

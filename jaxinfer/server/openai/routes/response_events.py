@@ -143,7 +143,7 @@ def whole_answer(
 
 
 def _reasoning_item(text: str, status: str) -> dict[str, Any]:
-    """What the model thought."""
+    """The model's thinking."""
     part = {"type": "reasoning_text", "text": text}
     return _item("reasoning", "rs", status, summary=[], content=[part], encrypted_content=None)
 

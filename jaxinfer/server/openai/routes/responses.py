@@ -165,7 +165,7 @@ class _Pieces:
         self._shows_reasoning = shows_reasoning
 
     def of(self, completion: CompletionOutput) -> list[Piece]:
-        """What the next output brings."""
+        """The events of the next output."""
         shows = self._shows_reasoning
         return [p for p in pieces_of(completion) if shows or not isinstance(p, Reasoning)]
 

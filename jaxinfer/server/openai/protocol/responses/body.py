@@ -56,7 +56,7 @@ class ResponsesToolChoice(Body):
 
 
 class ReasoningOptions(Body):
-    """How much the model thinks; its thoughts are returned whole, so there is no summary."""
+    """The amount of thinking; thoughts are returned whole, so there is no summary."""
 
     effort: Effort | None = None
     summary: Ignored = None
@@ -144,12 +144,12 @@ class ResponsesBody(DrawFields, ClientFields):
 
     @property
     def effort(self) -> Effort | None:
-        """How much the model thinks."""
+        """The amount of thinking."""
         return self.reasoning.effort if self.reasoning else None
 
     @property
     def text_format(self) -> TextFormat:
-        """What the answer must be; any text where the request does not say."""
+        """The format of the answer; any text where the request does not say."""
         return (self.text and self.text.format) or TextFormat(type="text", schema=None)
 
     @property

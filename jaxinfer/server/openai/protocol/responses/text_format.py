@@ -43,7 +43,7 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """How the answer is written."""
+    """The format of the answer."""
 
     format: TextFormat | None = None
     verbosity: Ignored = None
