@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32
 
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E
 
 _CHUNK = 32  # keys
@@ -42,14 +43,12 @@ class Pieces(NamedTuple):
         return self.k.shape[1]
 
 
-def cut_pages(
-    k_pages: Float[Array, "P S K D"], v_pages: Float[Array, "P S K D"], chunk: int
-) -> Pieces:
+def cut_pages(pages: Pages, chunk: int) -> Pieces:
     """View the pools for chunks of a given number of keys."""
-    P, S, K, D = k_pages.shape
+    P, S, K, D = pages.k.shape
     size = math.gcd(S, chunk)
     shape = (P * (S // size), size, K, D)
-    return Pieces(k_pages.reshape(shape), v_pages.reshape(shape), S // size)
+    return Pieces(pages.k.reshape(shape), pages.v.reshape(shape), S // size)
 
 
 def gather_pieces(
@@ -104,22 +103,13 @@ class _Softmax(NamedTuple):
 
 
 def paged_decode_attention(
-    q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
-    *,
-    scale: float,
-    window: int | None = None,
+    q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "B H D"]:
-    """One query per sequence, at position ``context_lens - 1``; rows of context 0 give zeros.
-
-    Arguments and guarantees as in `jaxinfer.kernels.attention.op.paged_attention`.
-    """
+    """As `Attend`."""
     B, H, D = q.shape
-    K = k_pages.shape[2]
-    pieces = cut_pages(k_pages, v_pages, _CHUNK)
+    K = pages.k.shape[2]
+    context_lens, block_tables, window = rows.context_lens, rows.block_tables, scoring.window
+    pieces = cut_pages(pages, _CHUNK)
     chunks = _list_chunks(context_lens, window)
     grouped = q.reshape(B, K, H // K, D)
     size = _chunks_per_tile(B)
@@ -128,7 +118,7 @@ def paged_decode_attention(
         tile = _cut_tile(
             i * size + jnp.arange(size), chunks, pieces, context_lens, block_tables, window
         )
-        return _add_tile(state, tile, grouped, pieces, scale)
+        return _add_tile(state, tile, grouped, pieces, scoring.scale)
 
     shape = grouped.shape[:3]
     empty = _Softmax(

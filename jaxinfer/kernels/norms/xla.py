@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.rounding import narrow, rounded
 
 
@@ -30,17 +31,16 @@ def norm_rope_write(
     k_norm: Float[Array, " D"],
     cos: Float[Array, "T D"],
     sin: Float[Array, "T D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
+    pages: Pages,
     slot_mapping: Int32[Array, " T"],
     *,
     eps: float,
-) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
+) -> tuple[Float[Array, "T H D"], Pages]:
     """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention/op.py`."""
-    q, k, v = heads if len(heads) == 3 else _split(heads[0], k_pages.shape[2])
+    q, k, v = heads if len(heads) == 3 else _split(heads[0], pages.k.shape[2])
     q = _rotate(rms_norm(q, q_norm, eps), cos, sin)
     k = _rotate(rms_norm(k, k_norm, eps), cos, sin)
-    return q, _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
+    return q, Pages(_write(pages.k, k, slot_mapping), _write(pages.v, v, slot_mapping))
 
 
 def _split(merged: Array, num_kv_heads: int) -> list[Array]:

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages, PagesOfLayers
+from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.serving.programs.peer_buffers import describe_peers
 from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
@@ -99,7 +100,7 @@ class Programs:
         )
 
     @property
-    def kv(self) -> PagesOfLayers:
+    def kv(self) -> tuple[Pages, ...]:
         """Shapes of the whole KV cache."""
         return self.cache.kv
 
