@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -35,7 +36,8 @@ class KVCacheSpec:
         layers: what pages hold, layer by layer.
         num_blocks: P.
         block_size: S, tokens in a page.
-        dtype: of keys and values in pages, whatever the activations' is.
+        dtype: of keys and values in pages, whatever the activations' is; int8 has scales beside
+            them.
         sharding: of the pages, split over K alone.
     """
 
@@ -80,7 +82,10 @@ class KVCacheSpec:
         """Shapes of a number of pages of one layer."""
         shape = (count, self.block_size, layer.heads, layer.head_dim)
         each = jax.ShapeDtypeStruct(shape, self.dtype, sharding=self.sharding)
-        return Pages(each, each)
+        if self.dtype != jnp.int8:
+            return Pages(each, each)
+        scale = jax.ShapeDtypeStruct(shape[:3], jnp.float32, sharding=self.sharding)
+        return Pages(each, each, scale, scale)
 
 
 def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:

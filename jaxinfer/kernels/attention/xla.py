@@ -18,7 +18,6 @@ from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.xla_decode import (
     Pieces,
     cut_pages,
-    gather_pieces,
     paged_decode_attention,
 )
 
@@ -102,9 +101,11 @@ def _attend(rows: _Queries, pieces: Pieces, scoring: Scoring) -> Float[Array, "R
     """Online softmax over the chunks that any of the rows can see."""
     R, Q, H, D = rows.q.shape
     window = scoring.window
-    K = pieces.k.shape[2]
+    K = pieces.pools.k.shape[2]
     # [R, K, Q * G, D]: the queries that share a KV head form one matrix.
     q = rows.q.reshape(R, Q, K, H // K, D).swapaxes(1, 2).reshape(R, K, -1, D)
+    if pieces.pools.k_scale is not None:
+        q = q.astype(jnp.float32)  # as keys and values are, once they are read
     present = rows.context_lens > 0
     last = rows.context_lens - 1
     if scoring.causal:
@@ -161,7 +162,7 @@ def _gather_chunk(pieces: Pieces, block_tables: Array, chunk: Array) -> tuple[Ar
     index = chunk * count + jnp.arange(count)
     pages_of_chunk = jnp.take(block_tables, index // pieces.per_page, axis=1, mode="clip")
     ids = pages_of_chunk * pieces.per_page + index % pieces.per_page
-    return gather_pieces(pieces.k, ids), gather_pieces(pieces.v, ids)
+    return pieces.gather(ids)
 
 
 def _visible(rows: _Queries, key: Array, scoring: Scoring) -> Bool[Array, "R Q C"]:

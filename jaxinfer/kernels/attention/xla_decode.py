@@ -14,8 +14,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Bool, Float, Int32, Shaped
 
+from jaxinfer.kernels.attention.int8_pages import dequantize
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E
 
@@ -28,32 +29,45 @@ class Pieces(NamedTuple):
     """Pools of pages cut into pieces: none spans two chunks, and a chunk is a whole number of them.
 
     Attributes:
-        k: ``[P * per_page, size, K, D]``.
-        v: likewise.
+        pools: ``[P * per_page, size, ...]`` each.
         per_page: pieces of a page.
     """
 
-    k: Array
-    v: Array
+    pools: Pages
     per_page: int
 
     @property
     def size(self) -> int:
         """Keys of a piece."""
-        return self.k.shape[1]
+        return self.pools.k.shape[1]
+
+    def gather(
+        self, ids: Int32[Array, "R count"]
+    ) -> tuple[Float[Array, "R C K D"], Float[Array, "R C K D"]]:
+        """Keys and values of each row's pieces, side by side; C is ``count * size``.
+
+        Those of an int8 cache are float32. What lies in unused places is garbage in any case.
+        """
+        k, v, k_scale, v_scale = jax.tree.map(lambda pool: gather_pieces(pool, ids), self.pools)
+        if k_scale is None:
+            return k, v
+        return dequantize(k, k_scale), dequantize(v, v_scale)
 
 
 def cut_pages(pages: Pages, chunk: int) -> Pieces:
     """View the pools for chunks of a given number of keys."""
-    P, S, K, D = pages.k.shape
+    S = pages.k.shape[1]
     size = math.gcd(S, chunk)
-    shape = (P * (S // size), size, K, D)
-    return Pieces(pages.k.reshape(shape), pages.v.reshape(shape), S // size)
+    per_page = S // size
+    pools = jax.tree.map(
+        lambda pool: pool.reshape(pool.shape[0] * per_page, size, *pool.shape[2:]), pages
+    )
+    return Pieces(pools, per_page)
 
 
 def gather_pieces(
-    pool: Float[Array, "P size K D"], ids: Int32[Array, "R count"]
-) -> Float[Array, "R C K D"]:
+    pool: Shaped[Array, "P size *rest"], ids: Int32[Array, "R count"]
+) -> Shaped[Array, "R C *rest"]:
     """The pieces of each row side by side; C is ``count * size``."""
     # Gathered as rows of a matrix: XLA's CPU backend copies a row in one piece.
     found = jnp.take(pool.reshape(pool.shape[0], -1), ids.reshape(-1), axis=0, mode="clip")
@@ -176,8 +190,7 @@ def _add_tile(
     state: _Softmax, tile: _Tile, q: Float[Array, "B K G D"], pieces: Pieces, scale: float
 ) -> _Softmax:
     """One step of the online softmax, for all rows that have a chunk in the tile."""
-    k = gather_pieces(pieces.k, tile.page_ids)
-    v = gather_pieces(pieces.v, tile.page_ids)
+    k, v = pieces.gather(tile.page_ids)
     # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
     v = jnp.where(tile.visible[:, :, None, None], v, jnp.zeros_like(v))
     scores = _scores(jnp.take(q, tile.rows, axis=0, mode="clip"), k) * (scale * LOG2_E)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
+from jaxinfer.kernels.attention.int8_pages import quantize
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.rounding import narrow, rounded
 
@@ -40,7 +41,11 @@ def norm_rope_write(
     q, k, v = heads if len(heads) == 3 else _split(heads[0], pages.k.shape[2])
     q = _rotate(rms_norm(q, q_norm, eps), cos, sin)
     k = _rotate(rms_norm(k, k_norm, eps), cos, sin)
-    return q, Pages(_write(pages.k, k, slot_mapping), _write(pages.v, v, slot_mapping))
+    if pages.k_scale is None:
+        return q, Pages(_write(pages.k, k, slot_mapping), _write(pages.v, v, slot_mapping))
+    (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
+    rows = Pages(k, v, k_scale, v_scale)
+    return q, jax.tree.map(lambda held, new: _write(held, new, slot_mapping), pages, rows)
 
 
 def _split(merged: Array, num_kv_heads: int) -> list[Array]:

@@ -30,7 +30,10 @@ _DISTRIBUTIONS = (
 )
 
 # Their serialized form is of one version of JAX and Triton; so is an entry of the store.
-_KERNEL_CALLS = ("jaxinfer_paged_decode_attention", "mosaic_gpu_v2", "triton_kernel_call")
+_KERNEL_CALLS = (
+    *("jaxinfer_paged_decode_attention", "jaxinfer_paged_decode_attention_int8"),
+    *("mosaic_gpu_v2", "triton_kernel_call"),
+)
 
 # What JAX tells its user; no program depends on it.
 _TOLD = (

@@ -95,7 +95,7 @@ class Programs:
             (layer,) * config.num_hidden_layers,
             self.num_blocks,
             self.context.block_size,
-            self.dtype,
+            self.dtype if self.context.kv_cache_dtype == "auto" else jnp.dtype(jnp.int8),
             NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules)),
         )
 
@@ -127,7 +127,7 @@ class Programs:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of pages and hidden states, which is the parameters'."""
+        """The dtype of hidden states, which is the parameters'."""
         return self.params["model"]["embed_tokens"].dtype
 
     def whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:

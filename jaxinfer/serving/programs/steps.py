@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
+from jaxinfer.config import MAX_LOGPROBS, KVCacheDType, LogprobsMode
 from jaxinfer.kernels.attention.op import paged_attention
 from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
@@ -56,6 +56,7 @@ class StepContext:
         sampler: a user's replacement of the draw.
         max_logprobs: most likeliest tokens that a step reports.
         logprobs_mode: of which distribution mode "full" reports log-probabilities.
+        kv_cache_dtype: what pages hold.
     """
 
     config: ModelConfig
@@ -68,6 +69,7 @@ class StepContext:
     sampler: CustomSampler | None = None
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: LogprobsMode = "processed_logprobs"
+    kv_cache_dtype: KVCacheDType = "auto"
 
     @property
     def architecture(self) -> Architecture:

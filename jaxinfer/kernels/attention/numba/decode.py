@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float
 
 from jaxinfer.cores import usable_cores
-from jaxinfer.kernels.attention.numba.kernels import DECODE
+from jaxinfer.kernels.attention.numba.kernels import DECODE, DECODE_INT8
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E
 
@@ -25,12 +25,14 @@ def paged_decode_attention(
         first_keys = jnp.maximum(context_lens - scoring.window, 0)
     scaled = (q * (scoring.scale * LOG2_E)).reshape(B, K, H // K, D)
 
+    scales = () if pages.k_scale is None else (pages.k_scale, pages.v_scale)
+
     def attend(first: int, end: int) -> Array:
         """The outputs of some pairs of a row and a KV head."""
         out = jax.ShapeDtypeStruct((end - first, H // K, D), q.dtype)
         pair = jnp.array([first], jnp.int32)
-        call = jax.ffi.ffi_call(DECODE, out)
-        return call(scaled, pages.k, pages.v, context_lens, first_keys, block_tables, pair)
+        call = jax.ffi.ffi_call(DECODE if not scales else DECODE_INT8, out)
+        return call(scaled, pages.k, pages.v, context_lens, first_keys, block_tables, pair, *scales)
 
     calls = _num_calls(B * K)
     edges = [B * K * call // calls for call in range(calls + 1)]
