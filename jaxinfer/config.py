@@ -17,6 +17,7 @@ PreemptionMode = Literal["recompute", "swap"]
 SchedulingPolicy = Literal["fcfs", "priority", "fair"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "temperature_logprobs"]
 GenerationDefaults = Literal["auto", "vllm"]
+KVCacheDType = Literal["auto", "int8"]
 AttentionBackend = Literal["auto", "mosaic", "triton", "numba", "xla"]
 
 _MAX_LENGTH = 1 << 24
@@ -72,9 +73,10 @@ class EngineConfig:
             `rope_scaling`, `rope_theta` and `max_position_embeddings`; dictionaries in it are
             merged with the file's. None is the file as it is.
         revision: branch, tag or commit on the hub; None is its main branch.
-        dtype: of weights, activations and KV cache; "auto" is the checkpoint's own on a GPU and
-            float32 on a CPU. A name ("half" and "float" are vLLM's for float16 and float32), or a
-            type such as ``jnp.bfloat16``; kept as a name.
+        dtype: of weights and activations, and of the KV cache unless `kv_cache_dtype` says
+            otherwise; "auto" is the checkpoint's own on a GPU and float32 on a CPU. A name ("half"
+            and "float" are vLLM's for float16 and float32), or a type such as ``jnp.bfloat16``;
+            kept as a name.
         seed: source of the seeds of requests without their own; in [0, 2**63).
         max_model_len: most tokens of prompt and output together; None is the model's own limit, or
             what fits the KV cache, if that is less: `num_kv_blocks`, the device's memory or, on a
@@ -90,6 +92,10 @@ class EngineConfig:
         max_num_batched_tokens: most tokens in one step; None is 16384 on a GPU and 2048 on a CPU,
             and never less than `max_num_seqs`. Longer prompts are prefilled in chunks.
         block_size: tokens in a KV block; a power of two from 8 to 256.
+        kv_cache_dtype: of keys and values in the cache: the model's ("auto"), or "int8": an integer
+            a value and a float32 scale for each token and head, in about half of bfloat16's memory,
+            by which log-probabilities change a little. Attention backends "numba" and "xla" read
+            it.
         num_kv_blocks: KV blocks to allocate (block 0 is reserved for padding); None is what the
             device's memory holds.
         gpu_memory_utilization: share of each device's memory that the engine may use, in (0, 1].
@@ -148,6 +154,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
     block_size: int = 16
+    kv_cache_dtype: KVCacheDType = "auto"
     num_kv_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
@@ -176,6 +183,7 @@ class EngineConfig:
         )
         if self.skip_tokenizer_init is True and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, typing.get_args(KVCacheDType))
         _check_choice("preemption_mode", self.preemption_mode, typing.get_args(PreemptionMode))
         _check_choice("logprobs_mode", self.logprobs_mode, typing.get_args(LogprobsMode))
         _check_choice(

@@ -35,6 +35,7 @@ _SIZES = {
     "max_num_seqs": _COUNT,
     "max_num_batched_tokens": _COUNT,
     "block_size": _COUNT,
+    "kv_cache_dtype": {},
 }
 """Fields of `EngineConfig` that are flags, and how they are read."""
 _MAX_NUM_SEQS = "256, or the largest batch"
@@ -71,7 +72,7 @@ def build_parser() -> CommandParser:
         "--dtype",
         choices=["auto", "bfloat16", "float16"],
         default="auto",
-        help="of weights, keys and values (default: auto, the model's own)",
+        help="of weights and activations (default: auto, the model's own)",
     )
     parser.add_argument(
         "--context",

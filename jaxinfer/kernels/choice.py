@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxinfer.config import KVCacheDType
+
 Backend = Literal["mosaic", "triton", "numba", "xla"]
 
 _HEAD_DIMS = (64, 128)
@@ -45,17 +47,19 @@ def choose_backend(
     group_size: int,
     platform: str,
     compute_capability: tuple[int, int] | None,
+    kv_cache_dtype: KVCacheDType = "auto",
 ) -> tuple[Backend, str]:
     """Pick the attention implementation once, visibly.
 
     Args:
         requested: "auto" or the name of an implementation.
         head_dim: D.
-        dtype: name of the dtype of activations and pages.
+        dtype: name of the dtype of activations.
         block_size: S, tokens in a page.
         group_size: query heads that share a KV head.
         platform: of the devices: "cpu", "gpu".
         compute_capability: of an NVIDIA GPU, for example (9, 0); None elsewhere.
+        kv_cache_dtype: of pages; "auto" is that of activations.
 
     Returns:
         The name, and the reason in a few words for the start-up report: what decided, and for
@@ -65,13 +69,16 @@ def choose_backend(
         ValueError: `requested` can't run here; says why and lists what can.
     """
     model = _model_obstacle(head_dim, dtype, block_size, group_size)
+    if kv_cache_dtype != "auto":
+        model = f"reads no {kv_cache_dtype} KV cache"
     obstacles: dict[Backend, str | None] = {
         "mosaic": _mosaic_obstacle(platform, compute_capability) or model,
         "triton": _triton_obstacle(platform, compute_capability) or model,
         "numba": _numba_obstacle(platform, dtype),
         "xla": None,
     }
-    served = f"{dtype}, head_dim {head_dim}, block_size {block_size}"
+    cache = "" if kv_cache_dtype == "auto" else f" with {kv_cache_dtype} KV cache"
+    served = f"{dtype}{cache}, head_dim {head_dim}, block_size {block_size}"
     if requested == "auto":
         return _fastest(obstacles, served, platform, compute_capability)
     obstacle = obstacles[requested]

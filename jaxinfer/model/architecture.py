@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream
 from jaxinfer.kernels.policy import Kernels
@@ -20,7 +21,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder, two_batch_overlap
-from jaxinfer.model.layers.context import Heads, LayerContext, Pages, Params, Rotation
+from jaxinfer.model.layers.context import Heads, LayerContext, Params, Rotation
 from jaxinfer.model.sharding import ShardingRules
 
 InitParams = Callable[[ModelConfig, jax.Array, DTypeLike], dict[str, Any]]

@@ -5,6 +5,7 @@ A step takes at least the larger of (bytes / read bandwidth) and (operations / m
 
 import dataclasses
 
+from jaxinfer.config import KVCacheDType
 from jaxinfer.planning.devices import Chip
 from jaxinfer.planning.shapes import ModelShape
 
@@ -49,15 +50,21 @@ def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> f
     return num_experts * (1 - (1 - experts_per_token / num_experts) ** tokens)
 
 
-def model_cost(shape: ModelShape, bytes_per_value: int = 2, num_devices: int = 1) -> ModelCost:
+def model_cost(
+    shape: ModelShape,
+    bytes_per_value: int = 2,
+    num_devices: int = 1,
+    kv_cache_dtype: KVCacheDType = "auto",
+) -> ModelCost:
     """Count bytes and operations; norms and embedding rows are left out.
 
     Args:
         shape: the model's sizes.
-        bytes_per_value: of weights, keys and values.
+        bytes_per_value: of weights and activations.
         num_devices: N, over which it is split; the counts are then one device's. Keys and values
             are whole heads: with fewer heads than devices, each has one, and all of their
             projections.
+        kv_cache_dtype: of keys and values in the cache.
     """
     E, L, N = shape.hidden_size, shape.num_hidden_layers, num_devices
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
@@ -69,7 +76,7 @@ def model_cost(shape: ModelShape, bytes_per_value: int = 2, num_devices: int = 1
     chosen = L * shape.experts_per_token * shape.mlp_weights // N
     return ModelCost(
         weight_bytes=(outside_experts + head) * bytes_per_value,
-        kv_bytes_per_token=shape.kv_bytes_per_token(bytes_per_value, N),
+        kv_bytes_per_token=shape.kv_bytes_per_token(bytes_per_value, N, kv_cache_dtype),
         layer_flops_per_token=2 * (outside_experts + chosen),
         head_flops_per_token=2 * head,
         attention_flops_per_pair=4 * L * shape.q_size // N,

@@ -78,7 +78,7 @@ def plan_memory(shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig)
         config: sizes and the tensor-parallel degree.
     """
     num_devices = config.tensor_parallel_size
-    kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices)
+    kv_bytes = shape.kv_bytes_per_token(BYTES_OF[dtype], num_devices, config.kv_cache_dtype)
     weight_bytes = weight_bytes_per_device(shape, dtype, num_devices)
     slot_bytes = (config.max_num_seqs + 1) * shape.vocab_size // num_devices * 4
     step_bytes = _step_bytes(shape, dtype, config)

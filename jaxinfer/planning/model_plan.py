@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.checks import check_integer
-from jaxinfer.config import EngineConfig
+from jaxinfer.config import EngineConfig, KVCacheDType
 from jaxinfer.planning.devices import Chip, find_device
 from jaxinfer.planning.memory import MemoryPlan, plan_memory
 from jaxinfer.planning.model_files import read_shape
@@ -58,7 +58,8 @@ class Plan:
         shape: its sizes.
         chip: each device.
         tensor_parallel_size: devices that share the model.
-        dtype: of weights, keys and values.
+        dtype: of weights and activations.
+        kv_cache_dtype: of keys and values: "auto" is `dtype`.
         context: tokens of each sequence: a prompt's, for TTFT, or what a decode step reads.
         parameters: of the model.
         active_parameters: of these, what one token goes through.
@@ -74,6 +75,7 @@ class Plan:
     chip: Chip
     tensor_parallel_size: int
     dtype: str
+    kv_cache_dtype: KVCacheDType
     context: int
     parameters: int
     active_parameters: int
@@ -120,11 +122,12 @@ def plan(
             the local cache.
         device: a name of `jaxinfer.planning.DEVICES`, or "MEMORY_GIB:GB_PER_S:TFLOPS".
         tensor_parallel_size: devices that share the model.
-        dtype: of weights, keys and values: "bfloat16", "float16", or "auto" for the model's own.
+        dtype: of weights and activations: "bfloat16", "float16", or "auto" for the model's own.
         context: tokens of each sequence; None is 2,048, or the model's limit if that is less.
         batches: numbers of sequences to plan for; None takes powers of 2 up to 256 that fit.
         engine: sizes of `EngineConfig`: `max_num_seqs` (at least the largest batch if it is left
-            out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`.
+            out), `max_num_batched_tokens`, `block_size`, `gpu_memory_utilization`; and
+            `kv_cache_dtype`.
 
     Returns:
         The plan. One that does not fit is a plan, too: see `Plan.fits` and `Plan.remedies`.
@@ -153,17 +156,20 @@ def plan(
     memory = plan_memory(shape, chip, dtype, config)
     if batches is None:
         batches = [rows for rows in DEFAULT_BATCHES if rows <= memory.sequences(context)] or [1]
-    timing = Timing(shape, chip, config.tensor_parallel_size, BYTES_OF[dtype])
+    timing = Timing(
+        shape, chip, config.tensor_parallel_size, BYTES_OF[dtype], config.kv_cache_dtype
+    )
     return Plan(
         model=name,
         shape=shape,
         chip=chip,
         tensor_parallel_size=config.tensor_parallel_size,
         dtype=dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         context=context,
         parameters=count_parameters(shape),
         active_parameters=active_parameters(shape),
-        operations=operations(shape, dtype, context),
+        operations=operations(shape, dtype, context, config.kv_cache_dtype),
         memory=memory,
         batches=tuple(
             BatchPlan(
@@ -217,6 +223,11 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         )
     elif not shape.is_measured:
         notes.append(f"No expected times: no run of a {shape.model_type} model was recorded.")
+    elif timing.kv_cache_dtype != "auto":
+        notes.append(
+            f"No expected times: on a GPU an {timing.kv_cache_dtype} KV cache is read by XLA's "
+            "attention alone, which was not measured and is far from these floors."
+        )
     elif not timing.is_expected:
         notes.append("No expected times: sums over GPUs without NVLink were never measured.")
     else:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jaxinfer.config import KVCacheDType
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 
 # Square, sum, scale and weight of each value; rotation of a pair takes 4 products and 2 additions.
@@ -29,17 +30,21 @@ class Operation:
     formula: str
 
 
-def operations(shape: ModelShape, dtype: str, context: int) -> tuple[Operation, ...]:
+def operations(
+    shape: ModelShape, dtype: str, context: int, kv_cache_dtype: KVCacheDType = "auto"
+) -> tuple[Operation, ...]:
     """Every part of the forward pass.
 
     Args:
         shape: the model.
-        dtype: of weights, keys and values.
+        dtype: of weights and activations.
         context: tokens that attention reads.
+        kv_cache_dtype: of keys and values in the cache.
     """
     size = BYTES_OF[dtype]
     parts = [_embedding(shape, size), _norms(shape, size), _projections(shape, size)]
-    parts += [_rope(shape, size), _attention(shape, size, context)]
+    kv_bytes = shape.kv_bytes_per_token(size, kv_cache_dtype=kv_cache_dtype)
+    parts += [_rope(shape, kv_bytes), _attention(shape, kv_bytes, context)]
     parts += (
         [_router(shape, size), _experts(shape, size)]
         if shape.num_experts
@@ -112,21 +117,21 @@ def _projections(shape: ModelShape, size: int) -> Operation:
     return _weights("qkv and output", parameters, size, formula)
 
 
-def _rope(shape: ModelShape, size: int) -> Operation:
+def _rope(shape: ModelShape, kv_bytes: int) -> Operation:
     L, D = shape.num_hidden_layers, shape.head_dim
     H, K = shape.num_attention_heads, shape.num_key_value_heads
     flops = _ROPE_FLOPS * L * (H + K) * D
     formula = f"operations {_ROPE_FLOPS}·L·(H+K)·D = {_ROPE_FLOPS}·{L}·({H}+{K})·{D}"
-    return Operation("rope, KV write", 0, flops, shape.kv_bytes_per_token(size), formula)
+    return Operation("rope, KV write", 0, flops, kv_bytes, formula)
 
 
-def _attention(shape: ModelShape, size: int, context: int) -> Operation:
+def _attention(shape: ModelShape, kv_bytes: int, context: int) -> Operation:
     L, H, D = shape.num_hidden_layers, shape.num_attention_heads, shape.head_dim
     return Operation(
         "attention",
         0,
         4 * L * H * D * context,
-        shape.kv_bytes_per_token(size) * context,
+        kv_bytes * context,
         f"operations 4·L·H·D·context = 4·{L}·{H}·{D}·{context}",
     )
 

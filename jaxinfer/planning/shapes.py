@@ -2,11 +2,13 @@
 
 import dataclasses
 
+from jaxinfer.config import KVCacheDType
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
+_SCALE_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,10 +78,24 @@ class ModelShape:
         """Key/value heads that each device holds: at least one, which several may share."""
         return max(self.num_key_value_heads // num_devices, 1)
 
-    def kv_bytes_per_token(self, bytes_per_value: int = 2, num_devices: int = 1) -> int:
-        """Bytes of one token's keys and values in all layers, on each device."""
+    def kv_bytes_per_token(
+        self,
+        bytes_per_value: int = 2,
+        num_devices: int = 1,
+        kv_cache_dtype: KVCacheDType = "auto",
+    ) -> int:
+        """Bytes of one token's keys and values in all layers, on each device.
+
+        Args:
+            bytes_per_value: of activations.
+            num_devices: N, that heads are split over.
+            kv_cache_dtype: what pages hold: activations, or integers with a scale for each head.
+        """
         heads = self.kv_heads_of_device(num_devices)
-        return 2 * self.num_hidden_layers * heads * self.head_dim * bytes_per_value
+        head_bytes = self.head_dim * bytes_per_value
+        if kv_cache_dtype == "int8":
+            head_bytes = self.head_dim + _SCALE_BYTES
+        return 2 * self.num_hidden_layers * heads * head_bytes
 
     def indivisible(self, num_devices: int) -> list[str]:
         """Sizes that do not split evenly over this number of devices, each with its value."""

@@ -11,6 +11,7 @@ import functools
 import importlib.resources
 import json
 
+from jaxinfer.config import KVCacheDType
 from jaxinfer.planning.cost import (
     ModelCost,
     decode_step_bytes,
@@ -84,26 +85,31 @@ class Timing:
         shape: the model.
         chip: each device.
         num_devices: how many share the model.
-        bytes_per_value: of weights, keys and values.
+        bytes_per_value: of weights and activations.
+        kv_cache_dtype: of keys and values in the cache.
     """
 
     shape: ModelShape
     chip: Chip
     num_devices: int = 1
     bytes_per_value: int = 2
+    kv_cache_dtype: KVCacheDType = "auto"
 
     @property
     def is_expected(self) -> bool:
         """Whether an expected time is known, beside the least.
 
-        It is for models that the engine serves, on devices whose sums it can know the time of.
+        It is for models that the engine serves, on devices whose sums it can know the time of,
+        with the cache that the recorded runs had.
         """
+        if self.kv_cache_dtype != "auto":
+            return False
         return self.shape.is_measured and (self.num_devices == 1 or self.chip.linked)
 
     @functools.cached_property
     def cost(self) -> ModelCost:
         """The cost of one device's part of the model."""
-        return model_cost(self.shape, self.bytes_per_value, self.num_devices)
+        return model_cost(self.shape, self.bytes_per_value, self.num_devices, self.kv_cache_dtype)
 
     def decode_step(self, rows: int, context: int) -> Time:
         """A step of `rows` sequences of `context` tokens each: TPOT."""

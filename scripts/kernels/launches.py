@@ -13,6 +13,7 @@ import numpy as np
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.choice import Backend
 from jaxinfer.kernels.matmul.mosaic import medium
@@ -56,8 +57,8 @@ def _attention(
     case: Case, contexts: tuple[int, ...], launches: int, backend: Backend, config: Config
 ) -> Run:
     """Launches of attention; each output is the next launch's query."""
-    k_pages, v_pages = _pages(case, _POOL_BYTES)
-    tables = _block_tables(case, contexts, k_pages.shape[0])
+    pages = _pages(case, _POOL_BYTES)
+    tables = _block_tables(case, contexts, pages.k.shape[0])
     lens = jnp.asarray(contexts, jnp.int32)
     queries = case.queries or (1,) * len(contexts)
     offsets = jnp.asarray(np.concatenate([[0], np.cumsum(queries)]), jnp.int32)
@@ -65,31 +66,25 @@ def _attention(
     shared = _shared_prefixes(case, contexts, tables[0]) if case.group else None
 
     @jax.jit  # One trace and one compilation for all launches.
-    def once(
-        q: jax.Array, k_pages: Any, v_pages: Any, lens: Any, shared: Any, table: Any
-    ) -> jax.Array:
-        scale = case.D**-0.5
+    def once(q: jax.Array, pages: Pages, lens: Any, shared: Any, table: Any) -> jax.Array:
+        rows, scoring = PagedRows(lens, table, offsets), Scoring(case.D**-0.5)
         if isinstance(config, DecodeConfig):
-            return paged_decode_attention(
-                q, k_pages, v_pages, lens, table, scale=scale, shared=shared, config=config
-            )
+            return paged_decode_attention(q, pages, rows, scoring, shared=shared, config=config)
         if isinstance(config, PrefillConfig):
-            return paged_prefill_attention(
-                q, k_pages, v_pages, offsets, lens, table, scale=scale, config=config
-            )
+            return paged_prefill_attention(q, pages, rows, scoring, config=config)
         longest = 1 if case.queries is None else None
         return paged_attention(
-            q, k_pages, v_pages, offsets, lens, table,
-            scale=scale, max_query_len=longest, kernels=Kernels(backend), shared=shared,
+            q, pages, offsets, lens, table,
+            scale=scoring.scale, max_query_len=longest, kernels=Kernels(backend), shared=shared,
         )  # fmt: skip
 
-    def many(q: jax.Array, k_pages: Any, v_pages: Any, lens: Any, *rest: Any) -> jax.Array:
+    def many(q: jax.Array, pages: Pages, lens: Any, *rest: Any) -> jax.Array:
         shared, *tables = rest
         for index in range(launches):
-            q = once(q, k_pages, v_pages, lens, shared, tables[index % _TABLES])
+            q = once(q, pages, lens, shared, tables[index % _TABLES])
         return q
 
-    arguments = (q, k_pages, v_pages, lens, shared, *tables)
+    arguments = (q, pages, lens, shared, *tables)
     compiled = jax.jit(many).lower(*arguments).compile()
     return lambda: compiled(*arguments)
 
@@ -133,30 +128,28 @@ def _shared_prefixes(case: Case, contexts: tuple[int, ...], table: jax.Array) ->
 
 def _page_writes(case: Case, launches: int) -> Run:
     """Launches that normalise, rotate and write the same tokens."""
-    k_pages, v_pages = _pages(case, _POOL_BYTES / 2)
+    pool = _pages(case, _POOL_BYTES / 2)
     rows = _draw(2, case.tokens, case.H + 2 * case.K, case.D)
     heads = tuple(jnp.split(rows, [case.H, case.H + case.K], axis=1))
     weight, cosine = _draw(3, case.D), _draw(4, case.tokens, case.D)
-    slots = np.random.default_rng(1).permutation(k_pages.shape[0] * case.S)[: case.tokens]
+    slots = np.random.default_rng(1).permutation(pool.k.shape[0] * case.S)[: case.tokens]
     slots = jnp.asarray(slots, jnp.int32)
 
     @jax.jit
-    def once(heads: Any, k_pages: Any, v_pages: Any) -> Any:
-        return norm_rope_write(
-            heads, weight, weight, cosine, cosine, k_pages, v_pages, slots, eps=1e-6
-        )
+    def once(heads: Any, pages: Pages) -> Any:
+        return norm_rope_write(heads, weight, weight, cosine, cosine, pages, slots, eps=1e-6)
 
-    def many(heads: Any, k_pages: Any, v_pages: Any) -> Any:
+    def many(heads: Any, pages: Pages) -> Any:
         q, *others = heads
         for _ in range(launches):
-            q, k_pages, v_pages = once((q, *others), k_pages, v_pages)
-        return q, k_pages, v_pages
+            q, pages = once((q, *others), pages)
+        return q, pages
 
-    compiled = jax.jit(many, donate_argnums=(1, 2)).lower(heads, k_pages, v_pages).compile()
-    pages = [k_pages, v_pages]
+    compiled = jax.jit(many, donate_argnums=(1,)).lower(heads, pool).compile()
 
     def run() -> Any:
-        out, *pages[:] = compiled(heads, *pages)
+        nonlocal pool
+        out, pool = compiled(heads, pool)
         return out
 
     return run
@@ -205,10 +198,10 @@ def _products(case: Case, launches: int) -> Run:
     return lambda: compiled(x, weights)
 
 
-def _pages(case: Case, num_bytes: float) -> tuple[jax.Array, jax.Array]:
+def _pages(case: Case, num_bytes: float) -> Pages:
     """Random key and value pages of a total size in bytes."""
     shape = (int(num_bytes / (case.S * case.K * case.D * 4)), case.S, case.K, case.D)
-    return _draw(0, *shape), _draw(1, *shape)
+    return Pages(_draw(0, *shape), _draw(1, *shape))
 
 
 def _draw(seed: int, *shape: int) -> jax.Array:

@@ -89,10 +89,10 @@ def test_pages_that_nobody_has_written_may_hold_nan(llm, runner, prompts, expect
 
 
 def test_blocks_come_back_from_host_memory_bit_for_bit(runner):
-    bits = np.random.default_rng(1).integers(0, 2**15, runner._kv[0][0].shape, dtype=np.uint16)
+    bits = np.random.default_rng(1).integers(0, 2**15, runner._kv[0].k.shape, dtype=np.uint16)
     written = jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.bfloat16)
     runner._kv = jax.tree.map(lambda _: jnp.copy(written), runner._kv)
-    before = np.asarray(runner._kv[-1][1]).view(np.uint16)
+    before = np.asarray(runner._kv[-1].v).view(np.uint16)
     blocks = runner._host_blocks
     out = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(40, 59)])]
     back = [(block + 60, host) for block, host in out]

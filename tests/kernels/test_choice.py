@@ -24,14 +24,14 @@ def no_packages(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
 
-def _choose(requested, *, head_dim=128, dtype="bfloat16", block_size=16, group_size=2, **device):
+def _choose(requested, *, head_dim=128, dtype="bfloat16", block_size=16, group_size=2, **others):
     return choose_backend(
         requested,
         head_dim=head_dim,
         dtype=dtype,
         block_size=block_size,
         group_size=group_size,
-        **device,
+        **others,
     )
 
 
@@ -138,3 +138,18 @@ def test_a_ranking_is_what_its_evidence_shows(capability):
         for backend, of_case in times.items()
     }
     assert tuple(sorted(means, key=means.__getitem__)) == ranking.order
+
+
+def test_an_int8_cache_is_read_by_numba_and_xla_alone(all_packages):
+    cache = {"kv_cache_dtype": "int8"}
+    name, reason = _choose("auto", dtype="float32", **_CPU, **cache)
+    assert (name, reason.partition(",")[0]) == (
+        "numba",
+        "fastest measured on CPUs for float32 with int8 KV cache",
+    )
+    name, reason = _choose("auto", **_HOPPER, **cache)
+    assert name == "xla"
+    assert "; mosaic reads no int8 KV cache; triton reads no" in reason
+    for requested in ("mosaic", "triton"):
+        with pytest.raises(ValueError, match=f"attention_backend='{requested}' reads no int8"):
+            _choose(requested, **_HOPPER, **cache)

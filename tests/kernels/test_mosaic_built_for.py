@@ -12,6 +12,7 @@ import pytest
 
 from jaxinfer.kernels.attention.mosaic import decode
 from jaxinfer.kernels.attention.mosaic.prefill import paged_prefill_attention
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.mosaic.built_for import call_built_for
 from tests.kernels.h200_target import lower_for_h200
 
@@ -23,10 +24,10 @@ def _shape(*shape, dtype=jnp.bfloat16):
 def _prefill(T, B, P):
     pages = _shape(P, 16, 2, 64)
     tables = (_shape(n, dtype=jnp.int32) for n in (B + 1, B))
-    function = functools.partial(paged_prefill_attention, scale=0.1)
-    return lower_for_h200(
-        function, _shape(T, 4, 64), pages, pages, *tables, _shape(B, 64, dtype=jnp.int32)
-    )
+    function = functools.partial(paged_prefill_attention, scoring=Scoring(0.1))
+    offsets, lens = tables
+    rows = PagedRows(lens, _shape(B, 64, dtype=jnp.int32), offsets)
+    return lower_for_h200(function, _shape(T, 4, 64), Pages(pages, pages), rows)
 
 
 def test_prefills_of_any_size_share_a_kernel_and_keep_their_shapes():
@@ -53,8 +54,9 @@ def test_programs_that_decode_alike_lower_the_kernel_once(monkeypatch):
     pages, ints = _shape(90, 16, 2, 64), functools.partial(_shape, dtype=jnp.int32)
     texts = []
     for scale in (0.1, 0.1, 0.2):
-        function = functools.partial(decode.paged_decode_attention, scale=scale)
-        texts.append(lower_for_h200(function, _shape(8, 4, 64), pages, pages, ints(8), ints(8, 64)))
+        function = functools.partial(decode.paged_decode_attention, scoring=Scoring(scale))
+        rows = PagedRows(ints(8), ints(8, 64))
+        texts.append(lower_for_h200(function, _shape(8, 4, 64), Pages(pages, pages), rows))
     assert texts[0] == texts[1] != texts[2]
     assert len(made) == 2
 

@@ -8,6 +8,7 @@ from jaxinfer.kernels.attention.mosaic.decode import (
     choose_config,
     paged_decode_attention,
 )
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.mosaic.pages import Tiling
 
@@ -57,7 +58,10 @@ def test_unsupported_head_dim_is_refused_by_name():
     one = jnp.zeros((1,), jnp.int32)
     with pytest.raises(ValueError, match="head_dim must be 64 or 128, not 96"):
         paged_decode_attention(
-            jnp.zeros((1, 1, 96), jnp.bfloat16), pages, pages, one, one[None], scale=1.0
+            jnp.zeros((1, 1, 96), jnp.bfloat16),
+            Pages(pages, pages),
+            PagedRows(one, one[None]),
+            Scoring(1.0),
         )
 
 
@@ -76,5 +80,10 @@ def test_units_of_shared_keys_that_can_not_be_computed_are_refused(rows, heads, 
     shared = SharedPrefixes(ints[0, :1], ints, ints)
     with pytest.raises(ValueError, match=message):
         paged_decode_attention(
-            q, pages, pages, ints[:, 0], ints, scale=1.0, shared=shared, **options
+            q,
+            Pages(pages, pages),
+            PagedRows(ints[:, 0], ints),
+            Scoring(1.0, options.pop("window", None)),
+            shared=shared,
+            **options,
         )

@@ -10,6 +10,7 @@ import pytest
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
 from jaxinfer.kernels.attention.mosaic.prefill import PrefillConfig, paged_prefill_attention
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.norms import xla as page_write
 from jaxinfer.kernels.policy import Kernels
 from tests.kernels.attention import attention_cases
@@ -23,14 +24,10 @@ _OP = jax.jit(
 
 
 @functools.partial(jax.jit, static_argnames=(*_STATIC, "config"))
-def _configured(q, k, v, cu, lens, tables, *, scale, window, max_query_len, config):
-    if max_query_len == 1:
-        return paged_decode_attention(
-            q, k, v, lens, tables, scale=scale, window=window, config=config
-        )
-    return paged_prefill_attention(
-        q, k, v, cu, lens, tables, scale=scale, window=window, config=config
-    )
+def _configured(q, pages, cu, lens, tables, *, scale, window, max_query_len, config):
+    attend = paged_decode_attention if max_query_len == 1 else paged_prefill_attention
+    rows, scoring = PagedRows(lens, tables, cu), Scoring(scale, window)
+    return attend(q, pages, rows, scoring, config=config)
 
 
 @pytest.mark.parametrize("decode", [True, False])
@@ -79,20 +76,18 @@ def test_norm_rope_write_matches_the_reference_in_place(T, H, K, D, S, merged):
     angles = jax.random.normal(next(keys), (T, D // 2)) * 10
     angles = jnp.concatenate([angles, angles], axis=1)
     cos, sin = jnp.cos(angles).astype(q.dtype), jnp.sin(angles).astype(q.dtype)
-    k_pages, v_pages = draw(P, S, K, D), draw(P, S, K, D)
+    pages = Pages(draw(P, S, K, D), draw(P, S, K, D))
     slots = jax.random.permutation(next(keys), P * S)[:T].astype(jnp.int32)
 
     args = (q_norm, k_norm, cos, sin)
-    heads, *others = jax.tree.map(
-        lambda x: x.astype(jnp.float32), ((q, k, v), *args, k_pages, v_pages)
-    )
+    heads, *others = jax.tree.map(lambda x: x.astype(jnp.float32), ((q, k, v), *args, pages))
     expected = page_write.norm_rope_write(heads, *others, slots, eps=1e-6)
     heads = (jnp.concatenate([q, k, v], axis=1),) if merged else (q, k, v)
     op = functools.partial(attention.norm_rope_write, eps=1e-6, kernels=Kernels("mosaic"))
-    before = k_pages.unsafe_buffer_pointer()
-    got = jax.jit(op, donate_argnums=(5, 6))(heads, *args, k_pages, v_pages, slots)
-    assert got[1].unsafe_buffer_pointer() == before, "the pool was copied"
-    for mine, theirs in zip(got, expected, strict=True):
+    before = pages.k.unsafe_buffer_pointer()
+    got = jax.jit(op, donate_argnums=(5,))(heads, *args, pages, slots)
+    assert got[1].k.unsafe_buffer_pointer() == before, "the pool was copied"
+    for mine, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
         np.testing.assert_allclose(
             np.asarray(mine, np.float64), np.asarray(theirs), rtol=1.6e-2, atol=1.6e-2
         )

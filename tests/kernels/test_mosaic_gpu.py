@@ -29,10 +29,10 @@ def test_attention_matches_fp64(case):
     attention_cases.check(_OP, case, jnp.bfloat16)
 
 
-def _shared(q, k, lens, tables):
+def _shared(q, pages, lens, tables):
     """Which rows begin with the same pages; some do."""
     rows, H, _ = q.shape
-    S, K = k.shape[1:3]
+    S, K = pages.k.shape[1:3]
     size = shared_prefix.rows_in_item(H // K)
     groups = find_groups(
         np.asarray(tables), np.asarray(lens), block_size=S, batch_rows=rows, rows_in_item=size
@@ -46,9 +46,9 @@ def _shared(q, k, lens, tables):
 
 @pytest.mark.parametrize("case", attention_cases.shared_cases(), ids=lambda case: case.name)
 def test_keys_that_rows_share_can_be_read_once(case):
-    def attention(q, k, v, cu, lens, tables, **options):
-        shared = _shared(q, k, lens, tables)
-        return _OP(q, k, v, cu, lens, tables, shared=shared, **options)
+    def attention(q, pages, cu, lens, tables, **options):
+        shared = _shared(q, pages, lens, tables)
+        return _OP(q, pages, cu, lens, tables, shared=shared, **options)
 
     attention_cases.check(attention, case, jnp.bfloat16)
 

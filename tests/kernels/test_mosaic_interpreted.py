@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxinfer.kernels.attention.mosaic import decode
 from jaxinfer.kernels.attention.mosaic.combine import combine_splits
 from jaxinfer.kernels.attention.mosaic.decode import DecodeConfig, paged_decode_attention
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.norms.mosaic.norm_rope_write import norm_rope_write
 from tests.kernels.attention import attention_cases
 
@@ -60,8 +61,8 @@ def test_norm_rope_write_matches_fp64_and_touches_only_its_slots(H, K, D, merged
 
     heads = (jnp.concatenate([q, k, v], axis=1),) if merged else (q, k, v)
     weights = (q_norm, k_norm) if norms else (None, None)
-    out, new_k, new_v = norm_rope_write(
-        heads, *weights, cos, sin, k_pages, v_pages, jnp.asarray(slots), eps=eps
+    out, (new_k, new_v, *_) = norm_rope_write(
+        heads, *weights, cos, sin, Pages(k_pages, v_pages), jnp.asarray(slots), eps=eps
     )
     expected_k, expected_v = np.asarray(k_pages, np.float64), np.asarray(v_pages, np.float64)
     expected_k[slots // S, slots % S] = exact(k, k_norm)
@@ -115,10 +116,9 @@ def test_decode_matches_fp64_with_poisoned_pages(group, head_dim, page_size, con
         decode=True,
     )
 
-    def attention(q, k, v, _, lens, tables, *, scale, window, max_query_len):
+    def attention(q, pages, _, lens, tables, *, scale, window, max_query_len):
         assert max_query_len == 1
-        return paged_decode_attention(
-            q, k, v, lens, tables, scale=scale, window=window, config=config
-        )
+        rows, scoring = PagedRows(lens, tables), Scoring(scale, window)
+        return paged_decode_attention(q, pages, rows, scoring, config=config)
 
     attention_cases.check(attention, case, jnp.bfloat16)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxinfer.kernels
 from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.collectives.mosaic import all_reduce
 from jaxinfer.kernels.matmul.mosaic import medium, small
@@ -36,9 +37,9 @@ def _attention(tokens, rows, width, **options):
     op = functools.partial(
         attention.paged_attention, scale=D**-0.5, kernels=Kernels("mosaic"), **options
     )
-    pages = _shape(P, S, K, D)
+    pages = Pages(*[_shape(P, S, K, D)] * 2)
     tables = _int32(rows + 1), _int32(rows), _int32(rows, width)
-    return compile_for_h200(op, _shape(tokens, H, D), pages, pages, *tables)
+    return compile_for_h200(op, _shape(tokens, H, D), pages, *tables)
 
 
 def _decode_shared(rows, width):
@@ -48,8 +49,9 @@ def _decode_shared(rows, width):
             *arguments, scale=D**-0.5, max_query_len=1, shared=shared, kernels=Kernels("mosaic")
         )
 
-    pages, shared = _shape(P, S, K, D), SharedPrefixes(_int32(1), _int32(160, 4), _int32(rows, 4))
-    arguments = (_shape(rows, H, D), pages, pages, _int32(rows + 1), _int32(rows))
+    pages = Pages(*[_shape(P, S, K, D)] * 2)
+    shared = SharedPrefixes(_int32(1), _int32(160, 4), _int32(rows, 4))
+    arguments = (_shape(rows, H, D), pages, _int32(rows + 1), _int32(rows))
     return compile_for_h200(op, *arguments, _int32(rows, width), shared)
 
 
@@ -57,8 +59,8 @@ def _page_write(*heads, norms=True):
     op = functools.partial(attention.norm_rope_write, eps=1e-6, kernels=Kernels("mosaic"))
     pool, vector, row = _shape(P, S, K, D), _shape(D), _shape(B, D)
     vector = vector if norms else None
-    arguments = (tuple(_shape(B, n, D) for n in heads), vector, vector, row, row, pool, pool)
-    return compile_for_h200(op, *arguments, _int32(B), donate=(5, 6))
+    arguments = (tuple(_shape(B, n, D) for n in heads), vector, vector, row, row, Pages(pool, pool))
+    return compile_for_h200(op, *arguments, _int32(B), donate=(5,))
 
 
 def _small_plain():

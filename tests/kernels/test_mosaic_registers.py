@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.matmul.mosaic import medium
 from jaxinfer.kernels.mosaic import registers
 from jaxinfer.kernels.policy import Kernels
@@ -30,7 +31,7 @@ def _attention(tokens, rows, **options):
     D, pages = 128, _shape(500, 16, 8, 128)
     op = functools.partial(paged_attention, scale=D**-0.5, kernels=Kernels("mosaic"), **options)
     tables = _int32(rows + 1), _int32(rows), _int32(rows, 72)
-    compile_for_h200(op, _shape(tokens, 16, D), pages, pages, *tables)
+    compile_for_h200(op, _shape(tokens, 16, D), Pages(pages, pages), *tables)
     return True
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxinfer
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.matmul.op import begin
 from jaxinfer.kernels.norms.xla import _rotate, _write
 from jaxinfer.kernels.policy import XLA
@@ -35,8 +36,8 @@ QWEN3 = architecture_of(CONFIG)
 
 def _without_head_norms(attention, heads, rotation, pages, slot_mapping, config, kernels):
     q, k, v = heads
-    k_pages, v_pages = pages
-    written = _write(k_pages, _rotate(k, *rotation), slot_mapping), _write(v_pages, v, slot_mapping)
+    k = _rotate(k, *rotation)
+    written = Pages(_write(pages.k, k, slot_mapping), _write(pages.v, v, slot_mapping))
     return _rotate(q, *rotation), written
 
 

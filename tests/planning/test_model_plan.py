@@ -201,3 +201,13 @@ def test_json_has_all_of_it_and_no_infinities():
     )
     assert values["batches"][1]["longest_context"] == 11_952
     assert math.isclose(values["batches"][0]["tpot"]["utilization"], 0.783, abs_tol=0.01)
+
+
+def test_an_int8_cache_holds_nearly_twice_the_tokens_and_its_time_is_not_guessed():
+    full, integers = (plan("Qwen3-8B", kv_cache_dtype=dtype) for dtype in ("auto", "int8"))
+    # 2 * 36 layers * 8 heads of 128 bytes and a scale of 4.
+    assert integers.memory.kv_bytes_per_token == 2 * 36 * 8 * (128 + 4)
+    assert round(integers.memory.num_kv_tokens / full.memory.num_kv_tokens, 2) == 1.94
+    assert integers.batches[-1].tpot.floor_s < full.batches[-1].tpot.floor_s
+    assert integers.batches[0].tpot.expected_s is None
+    assert any("int8 KV cache" in note for note in integers.notes)

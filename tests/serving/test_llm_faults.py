@@ -344,7 +344,7 @@ def test_a_stream_keeps_its_llm_open():
 
 def test_an_llm_that_is_dropped_frees_its_cache_before_the_next_is_made():
     llm = small_llm()
-    pages = llm._loaded.replicas[0].runner._kv[0][0]
+    pages = llm._loaded.replicas[0].runner._kv[0].k
     del llm
     gc.collect()
     with small_llm():

@@ -64,8 +64,9 @@ def _title(plan: Plan) -> str:
     size = f"{plan.parameters / 1e9:.2f} billion parameters"
     if plan.active_parameters != plan.parameters:
         size += f", {plan.active_parameters / 1e9:.2f} billion for each token"
+    cache = "" if plan.kv_cache_dtype == "auto" else f" with {plan.kv_cache_dtype} KV cache"
     return (
-        f"{plan.model} ({size})\nin {plan.dtype} on {_devices(plan)}, "
+        f"{plan.model} ({size})\nin {plan.dtype}{cache} on {_devices(plan)}, "
         f"{plan.context:,} tokens a sequence"
     )
 
@@ -123,8 +124,10 @@ def _kv_formula(plan: Plan) -> str:
     shape, size = plan.shape, plan.memory.kv_bytes_per_token
     layers, dim = shape.num_hidden_layers, shape.head_dim
     heads = shape.kv_heads_of_device(plan.tensor_parallel_size)
-    values = f"2·L·K·D = 2·{layers}·{heads}·{dim}"
-    return f"a token's keys and values: {values} values of 2 bytes = {size:,} bytes of each device"
+    values = f"2·L·K·D = 2·{layers}·{heads}·{dim} values of 2 bytes"
+    if plan.kv_cache_dtype == "int8":
+        values = f"2·L·K·(D+4) = 2·{layers}·{heads}·({dim}+4) values of a byte and scales of 4"
+    return f"a token's keys and values: {values} = {size:,} bytes of each device"
 
 
 def _batches(plan: Plan) -> Iterator[str]:

@@ -2,17 +2,15 @@
 
 import collections
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxinfer.kernels.attention.page_limit import most_pages
-
-PagesOfLayers = tuple[tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct], ...]
-"""A description of each layer's keys and values."""
+from jaxinfer.kernels.attention.pages import Pages
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,16 @@ class LayerPages:
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """How the keys and values of every layer lie in pages ``[P, S, K, D]`` on the devices.
+    """How the pages of every layer lie on the devices.
 
-    A block is a page of keys and a page of values in every layer.
+    A block is a page of every leaf of every layer's `Pages`.
 
     Attributes:
         layers: what pages hold, layer by layer.
         num_blocks: P.
         block_size: S, tokens in a page.
-        dtype: of keys and values.
+        dtype: of keys and values in pages, whatever the activations' is; int8 has scales beside
+            them.
         sharding: of the pages, split over K alone.
     """
 
@@ -49,25 +48,25 @@ class KVCacheSpec:
     sharding: NamedSharding
 
     @property
-    def kv(self) -> PagesOfLayers:
+    def kv(self) -> tuple[Pages, ...]:
         """The whole cache, over all devices."""
         return self.blocks(self.num_blocks)
 
-    def blocks(self, count: int) -> PagesOfLayers:
+    def blocks(self, count: int) -> tuple[Pages, ...]:
         """Shapes of a number of blocks, as they also travel to and from the host."""
-        return tuple((pages, pages) for pages in self._pages(count))
+        return tuple(self._describe(layer, count) for layer in self.layers)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block on one device."""
-        return 2 * sum(self._shard_bytes(page) for page in self._pages(1))
+        return sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(self.blocks(1)))
 
     @property
     def host_block_bytes(self) -> int:
         """Bytes of a block in the host memory of the process whose devices hold most of it."""
         held: dict[int, set[str]] = collections.defaultdict(set)
-        (first, *_) = self._pages(1)
-        for device, place in self.sharding.devices_indices_map(first.shape).items():
+        (first, *_) = self.blocks(1)
+        for device, place in self.sharding.devices_indices_map(first.k.shape).items():
             held[device.process_index].add(str(place))
         return self.block_bytes * max(map(len, held.values()))
 
@@ -75,17 +74,21 @@ class KVCacheSpec:
     def most_blocks(self) -> int:
         """The most blocks that kernels can address, by what a device holds of each."""
         return min(
-            most_pages(self.block_size, self.sharding.shard_shape(page.shape)[2])
-            for page in self._pages(1)
+            most_pages(self.block_size, self.sharding.shard_shape(pages.k.shape)[2])
+            for pages in self.blocks(1)
         )
 
-    def _pages(self, count: int) -> Iterator[jax.ShapeDtypeStruct]:
-        """Shape of a number of pages of one layer's keys, or values."""
-        return (self._describe(layer, count) for layer in self.layers)
-
-    def _describe(self, layer: LayerPages, count: int) -> jax.ShapeDtypeStruct:
+    def _describe(self, layer: LayerPages, count: int) -> Pages:
+        """Shapes of a number of pages of one layer."""
         shape = (count, self.block_size, layer.heads, layer.head_dim)
-        return jax.ShapeDtypeStruct(shape, self.dtype, sharding=self.sharding)
+        each = jax.ShapeDtypeStruct(shape, self.dtype, sharding=self.sharding)
+        if self.dtype != jnp.int8:
+            return Pages(each, each)
+        scale = jax.ShapeDtypeStruct(shape[:3], jnp.float32, sharding=self.sharding)
+        return Pages(each, each, scale, scale)
 
-    def _shard_bytes(self, page: jax.ShapeDtypeStruct) -> int:
-        return math.prod(self.sharding.shard_shape(page.shape)) * self.dtype.itemsize
+
+def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    """Bytes of one device's share of an array."""
+    assert leaf.sharding is not None
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

@@ -1,11 +1,10 @@
 """The paged-attention op: one signature for every implementation."""
 
-from typing import Any
-
 import jax
 from jax import Array
 from jaxtyping import Float, Int32
 
+from jaxinfer.kernels.attention.pages import Attend, NormRopeWrite, PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.implementations import module_of
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -14,8 +13,7 @@ from jaxinfer.kernels.policy import XLA, Kernels
 @jax.named_scope("attention")
 def paged_attention(
     q: Float[Array, "T H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
+    pages: Pages,
     cu_seqlens_q: Int32[Array, " B1"],
     context_lens: Int32[Array, " B"],
     block_tables: Int32[Array, "B W"],
@@ -31,12 +29,11 @@ def paged_attention(
 
     Query ``i`` of row ``b`` sits at absolute position ``context_lens[b] - query_len[b] + i``
     where ``query_len[b] = cu_seqlens_q[b + 1] - cu_seqlens_q[b]``. The key at position ``p`` of row
-    ``b`` is ``k_pages[block_tables[b, p // S], p % S]``; keys of this step are already written.
+    ``b`` is ``pages.k[block_tables[b, p // S], p % S]``; keys of this step are already written.
 
     Args:
         q: normalised and rotated queries, rows packed one after the other.
-        k_pages: key pages; slots that no row reaches may hold anything, NaN included.
-        v_pages: value pages, likewise.
+        pages: keys and values; slots that no row reaches may hold anything, NaN included.
         cu_seqlens_q: ``[B + 1]`` offsets of the rows in ``q``, starting at 0, never decreasing.
         context_lens: keys of each row, this step's included; 0 marks a padding row.
         block_tables: page ids of each row in order; entries past the context are not used. Ids
@@ -56,20 +53,16 @@ def paged_attention(
     Raises:
         ValueError: a GPU's kernel was asked for something only "xla" does.
     """
-    decoding = max_query_len == 1
-    arrays = (q, k_pages, v_pages)
-    options: dict[str, Any] = {"scale": scale, "window": window}
-    if decoding:
-        if kernels.backend == "mosaic":
-            options["shared"] = shared
-        decode = module_of(kernels.backend, "decode").paged_decode_attention
-        return decode(*arrays, context_lens, block_tables, **options)
-    if kernels.backend in ("xla", "numba"):  # numba's prefill is XLA's
-        options["causal"] = causal
-    elif not causal:
+    scoring = Scoring(scale, window, causal)
+    if max_query_len == 1:
+        rows = PagedRows(context_lens, block_tables)
+        options = {"shared": shared} if kernels.backend == "mosaic" else {}
+        decode: Attend = module_of(kernels.backend, "decode").paged_decode_attention
+        return decode(q, pages, rows, scoring, **options)
+    if not causal and kernels.backend not in ("xla", "numba"):  # numba's prefill is XLA's
         raise ValueError(f"attention backend {kernels.backend!r} is causal only; use 'xla'")
-    prefill = module_of(kernels.backend, "prefill").paged_prefill_attention
-    return prefill(*arrays, cu_seqlens_q, context_lens, block_tables, **options)
+    prefill: Attend = module_of(kernels.backend, "prefill").paged_prefill_attention
+    return prefill(q, pages, PagedRows(context_lens, block_tables, cu_seqlens_q), scoring)
 
 
 @jax.named_scope("rope_and_write")
@@ -79,13 +72,12 @@ def norm_rope_write(
     k_norm: Float[Array, " D"] | None,
     cos: Float[Array, "T D"],
     sin: Float[Array, "T D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
+    pages: Pages,
     slot_mapping: Int32[Array, " T"],
     *,
     eps: float,
     kernels: Kernels = XLA,
-) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
+) -> tuple[Float[Array, "T H D"], Pages]:
     """Normalise, if the model does, and rotate q and k, and write k and v into their pages.
 
     Args:
@@ -95,15 +87,14 @@ def norm_rope_write(
         k_norm: weight of the per-head RMSNorm of k.
         cos: rotary cosines at each token's position, both halves filled, in the model's dtype.
         sin: rotary sines, likewise.
-        k_pages: key pages, updated in place where the caller donates them.
-        v_pages: value pages, likewise.
+        pages: updated in place where the caller donates them.
         slot_mapping: ``page * S + offset`` of each token; padding tokens carry slot 0, which
             belongs to page 0, which no sequence ever holds. Must lie in ``[0, P * S)``.
         eps: of both norms.
         kernels: whose implementation.
 
     Returns:
-        The rotated queries and both page arrays.
+        The rotated queries, and the pages with this step's keys and values.
     """
-    write = module_of(kernels.backend, "norm_rope_write").norm_rope_write
-    return write(heads, q_norm, k_norm, cos, sin, k_pages, v_pages, slot_mapping, eps=eps)
+    write: NormRopeWrite = module_of(kernels.backend, "norm_rope_write").norm_rope_write
+    return write(heads, q_norm, k_norm, cos, sin, pages, slot_mapping, eps=eps)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Bool, Float
 
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.xla_decode import (
     Pieces,
     cut_pages,
-    gather_pieces,
     paged_decode_attention,
 )
 
@@ -29,7 +29,7 @@ _QUERY_BLOCK = 64  # queries of one sequence that a prefill tile row holds
 _LOWEST = -1e30
 
 
-class _Rows(NamedTuple):
+class _Queries(NamedTuple):
     """Blocks of queries, each of one sequence: the work item that attention is computed in."""
 
     q: Array  # [R, Q, H, D]
@@ -39,39 +39,29 @@ class _Rows(NamedTuple):
 
 
 def paged_prefill_attention(
-    q: Float[Array, "T H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    cu_seqlens_q: Int32[Array, " B1"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
-    *,
-    scale: float,
-    causal: bool = True,
-    window: int | None = None,
+    q: Float[Array, "T H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "T H D"]:
-    """Packed queries of ragged sequences; arguments as in `paged_attention` of `attention/op.py`.
+    """Packed queries of ragged sequences, as `Attend`.
 
     Rows of one query (decoding rows in a mixed step) take the decode path, where a row costs one
     query and not a block of them; longer rows are cut into blocks of queries.
     """
     T = q.shape[0]
+    context_lens, block_tables, cu_seqlens_q = rows
+    assert cu_seqlens_q is not None
     starts, lens = cu_seqlens_q[:-1], jnp.diff(cu_seqlens_q)
     lens = jnp.where(context_lens > 0, lens, 0)
     single = lens == 1
     decoded = paged_decode_attention(
         jnp.take(q, starts, axis=0, mode="clip"),
-        k_pages,
-        v_pages,
-        jnp.where(single, context_lens, 0),
-        block_tables,
-        scale=scale,
-        window=window,
+        pages,
+        PagedRows(jnp.where(single, context_lens, 0), block_tables),
+        scoring,
     )
     # Index T is out of range on purpose: mode="drop" discards the rows.
     out = jnp.zeros_like(q).at[jnp.where(single, starts, T)].set(decoded, mode="drop")
-    pieces = cut_pages(k_pages, v_pages, _CHUNK)
-    tables = _pad_tables(block_tables, k_pages.shape[1])
+    pieces = cut_pages(pages, _CHUNK)
+    tables = _pad_tables(block_tables, pages.k.shape[1])
     block_ends = jnp.cumsum(jnp.where(single, 0, -(-lens // _QUERY_BLOCK)))
     tile = _rows_per_tile()
 
@@ -84,13 +74,13 @@ def paged_prefill_attention(
         offset = (block - first_block)[:, None] * _QUERY_BLOCK + jnp.arange(_QUERY_BLOCK)
         valid = exists[:, None] & (offset < lens[row][:, None])
         token = jnp.where(valid, starts[row][:, None] + offset, T)
-        rows = _Rows(
+        queries = _Queries(
             jnp.take(q, token, axis=0, mode="clip"),
             (context_lens - lens)[row][:, None] + offset,
             jnp.where(exists, context_lens[row], 0),
             tables[row],
         )
-        attended = _attend(rows, pieces, scale=scale, causal=causal, window=window)
+        attended = _attend(queries, pieces, scoring)
         return out.at[token].set(attended, mode="drop")
 
     return lax.fori_loop(0, -(-block_ends[-1] // tile), attend_tile, out)
@@ -107,17 +97,18 @@ def _pad_tables(block_tables: Array, S: int) -> Array:
     return jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % width)))
 
 
-def _attend(
-    rows: _Rows, pieces: Pieces, *, scale: float, causal: bool, window: int | None
-) -> Float[Array, "R Q H D"]:
+def _attend(rows: _Queries, pieces: Pieces, scoring: Scoring) -> Float[Array, "R Q H D"]:
     """Online softmax over the chunks that any of the rows can see."""
     R, Q, H, D = rows.q.shape
-    K = pieces.k.shape[2]
+    window = scoring.window
+    K = pieces.pools.k.shape[2]
     # [R, K, Q * G, D]: the queries that share a KV head form one matrix.
     q = rows.q.reshape(R, Q, K, H // K, D).swapaxes(1, 2).reshape(R, K, -1, D)
+    if pieces.pools.k_scale is not None:
+        q = q.astype(jnp.float32)  # as keys and values are, once they are read
     present = rows.context_lens > 0
     last = rows.context_lens - 1
-    if causal:
+    if scoring.causal:
         last = jnp.minimum(last, rows.positions[:, -1])
     end = jnp.max(jnp.where(present, last, -1)) // _CHUNK + 1
     start = jnp.zeros_like(end)
@@ -129,13 +120,13 @@ def _attend(
         highest, total, acc = state
         k, v = _gather_chunk(pieces, rows.block_tables, chunk)
         key = chunk * _CHUNK + jnp.arange(_CHUNK)
-        visible = _visible(rows, key, causal=causal, window=window)
+        visible = _visible(rows, key, scoring)
         # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
         seen = (key < rows.context_lens[:, None])[:, :, None, None]
         v = jnp.where(seen, v, jnp.zeros_like(v))
         scores = _product("rkqd,rckd->rkqc", q, k)
         visible = jnp.repeat(visible, H // K, axis=1)[:, None]
-        scores = jnp.where(visible, scores * scale, -jnp.inf)
+        scores = jnp.where(visible, scores * scoring.scale, -jnp.inf)
         new_highest = jnp.maximum(highest, scores.max(-1))
         weights = jnp.exp(scores - new_highest[..., None])
         shrink = jnp.exp(highest - new_highest)
@@ -171,15 +162,15 @@ def _gather_chunk(pieces: Pieces, block_tables: Array, chunk: Array | int) -> tu
     index = chunk * count + jnp.arange(count)
     pages_of_chunk = jnp.take(block_tables, index // pieces.per_page, axis=1, mode="clip")
     ids = pages_of_chunk * pieces.per_page + index % pieces.per_page
-    return gather_pieces(pieces.k, ids), gather_pieces(pieces.v, ids)
+    return pieces.gather(ids)
 
 
-def _visible(rows: _Rows, key: Array, *, causal: bool, window: int | None) -> Bool[Array, "R Q C"]:
+def _visible(rows: _Queries, key: Array, scoring: Scoring) -> Bool[Array, "R Q C"]:
     position = rows.positions[:, :, None]
     visible = key < rows.context_lens[:, None, None]
     visible = jnp.broadcast_to(visible, (*rows.positions.shape, key.shape[0]))
-    if causal:
+    if scoring.causal:
         visible &= key <= position
-    if window is not None:
-        visible &= key > position - window
+    if scoring.window is not None:
+        visible &= key > position - scoring.window
     return visible

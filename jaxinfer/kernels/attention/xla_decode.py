@@ -14,8 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Bool, Float, Int32, Shaped
 
+from jaxinfer.kernels.attention.int8_pages import dequantize
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E
 
 _CHUNK = 32  # keys
@@ -27,34 +29,45 @@ class Pieces(NamedTuple):
     """Pools of pages cut into pieces: none spans two chunks, and a chunk is a whole number of them.
 
     Attributes:
-        k: ``[P * per_page, size, K, D]``.
-        v: likewise.
+        pools: ``[P * per_page, size, ...]`` each.
         per_page: pieces of a page.
     """
 
-    k: Array
-    v: Array
+    pools: Pages
     per_page: int
 
     @property
     def size(self) -> int:
         """Keys of a piece."""
-        return self.k.shape[1]
+        return self.pools.k.shape[1]
+
+    def gather(
+        self, ids: Int32[Array, "R count"]
+    ) -> tuple[Float[Array, "R C K D"], Float[Array, "R C K D"]]:
+        """Keys and values of each row's pieces, side by side; C is ``count * size``.
+
+        Those of an int8 cache are float32. What lies in unused places is garbage in any case.
+        """
+        k, v, k_scale, v_scale = jax.tree.map(lambda pool: gather_pieces(pool, ids), self.pools)
+        if k_scale is None:
+            return k, v
+        return dequantize(k, k_scale), dequantize(v, v_scale)
 
 
-def cut_pages(
-    k_pages: Float[Array, "P S K D"], v_pages: Float[Array, "P S K D"], chunk: int
-) -> Pieces:
+def cut_pages(pages: Pages, chunk: int) -> Pieces:
     """View the pools for chunks of a given number of keys."""
-    P, S, K, D = k_pages.shape
+    S = pages.k.shape[1]
     size = math.gcd(S, chunk)
-    shape = (P * (S // size), size, K, D)
-    return Pieces(k_pages.reshape(shape), v_pages.reshape(shape), S // size)
+    per_page = S // size
+    pools = jax.tree.map(
+        lambda pool: pool.reshape(pool.shape[0] * per_page, size, *pool.shape[2:]), pages
+    )
+    return Pieces(pools, per_page)
 
 
 def gather_pieces(
-    pool: Float[Array, "P size K D"], ids: Int32[Array, "R count"]
-) -> Float[Array, "R C K D"]:
+    pool: Shaped[Array, "P size *rest"], ids: Int32[Array, "R count"]
+) -> Shaped[Array, "R C *rest"]:
     """The pieces of each row side by side; C is ``count * size``."""
     # Gathered as rows of a matrix: XLA's CPU backend copies a row in one piece.
     found = jnp.take(pool.reshape(pool.shape[0], -1), ids.reshape(-1), axis=0, mode="clip")
@@ -104,22 +117,13 @@ class _Softmax(NamedTuple):
 
 
 def paged_decode_attention(
-    q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
-    *,
-    scale: float,
-    window: int | None = None,
+    q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "B H D"]:
-    """One query per sequence, at position ``context_lens - 1``; rows of context 0 give zeros.
-
-    Arguments and guarantees as in `jaxinfer.kernels.attention.op.paged_attention`.
-    """
+    """As `Attend`."""
     B, H, D = q.shape
-    K = k_pages.shape[2]
-    pieces = cut_pages(k_pages, v_pages, _CHUNK)
+    K = pages.k.shape[2]
+    context_lens, block_tables, window = rows.context_lens, rows.block_tables, scoring.window
+    pieces = cut_pages(pages, _CHUNK)
     chunks = _list_chunks(context_lens, window)
     grouped = q.reshape(B, K, H // K, D)
     size = _chunks_per_tile(B)
@@ -128,7 +132,7 @@ def paged_decode_attention(
         tile = _cut_tile(
             i * size + jnp.arange(size), chunks, pieces, context_lens, block_tables, window
         )
-        return _add_tile(state, tile, grouped, pieces, scale)
+        return _add_tile(state, tile, grouped, pieces, scoring.scale)
 
     shape = grouped.shape[:3]
     empty = _Softmax(
@@ -186,8 +190,7 @@ def _add_tile(
     state: _Softmax, tile: _Tile, q: Float[Array, "B K G D"], pieces: Pieces, scale: float
 ) -> _Softmax:
     """One step of the online softmax, for all rows that have a chunk in the tile."""
-    k = gather_pieces(pieces.k, tile.page_ids)
-    v = gather_pieces(pieces.v, tile.page_ids)
+    k, v = pieces.gather(tile.page_ids)
     # Scores of unseen keys become -inf; their values become 0, since 0 * NaN is NaN.
     v = jnp.where(tile.visible[:, :, None, None], v, jnp.zeros_like(v))
     scores = _scores(jnp.take(q, tile.rows, axis=0, mode="clip"), k) * (scale * LOG2_E)

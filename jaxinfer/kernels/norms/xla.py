@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
+from jaxinfer.kernels.attention.int8_pages import quantize
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.rounding import narrow, rounded
 
 
@@ -30,17 +32,20 @@ def norm_rope_write(
     k_norm: Float[Array, " D"] | None,
     cos: Float[Array, "T D"],
     sin: Float[Array, "T D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
+    pages: Pages,
     slot_mapping: Int32[Array, " T"],
     *,
     eps: float,
-) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
+) -> tuple[Float[Array, "T H D"], Pages]:
     """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention/op.py`."""
-    q, k, v = heads if len(heads) == 3 else _split(heads[0], k_pages.shape[2])
+    q, k, v = heads if len(heads) == 3 else _split(heads[0], pages.k.shape[2])
     q = _rotate(q if q_norm is None else rms_norm(q, q_norm, eps), cos, sin)
     k = _rotate(k if k_norm is None else rms_norm(k, k_norm, eps), cos, sin)
-    return q, _write(k_pages, k, slot_mapping), _write(v_pages, v, slot_mapping)
+    if pages.k_scale is None:
+        return q, Pages(_write(pages.k, k, slot_mapping), _write(pages.v, v, slot_mapping))
+    (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
+    rows = Pages(k, v, k_scale, v_scale)
+    return q, jax.tree.map(lambda held, new: _write(held, new, slot_mapping), pages, rows)
 
 
 def _split(merged: Array, num_kv_heads: int) -> list[Array]:

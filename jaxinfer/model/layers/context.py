@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Int32
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream
@@ -20,8 +20,6 @@ Heads = tuple[jax.Array, ...]
 "mosaic" kernels possibly in a single one, ``[..., H + 2K, D]``, in this order."""
 Rotation = tuple[jax.Array, jax.Array]
 """Cosines and sines ``[..., D]`` of each token's rotation, in the model's dtype."""
-Pages = tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]]
-"""Key and value pages of one layer."""
 Attend = Callable[[Params, Heads], jax.Array]
 """``(attention parameters, heads) -> [..., H, D]``."""
 Tap = Callable[[str, jax.Array], None]

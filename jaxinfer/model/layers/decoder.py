@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int32
 
 from jaxinfer.kernels.attention.op import norm_rope_write
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import (
     Linear,
@@ -37,7 +38,6 @@ from jaxinfer.model.layers.context import (
     Heads,
     LayerContext,
     LayerStep,
-    Pages,
     Params,
     Parts,
     Rotation,
@@ -223,17 +223,16 @@ def write_heads(
     kernels: Kernels,
 ) -> tuple[Float[Array, "T H D"], Pages]:
     """`rotate_heads` of packed tokens, and their keys and values in the pages."""
-    queries, k_pages, v_pages = norm_rope_write(
+    return norm_rope_write(
         heads,
         attention.get("q_norm"),
         attention.get("k_norm"),
         *rotation,
-        *pages,
+        pages,
         slot_mapping,
         eps=config.rms_norm_eps,
         kernels=kernels,
     )
-    return queries, (k_pages, v_pages)
 
 
 @jax.named_scope("norm")

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.export
 
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.serving.compile.cache.entries import Entries
 from jaxinfer.serving.programs.programs import Program
 from jaxinfer.serving.sampling.layout import LogitEdits, SamplingArrays, SlotState
@@ -29,7 +30,10 @@ _DISTRIBUTIONS = (
 )
 
 # Their serialized form is of one version of JAX and Triton; so is an entry of the store.
-_KERNEL_CALLS = ("jaxinfer_paged_decode_attention", "mosaic_gpu_v2", "triton_kernel_call")
+_KERNEL_CALLS = (
+    *("jaxinfer_paged_decode_attention", "jaxinfer_paged_decode_attention_int8"),
+    *("mosaic_gpu_v2", "triton_kernel_call"),
+)
 
 # What JAX tells its user; no program depends on it.
 _TOLD = (
@@ -38,7 +42,7 @@ _TOLD = (
 )
 
 # The only arguments that are more than tuples and dictionaries of arrays.
-for _kind in (SamplingArrays, SlotState, LogitEdits):
+for _kind in (Pages, SamplingArrays, SlotState, LogitEdits):
     jax.export.register_namedtuple_serialization(
         _kind, serialized_name=f"jaxinfer.{_kind.__name__}"
     )

@@ -60,6 +60,7 @@ def describe_work(
         "peer_buffers": context.peer_buffers,
         "max_logprobs": context.max_logprobs,
         "logprobs_mode": context.logprobs_mode,
+        "kv_cache_dtype": context.kv_cache_dtype,
         "num_blocks": programs.num_blocks,
         "num_slots": programs.num_slots,
         "params": [
@@ -127,6 +128,7 @@ def _programs(description: dict[str, Any]) -> Programs:
         description["peer_buffers"],
         max_logprobs=description["max_logprobs"],
         logprobs_mode=description["logprobs_mode"],
+        kv_cache_dtype=description["kv_cache_dtype"],
     )
     return Programs(
         context,

@@ -1,12 +1,12 @@
 """Copies whole KV blocks on the devices: within the pages, and out and in again for swapping."""
 
 import jax
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Int32
 
 from jaxinfer.serving.programs.steps import KVCache
 
-Blocks = tuple[tuple[Float[Array, "n S K D"], Float[Array, "n S K D"]], ...]
-"""Keys and values of n blocks, layer by layer."""
+Blocks = KVCache
+"""The contents of n blocks, layer by layer: ``[n, ...]`` where pages are ``[P, ...]``."""
 
 
 def gather_blocks(kv: KVCache, ids: Int32[Array, " n"]) -> Blocks:

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages, PagesOfLayers
+from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.model.families.family import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
@@ -111,12 +112,12 @@ class Programs:
             (layer,) * config.num_hidden_layers,
             self.num_blocks,
             self.context.block_size,
-            self.dtype,
+            self.dtype if self.context.kv_cache_dtype == "auto" else jnp.dtype(jnp.int8),
             NamedSharding(self.context.mesh, kv_pages_spec(self.context.rules)),
         )
 
     @property
-    def kv(self) -> PagesOfLayers:
+    def kv(self) -> tuple[Pages, ...]:
         """Shapes of the whole KV cache."""
         return self.cache.kv
 
@@ -143,7 +144,7 @@ class Programs:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of pages and hidden states, which is the parameters'."""
+        """The dtype of hidden states, which is the parameters'."""
         return self.params["model"]["embed_tokens"].dtype
 
     def whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:

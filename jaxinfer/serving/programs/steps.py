@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.config import MAX_LOGPROBS, LogprobsMode
+from jaxinfer.config import MAX_LOGPROBS, KVCacheDType, LogprobsMode
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.matmul.op import ResidualStream, begin, begin_sum
 from jaxinfer.kernels.policy import Kernels
@@ -28,14 +29,14 @@ from jaxinfer.model.architecture import Architecture, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
-from jaxinfer.model.layers.context import LayerContext, LayerStep, Pages, Parts, Rotation
+from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotation
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows, StepInputs
 from jaxinfer.serving.programs.token_parts import cut
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 
-KVCache = tuple[tuple[Float[Array, "P S K D"], Float[Array, "P S K D"]], ...]
-"""Key and value pages of each layer."""
+KVCache = tuple[Pages, ...]
+"""The pages of each layer."""
 Forward = Callable[..., tuple[KVCache, Array, Array]]
 """What `feed_last_tokens` is, or behaves as."""
 
@@ -55,6 +56,7 @@ class StepContext:
         sampler: a user's replacement of the draw.
         max_logprobs: most likeliest tokens that a step reports.
         logprobs_mode: of which distribution mode "full" reports log-probabilities.
+        kv_cache_dtype: what pages hold.
     """
 
     config: ModelConfig
@@ -67,6 +69,7 @@ class StepContext:
     sampler: CustomSampler | None = None
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: LogprobsMode = "processed_logprobs"
+    kv_cache_dtype: KVCacheDType = "auto"
 
     @property
     def architecture(self) -> Architecture:
@@ -308,7 +311,7 @@ def write_and_attend(
 ) -> tuple[Float[Array, "_ H D"], Pages]:
     """One layer's attention from raw heads, of all tokens or some; and the pages with these in."""
     config, kernels = context.config, context.kernels
-    q, (k_pages, v_pages) = context.architecture.write_heads(
+    q, pages = context.architecture.write_heads(
         attention, heads, rotation, pages, tokens.slot_mapping, config, kernels
     )
     cu_seqlens = tokens.cu_seqlens
@@ -317,8 +320,7 @@ def write_and_attend(
         cu_seqlens = jnp.arange(last_rows.shape[0] + 1, dtype=jnp.int32)
     mixed = paged_attention(
         q,
-        k_pages,
-        v_pages,
+        pages,
         cu_seqlens,
         tokens.context_lens,
         tokens.block_tables,
@@ -327,4 +329,4 @@ def write_and_attend(
         shared=tokens.shared,
         kernels=kernels,
     )
-    return mixed, (k_pages, v_pages)
+    return mixed, pages

@@ -27,8 +27,8 @@ def allocate(
     pages, others = programs.kv, (programs.last_tokens, programs.slot_state)
     structs, tree = jax.tree.flatten(others)
     last_tokens, slots = jax.tree.unflatten(tree, _maker(tuple(structs), cache_directory)())
-    kv = [[_maker((part,), cache_directory)()[0] for part in layer] for layer in pages]
-    return tuple((keys, values) for keys, values in kv), last_tokens, slots
+    kv = jax.tree.map(lambda part: _maker((part,), cache_directory)()[0], pages)
+    return kv, last_tokens, slots
 
 
 # Compiled once for all layers of the same shape, and not again when a cache is rebuilt.
@@ -72,7 +72,7 @@ def copy_blocks(
         ValueError: a block that can't be held is named; nothing is copied then.
     """
     ids = np.array(pairs, np.int32).T
-    num_blocks = kv[0][0].shape[0]
+    num_blocks = kv[0].k.shape[0]
     if ids.min() < 1 or ids.max() >= num_blocks:
         raise ValueError(f"blocks must be in [1, {num_blocks}) to be copied: {list(pairs)}")
     small, large = COPIES_A_STEP

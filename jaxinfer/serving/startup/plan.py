@@ -106,6 +106,7 @@ def plan_engine(
         sampler,
         engine_config.count_logprobs(model_config.vocab_size),
         engine_config.logprobs_mode,
+        engine_config.kv_cache_dtype,
     )
     # As few blocks as possible until their number is known: temporaries don't depend on it.
     programs = Programs(context, params, 2, engine_config.max_num_seqs + 1)
@@ -200,6 +201,7 @@ def choose_attention(
         group_size=model_config.num_attention_heads // model_config.num_key_value_heads,
         platform=device.platform,
         compute_capability=compute_capability_of(device),
+        kv_cache_dtype=engine_config.kv_cache_dtype,
     )
 
 

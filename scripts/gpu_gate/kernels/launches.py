@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.implementations import Op, module_of
 from jaxinfer.kernels.norms.xla import rms_norm
@@ -81,8 +82,7 @@ def _attention(
     offsets = np.concatenate([[0], np.cumsum(queries)])
     arguments = (
         _draw(0, sum(queries), _H, _D),
-        _draw(1, _PAGES, _S, _K, _D),
-        _draw(2, _PAGES, _S, _K, _D),
+        Pages(_draw(1, _PAGES, _S, _K, _D), _draw(2, _PAGES, _S, _K, _D)),
         jnp.asarray(offsets, jnp.int32),
         jnp.asarray(contexts, jnp.int32),
         _tables(contexts) if tables is None else tables,
@@ -118,8 +118,8 @@ def _norm_rope_write() -> Iterator[Launch]:
         merged = _draw(0, T, _H + 2 * _K, _D)
         heads = tuple(jnp.split(merged, [_H, _H + _K], axis=1))
         slots = np.random.default_rng(0).permutation(_PAGES * _S)[:T]
-        pages = _draw(3, _PAGES, _S, _K, _D), _draw(4, _PAGES, _S, _K, _D)
-        arguments = (_draw(1, _D), _draw(2, _D), _draw(5, T, _D), _draw(6, T, _D), *pages)
+        pages = Pages(_draw(3, _PAGES, _S, _K, _D), _draw(4, _PAGES, _S, _K, _D))
+        arguments = (_draw(1, _D), _draw(2, _D), _draw(5, T, _D), _draw(6, T, _D), pages)
         arguments = (*arguments, jnp.asarray(slots, jnp.int32))
         for name, given in (("three arrays", heads), ("one array", (merged,))):
             write = functools.partial(attention.norm_rope_write, eps=_EPS)

@@ -4,10 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-# The op with its backend bound: (q, k_pages, v_pages, cu_seqlens_q, context_lens, block_tables,
+from jaxinfer.kernels.attention.pages import Pages
+
+# The op with its backend bound: (q, pages, cu_seqlens_q, context_lens, block_tables,
 # *, scale, window=None, max_query_len=None) -> out.
 Attention = Callable[..., Any]
 
@@ -172,8 +175,7 @@ class Problem:
     """The arrays of a case, and the exact answer."""
 
     q: np.ndarray
-    k_pages: np.ndarray
-    v_pages: np.ndarray
+    pages: Pages
     cu_seqlens_q: np.ndarray
     context_lens: np.ndarray
     block_tables: np.ndarray
@@ -181,10 +183,10 @@ class Problem:
     expected: np.ndarray
 
     @property
-    def arguments(self) -> tuple[np.ndarray, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """The op's arrays, in order."""
-        pages = self.k_pages, self.v_pages
-        return self.q, *pages, self.cu_seqlens_q, self.context_lens, self.block_tables
+        arrays = self.q, self.pages, self.cu_seqlens_q, self.context_lens, self.block_tables
+        return jax.tree.map(jnp.asarray, arrays)
 
 
 def build(case: Case, dtype: Any, seed: int) -> Problem:
@@ -224,7 +226,7 @@ def build(case: Case, dtype: Any, seed: int) -> Problem:
     scale = D**-0.5
     expected = _exact(case, q, keys, values, cu_seqlens, scale)
     contexts = np.asarray(case.context_lens, np.int32)
-    return Problem(q, k_pages, v_pages, cu_seqlens, contexts, tables, scale, expected)
+    return Problem(q, Pages(k_pages, v_pages), cu_seqlens, contexts, tables, scale, expected)
 
 
 def _exact(
@@ -260,7 +262,7 @@ def check(attention: Attention, case: Case, dtype: Any, *, seed: int = 0) -> Non
     """Run `attention` on `case` and compare with fp64; the shared body of every test."""
     problem = build(case, dtype, seed)
     out = attention(
-        *map(jnp.asarray, problem.arguments),
+        *problem.arguments,
         scale=problem.scale,
         window=case.window,
         max_query_len=1 if case.decode else None,

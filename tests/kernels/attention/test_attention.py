@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.policy import Kernels
 
 
@@ -13,8 +14,7 @@ def test_kernels_refuse_to_drop_the_causal_mask():
     with pytest.raises(ValueError, match="causal only"):
         paged_attention(
             q,
-            pages,
-            pages,
+            Pages(pages, pages),
             ints,
             ints[:1],
             ints[None],

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.policy import Kernels
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
@@ -39,7 +40,7 @@ def test_two_blocks_of_the_kernels_of_shared_keys_fit(group, kv_heads, monkeypat
     pages = jax.ShapeDtypeStruct((999, S, kv_heads, D), jnp.bfloat16)
     shared = SharedPrefixes(_int32(1), _int32(44, 4), _int32(rows, 4))
     arguments = (_int32(rows + 1), _int32(rows), _int32(rows, 64), shared)
-    compile_for_h200(op, q, pages, pages, *arguments)
+    compile_for_h200(op, q, Pages(pages, pages), *arguments)
     said = "".join(capfd.readouterr())
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
     shared_bytes = [int(n) for n in re.findall(r"smem_scratch_bytes=(\d+)", said)]

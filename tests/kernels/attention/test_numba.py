@@ -14,6 +14,7 @@ import pytest
 
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.numba import call_frame, decode
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params, save_params
@@ -48,13 +49,17 @@ def test_prefills_are_xlas():
 def _run(problem, rows=slice(None), **changes):
     arrays = {
         "q": problem.q[rows],
-        "k_pages": problem.k_pages,
-        "v_pages": problem.v_pages,
+        **problem.pages._asdict(),
         "context_lens": problem.context_lens[rows],
         "block_tables": problem.block_tables[rows],
         **changes,
     }
-    run = jax.jit(functools.partial(decode.paged_decode_attention, scale=problem.scale))
+
+    @jax.jit
+    def run(q, k, v, k_scale, v_scale, context_lens, block_tables):
+        pages, seen = Pages(k, v, k_scale, v_scale), PagedRows(context_lens, block_tables)
+        return decode.paged_decode_attention(q, pages, seen, Scoring(problem.scale))
+
     return np.asarray(run(**jax.tree.map(jnp.asarray, arrays)))
 
 
@@ -78,9 +83,9 @@ def test_the_size_of_pages_makes_no_difference():
     for size in (8, 32):
         # Three rows that share the same keys, of which each sees more.
         table = np.arange(96 // size, dtype=np.int32)[None].repeat(3, 0)
-        k_pages, v_pages = keys.reshape(2, -1, size, 2, 128)
+        k, v = keys.reshape(2, -1, size, 2, 128)
         contexts = np.array([31, 64, 77], np.int32)
-        pages = {"k_pages": k_pages, "v_pages": v_pages, "block_tables": table}
+        pages = {"k": k, "v": v, "block_tables": table}
         outs.append(_run(problem, slice(3), context_lens=contexts, **pages))
     np.testing.assert_array_equal(*outs)
 
@@ -95,11 +100,11 @@ def test_calls_share_the_pairs_of_rows_and_heads(cores, calls, monkeypatch):
     np.testing.assert_array_equal(_run(problem), expected)
 
 
-@pytest.mark.parametrize("name", ["k_pages", "v_pages", "q"])
+@pytest.mark.parametrize("name", ["k", "v", "q"])
 def test_a_value_that_is_not_a_number_spoils_its_own_row_alone(name):
     problem = _problem()
     expected = _run(problem)
-    spoilt = getattr(problem, name).copy()
+    spoilt = (problem.q if name == "q" else getattr(problem.pages, name)).copy()
     spoilt[2 if name == "q" else problem.block_tables[2, 0], 0] = np.nan
     got = _run(problem, **{name: spoilt})
     spoilt_row = np.isnan(got[2]).any()

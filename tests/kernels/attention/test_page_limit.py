@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jaxinfer.config import EngineConfig
 from jaxinfer.kernels.attention import op as attention
 from jaxinfer.kernels.attention.page_limit import most_pages
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.shared_prefixes import most_items
@@ -43,7 +44,7 @@ def _lower(tokens, rows, pool, *, pages=None, items=0, **options):
     S, K, D, dtype = pool
     pages = _shape(pages or most_pages(S, K), S, K, D, dtype=dtype)
     shared = SharedPrefixes(_shape(1), _shape(items, 4), _shape(rows, 4)) if items else None
-    arguments = (_shape(tokens, 2 * K, D, dtype=dtype), pages, pages, _shape(rows + 1))
+    arguments = (_shape(tokens, 2 * K, D, dtype=dtype), Pages(pages, pages), _shape(rows + 1))
 
     def op(*arguments):
         *arguments, shared = arguments

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention import op as attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.policy import Kernels
 from tests.kernels.attention import attention_cases
 from tests.kernels.h200_target import compile_for_h200, needs_plugin
@@ -80,4 +81,4 @@ def test_attention_lowers_for_a_gpu(max_query_len, monkeypatch):
     numbers = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((B + 1,), (B,), (B, W))]
     pages = jax.ShapeDtypeStruct((P, S, K, D), jnp.bfloat16)
     q = jax.ShapeDtypeStruct((B, H, D), jnp.bfloat16)
-    assert "triton_kernel_call" in compile_for_h200(op, q, pages, pages, *numbers).as_text()
+    assert "triton_kernel_call" in compile_for_h200(op, q, Pages(pages, pages), *numbers).as_text()

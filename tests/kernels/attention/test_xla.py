@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention.op import paged_attention
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.policy import Kernels
 from tests.kernels.attention import attention_cases as cases
 from tests.kernels.attention import covering_cases as covering
@@ -36,7 +37,7 @@ def test_decode_equals_fp64(case):
 
 def test_rows_that_are_all_empty_give_zeros():
     problem = cases.build(covering.decode_cases()[0], jnp.float32, 0)
-    *arrays, contexts, tables = map(jnp.asarray, problem.arguments)
+    *arrays, contexts, tables = problem.arguments
     none = 0 * contexts, 0 * tables
     out = _attention(*arrays, *none, scale=problem.scale, window=None, max_query_len=1)
     assert not np.asarray(out).any()
@@ -81,7 +82,7 @@ def test_tiles_of_many_rows_equal_fp64(monkeypatch):
 
 def test_without_causal_mask_every_query_sees_the_whole_context():
     problem = cases.build(cases.Case("full", (6,), (40,)), jnp.float32, 0)
-    q, *rest = map(jnp.asarray, problem.arguments)
+    q, *rest = problem.arguments
     op = functools.partial(paged_attention, scale=problem.scale, causal=False)
     out = jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)(q, *rest)
     last = _attention(
@@ -93,10 +94,10 @@ def test_without_causal_mask_every_query_sees_the_whole_context():
 
 def test_prefill_temporaries_follow_the_tokens_not_batch_times_longest():
     # 16 rows, 64 queries in all, tables that reach 64k keys: dense scores would take 2 GiB.
+    pages = jax.ShapeDtypeStruct((4097, 16, 2, 64), jnp.float32)
     shapes = (
         jax.ShapeDtypeStruct((64, 8, 64), jnp.float32),
-        jax.ShapeDtypeStruct((4097, 16, 2, 64), jnp.float32),
-        jax.ShapeDtypeStruct((4097, 16, 2, 64), jnp.float32),
+        Pages(pages, pages),
         jax.ShapeDtypeStruct((17,), jnp.int32),
         jax.ShapeDtypeStruct((16,), jnp.int32),
         jax.ShapeDtypeStruct((16, 4096), jnp.int32),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention import xla_decode as reference_decode
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.xla_decode import paged_decode_attention
 
 H, K, D, KEYS = 4, 2, 64, 1152
@@ -19,15 +20,16 @@ def pools():
 
 @functools.cache
 def _op(window):
-    return jax.jit(functools.partial(paged_decode_attention, scale=1.0, window=window))
+    return jax.jit(functools.partial(paged_decode_attention, scoring=Scoring(1.0, window)))
 
 
 def _attend(pools, lens, order, *, block_size=16, window=None):
     """Decode rows that see the first `lens` keys, packed in this order; results in that of lens."""
     queries = np.random.default_rng(1).normal(size=(len(lens), H, D)).astype(np.float32)
-    pages = [pool.reshape(-1, block_size, K, D) for pool in pools]
+    pages = Pages(*(pool.reshape(-1, block_size, K, D) for pool in pools))
     tables = np.tile(np.arange(KEYS // block_size, dtype=np.int32), (len(order), 1))
-    out = np.asarray(_op(window)(queries[order], *pages, np.asarray(lens, np.int32)[order], tables))
+    rows = PagedRows(np.asarray(lens, np.int32)[order], tables)
+    out = np.asarray(_op(window)(queries[order], pages, rows))
     return out[np.argsort(order)]
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.kernels.attention.pages import PagedRows, Scoring
 from jaxinfer.kernels.attention.xla import paged_prefill_attention
 from tests.kernels.attention import attention_cases as cases
 from tests.kernels.attention import covering_cases as covering
@@ -12,7 +13,10 @@ from tests.kernels.attention import covering_cases as covering
 
 @functools.cache
 def _op(window, scale):
-    op = functools.partial(paged_prefill_attention, scale=scale, window=window)
+    def op(q, pages, cu_seqlens_q, context_lens, block_tables):
+        rows = PagedRows(context_lens, block_tables, cu_seqlens_q)
+        return paged_prefill_attention(q, pages, rows, Scoring(scale, window))
+
     return jax.jit(op, compiler_options=cases.QUICK_TO_COMPILE)
 
 
@@ -28,7 +32,7 @@ def test_prefill_equals_fp64(case):
 
 def test_padding_alone_gives_zeros():
     problem = cases.build(covering.prefill_cases()[1], jnp.float32, 0)
-    *arrays, offsets, contexts, tables = map(jnp.asarray, problem.arguments)
+    *arrays, offsets, contexts, tables = problem.arguments
     none = 0 * offsets, 0 * contexts, 0 * tables
     out = _attention(*arrays, *none, scale=problem.scale, window=None, max_query_len=None)
     assert not np.asarray(out).any()

@@ -27,9 +27,9 @@ def _tensor(array):
     return torch.tensor(array.astype(np.float32) if array.dtype.kind == "f" else array)
 
 
-def _attention(q, k, v, cu, lens, tables, *, scale, window, max_query_len, splits):
-    (T, H, D), (S, K), W = q.shape, k.shape[1:3], tables.shape[1]
-    args = [_tensor(x) for x in (q, k, v)]
+def _attention(q, pages, cu, lens, tables, *, scale, window, max_query_len, splits):
+    (T, H, D), (S, K), W = q.shape, pages.k.shape[1:3], tables.shape[1]
+    args = [_tensor(x) for x in (q, pages.k, pages.v)]
     sizes = {"H": H, "K": K, "D": D, "S": S, "W": W, "WINDOW": window or 0}
     scales = {"qk_scale": scale * 1.4426950408889634, "BLOCK_N": 64}
     if max_query_len != 1:

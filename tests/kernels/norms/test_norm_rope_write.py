@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.attention.op import norm_rope_write
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.model.layers.decoder import rotate_heads
 from jaxinfer.model.rope import cos_sin
 from tests.model.tiny import CONFIG
@@ -26,7 +27,8 @@ def test_norm_rope_write_stores_keys_and_values_in_their_slots():
     cos, sin = (jnp.tile(f(angles), (1, 2)) for f in (jnp.cos, jnp.sin))
     pages = jnp.full((P, S, K, D), 7.0)
     slots = jnp.array([17, 9, 31, 0, 0], jnp.int32)
-    out, k_pages, v_pages = _op((q, k, v), q_norm, k_norm, cos, sin, pages, pages, slots, eps=1e-6)
+    pages = Pages(pages, pages)
+    out, pages = _op((q, k, v), q_norm, k_norm, cos, sin, pages, slots, eps=1e-6)
 
     def expected(x, weight):
         x = np.asarray(x, np.float64)
@@ -37,7 +39,7 @@ def test_norm_rope_write_stores_keys_and_values_in_their_slots():
         return np.concatenate([pairs.real, pairs.imag], -1)
 
     np.testing.assert_allclose(out, expected(q, q_norm), rtol=1e-5, atol=1e-5)
-    flat_k, flat_v = (np.asarray(p).reshape(P * S, K, D) for p in (k_pages, v_pages))
+    flat_k, flat_v = (np.asarray(p).reshape(P * S, K, D) for p in (pages.k, pages.v))
     np.testing.assert_allclose(flat_k[[17, 9, 31]], expected(k, k_norm)[:3], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(flat_v[[17, 9, 31]], v[:3])
     untouched = np.setdiff1d(np.arange(P * S), [0, 9, 17, 31])
@@ -60,20 +62,12 @@ def test_norm_and_rotation_round_exactly_as_the_models_forward(dtype, norms):
     cos, sin = cos_sin(jnp.arange(T) * 37, config, dtype)
     pages = jnp.zeros((3, 8, K, D), dtype)
     slots = jnp.arange(8, 8 + T, dtype=jnp.int32)
-    got_q, k_pages, _ = _op(
-        (q, k, v),
-        weights.get("q_norm"),
-        weights.get("k_norm"),
-        cos,
-        sin,
-        pages,
-        pages,
-        slots,
-        eps=1e-6,
-    )
+    heads, empty = (q, k, v), Pages(pages, pages)
+    norms = weights.get("q_norm"), weights.get("k_norm")
+    got_q, written = _op(heads, *norms, cos, sin, empty, slots, eps=1e-6)
     want_q, want_k = jax.jit(rotate_heads, static_argnums=4)(weights, q, k, (cos, sin), 1e-6)
     np.testing.assert_array_equal(got_q, want_q)
-    np.testing.assert_array_equal(k_pages.reshape(-1, K, D)[8 : 8 + T], want_k)
+    np.testing.assert_array_equal(written.k.reshape(-1, K, D)[8 : 8 + T], want_k)
 
 
 def test_heads_in_one_array_are_the_same_as_in_three():
@@ -85,7 +79,13 @@ def test_heads_in_one_array_are_the_same_as_in_three():
 
     heads, cos, sin, norm = draw(T, H + 2 * K, D), draw(T, D), draw(T, D), draw(D)
     parts = heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
-    rest = (norm, norm + 1, cos, sin, *[jnp.zeros((2, S, K, D))] * 2, jnp.arange(T, dtype="int32"))
+    rest = (
+        norm,
+        norm + 1,
+        cos,
+        sin,
+        Pages(*[jnp.zeros((2, S, K, D))] * 2),
+        jnp.arange(T, dtype="int32"),
+    )
     expected = _op(parts, *rest, eps=1e-6)
-    for got, want in zip(_op((heads,), *rest, eps=1e-6), expected, strict=True):
-        np.testing.assert_array_equal(got, want)
+    jax.tree.map(np.testing.assert_array_equal, _op((heads,), *rest, eps=1e-6), expected)

@@ -130,7 +130,7 @@ def test_the_cache_is_updated_in_place(step):
     kv_bytes = _programs(step.devices).cache.block_bytes * _BLOCKS
     others = 4 * _SLOTS if isinstance(step.key, SampledDecodeKey) else 0
     assert memory.alias_size_in_bytes == kv_bytes + others
-    pages = _programs(step.devices).kv[0][0]
+    pages = _programs(step.devices).kv[0].k
     local = pages.sharding.shard_shape(pages.shape)
     assert hlo.copies(text, functools.reduce(int.__mul__, local)) == []
 

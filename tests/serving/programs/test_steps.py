@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.architecture import architecture_of
 from jaxinfer.model.modules import abstract_params
@@ -73,7 +74,7 @@ def test_the_last_layer_of_a_prefill_goes_on_with_each_rows_last_token_only():
     page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
     results = []
     for program in compiled:
-        kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
+        kv = tuple(Pages(page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
         results.append(program(params, kv, packed, np.zeros(5, np.int32)))
     (_, expected, _, stream), (_, hidden, _, nothing) = results
     np.testing.assert_allclose(hidden[:3], expected[:3], rtol=1e-5, atol=1e-6)
@@ -98,7 +99,9 @@ def _filled_pages(seed):
     rng = np.random.default_rng(seed)
     shape = (_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim)
     each = [jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(2)]
-    return tuple((each[0] + layer, each[1] - layer) for layer in range(CONFIG.num_hidden_layers))
+    return tuple(
+        Pages(each[0] + layer, each[1] - layer) for layer in range(CONFIG.num_hidden_layers)
+    )
 
 
 def _decoding_batch(shape):
@@ -150,7 +153,7 @@ def test_a_row_writes_and_leaves_only_the_tokens_it_keeps_of_a_multi_step():
     batch.slots[:] = [0, 1, 2, 4]
     batch.block_tables[:3, 0] = [1, 2, 3]
     page = jnp.zeros((_BLOCKS, _BLOCK_SIZE, CONFIG.num_key_value_heads, CONFIG.head_dim))
-    kv = tuple((page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
+    kv = tuple(Pages(page + 0, page + 0) for _ in range(CONFIG.num_hidden_layers))
     masks = np.zeros((5, -(-CONFIG.vocab_size // 32)), np.int32)
     fed = np.arange(5, dtype=np.int32)
     kv, last_tokens, outputs = compiled(tiny_params(), kv, packed, fed, masks)

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.serving.programs.kinds.copy_blocks import COPIES_A_STEP
 from jaxinfer.serving.runner import kv_cache
 from tests.serving.runner.tiny_runner import Loop, expected_greedy, make_runner, poison, prompts
@@ -58,19 +59,17 @@ def test_the_mesh_changes_nothing():
 @pytest.mark.parametrize("count", [1, COPIES_A_STEP[0], COPIES_A_STEP[0] + 1])
 def test_blocks_are_copied_bit_for_bit_and_no_other_changes(runner, count):
     rng = np.random.default_rng(1)
-    pages = runner._kv[0][0]
+    pages = runner._kv[0].k
     random = [np.asarray(rng.random(pages.shape), pages.dtype) for _ in runner._kv]
-    kv = tuple(
-        (jax.device_put(a, pages.sharding), jax.device_put(-a, pages.sharding)) for a in random
-    )
+    kv = tuple(Pages(*(jax.device_put(each, pages.sharding) for each in (a, -a))) for a in random)
     pairs = [(1 + i % 3, 10 + i) for i in range(count)]
     kv = kv_cache.copy_blocks(kv, pairs, runner._compiled.__getitem__, runner._whole)
     for layer, before in zip(kv, random, strict=True):
         after = before.copy()
         for source, target in pairs:
             after[target] = before[source]
-        np.testing.assert_array_equal(np.asarray(layer[0]), after)
-        np.testing.assert_array_equal(np.asarray(layer[1]), -after)
+        np.testing.assert_array_equal(np.asarray(layer.k), after)
+        np.testing.assert_array_equal(np.asarray(layer.v), -after)
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (1, 0), (1, 65), (-1, 2)])

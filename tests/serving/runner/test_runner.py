@@ -83,7 +83,7 @@ def test_preemption_changes_nothing(runner, expected, mode):
 
 def test_swapped_blocks_come_back_bit_for_bit(runner):
     rng = np.random.default_rng(1)
-    shape = runner._kv[0][0].shape
+    shape = runner._kv[0].k.shape
     runner._kv = jax.tree.map(lambda _: jnp.asarray(rng.random(shape), jnp.float32), runner._kv)
     before = jax.tree.map(np.asarray, runner._kv)
     pairs = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(10, 29)])]

@@ -48,11 +48,16 @@ def make_runner(
 
 
 def poison(runner: Runner) -> None:
-    """Fill every page with NaN, page 0 included: unwritten memory must never be read."""
-    runner._kv = jax.tree.map(
-        lambda pages: jax.device_put(np.full(pages.shape, np.nan, pages.dtype), pages.sharding),
-        runner._kv,
-    )
+    """Fill every page with NaN, page 0 included: unwritten memory must never be read.
+
+    Integers can't be NaN; of an int8 cache the scales are.
+    """
+
+    def fill(pages: jax.Array) -> jax.Array:
+        value = np.nan if jnp.issubdtype(pages.dtype, jnp.floating) else -128
+        return jax.device_put(np.full(pages.shape, value, pages.dtype), pages.sharding)
+
+    runner._kv = jax.tree.map(fill, runner._kv)
 
 
 class Loop:

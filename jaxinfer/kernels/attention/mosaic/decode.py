@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float
 
 from jaxinfer.kernels.attention.mosaic.combine import (
     cluster_scratch,
@@ -50,6 +50,7 @@ from jaxinfer.kernels.attention.mosaic.decode_tile import (
 )
 from jaxinfer.kernels.attention.mosaic.own_keys import attend_own
 from jaxinfer.kernels.attention.mosaic.shared_prefix import attend_shared
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.shared_prefix import SharedPrefixes, rows_in_item
 from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.built_for import call_built_for
@@ -102,26 +103,20 @@ class _Problem:
 
 def paged_decode_attention(
     q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
+    pages: Pages,
+    rows: PagedRows,
+    scoring: Scoring,
     *,
-    scale: float,
-    window: int | None = None,
     shared: SharedPrefixes | None = None,
     config: DecodeConfig | None = None,
 ) -> Float[Array, "B H D"]:
-    """One query per sequence, at position `context_lens - 1`.
+    """As `Attend`.
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
-        k_pages: key pages in q's dtype; memory no sequence reaches may hold NaN.
-        v_pages: value pages, likewise.
-        context_lens: keys of each sequence, this step's included; 0 gives a row of zeros.
-        block_tables: page numbers of each sequence; entries past the context are not used.
-        scale: what scores are multiplied by (positive).
-        window: only the last `window` keys are visible; None shows all.
+        pages: keys and values in q's dtype.
+        rows: of one query each.
+        scoring: causal.
         shared: which rows begin with the same pages, so that these are read once; None looks at
             every row alone.
         config: tuning, without `shared`; None takes `choose_config`'s.
@@ -134,26 +129,25 @@ def paged_decode_attention(
             `shared` with a window, a config, or fewer rows than a work item holds.
     """
     B, H, D = q.shape
-    S, K = k_pages.shape[1:3]
-    W = block_tables.shape[1]
+    S, K = pages.k.shape[1:3]
+    W = rows.block_tables.shape[1]
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
-    check_pool(k_pages)
+    check_pool(pages.k)
     if shared is not None:
-        _check_sharing(B, H // K, window, config)
-        seen = attend_shared(q, k_pages, v_pages, block_tables, shared, scale=scale)
-        return attend_own(
-            q, k_pages, v_pages, context_lens, block_tables, shared, seen, scale=scale
-        )
+        _check_sharing(B, H // K, scoring.window, config)
+        seen = attend_shared(q, pages, rows, shared, scale=scoring.scale)
+        return attend_own(q, pages, rows, shared, seen, scale=scoring.scale)
     N = columns_of(H // K)
     config = config or choose_config(B, K, W * S, head_bytes=4 * D * N)
     tiling = Tiling(config.block_kv, S, W)
-    problem = _Problem(H, K, D, N, tiling, config, window, scale, jnp.dtype(q.dtype))
-    rows = q.reshape(B * H, D)
-    padding = -rows.shape[0] % 8
+    dtype = jnp.dtype(q.dtype)
+    problem = _Problem(H, K, D, N, tiling, config, scoring.window, scoring.scale, dtype)
+    queries = q.reshape(B * H, D)
+    padding = -queries.shape[0] % 8
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
-        rows = jnp.pad(rows, ((0, padding), (0, 0)))
-    args = (rows, k_pages, v_pages, context_lens, block_tables)
+        queries = jnp.pad(queries, ((0, padding), (0, 0)))
+    args = (queries, pages.k, pages.v, rows.context_lens, rows.block_tables)
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
     # Built for just these: but an engine's programs share it, and lowering it takes long.
     out = call_built_for(

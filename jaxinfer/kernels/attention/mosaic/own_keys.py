@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float
 
 from jaxinfer.kernels.attention.mosaic import join
 from jaxinfer.kernels.attention.mosaic.decode_tile import (
@@ -30,6 +30,7 @@ from jaxinfer.kernels.attention.mosaic.decode_tile import (
     finish,
 )
 from jaxinfer.kernels.attention.mosaic.tile_producer import stream_tiles
+from jaxinfer.kernels.attention.pages import PagedRows, Pages
 from jaxinfer.kernels.attention.shared_prefix import KEYS, SharedPrefixes
 from jaxinfer.kernels.constants import MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.built_for import call_built_for
@@ -61,10 +62,8 @@ class _Problem:
 
 def attend_own(
     q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
+    pages: Pages,
+    rows: PagedRows,
     shared: SharedPrefixes,
     seen: tuple[Float[Array, "U K 64 D"], Float[Array, "U K 64"]],
     *,
@@ -74,27 +73,26 @@ def attend_own(
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16.
-        k_pages: key pages in q's dtype.
-        v_pages: value pages, likewise.
-        context_lens: keys of each sequence, shared ones included; 0 gives a row of zeros.
-        block_tables: page numbers of each sequence, from its first page on.
+        pages: keys and values in q's dtype.
+        rows: of one query each, with all of their keys.
         shared: the work items.
         seen: what `attend_shared` returned for them.
         scale: what scores are multiplied by (positive).
     """
     B, H, D = q.shape
-    S, K = k_pages.shape[1:3]
+    S, K = pages.k.shape[1:3]
     N = columns_of(H // K)
-    tiling = Tiling(KEYS, S, block_tables.shape[1])
+    tiling = Tiling(KEYS, S, rows.block_tables.shape[1])
     stages = _STAGES if N <= 8 else _STAGES - 1
     p = _Problem(H, K, D, N, tiling, stages, scale, jnp.dtype(q.dtype))
-    rows = q.reshape(B * H, D)
-    padding = -rows.shape[0] % 8
+    queries = q.reshape(B * H, D)
+    padding = -queries.shape[0] % 8
     if padding:  # Only with few heads, as under tensor parallelism with odd batches.
-        rows = jnp.pad(rows, ((0, padding), (0, 0)))
-    args = (rows, k_pages, v_pages, *join.own_rows(context_lens, block_tables, shared, S), *seen)
+        queries = jnp.pad(queries, ((0, padding), (0, 0)))
+    own = join.own_rows(rows.context_lens, rows.block_tables, shared, S)
+    args = (queries, pages.k, pages.v, *own, *seen)
     shapes = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args)
-    out = jax.ShapeDtypeStruct(rows.shape, p.dtype)
+    out = jax.ShapeDtypeStruct(queries.shape, p.dtype)
     written = call_built_for(_launch, p, shapes, args, (out,), name="attend_own")
     return written[0][: B * H].reshape(B, H, D)
 

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float
 
 from jaxinfer.kernels.attention.mosaic.prefill_items import (
     CONSUMERS,
@@ -42,6 +42,7 @@ from jaxinfer.kernels.attention.mosaic.prefill_items import (
 from jaxinfer.kernels.attention.mosaic.tile_producer import stream_tiles
 from jaxinfer.kernels.attention.mosaic.work_list import Field, work_list
 from jaxinfer.kernels.attention.page_limit import most_pages
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.built_for import at_least, call_built_for
 from jaxinfer.kernels.mosaic.pages import SWIZZLED, Tiling, check_pool, on_warps, zero_rows_after
@@ -53,27 +54,19 @@ _MASKED_COLUMNS = 8  # of one of the layout's tiles
 
 def paged_prefill_attention(
     q: Float[Array, "T H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    cu_seqlens_q: Int32[Array, " B1"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
+    pages: Pages,
+    rows: PagedRows,
+    scoring: Scoring,
     *,
-    scale: float,
-    window: int | None = None,
     config: PrefillConfig | None = None,
 ) -> Float[Array, "T H D"]:
     """Causal attention of packed queries over the pages of their sequences.
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16, sequences one after the other.
-        k_pages: key pages in q's dtype; memory no sequence reaches may hold NaN.
-        v_pages: value pages, likewise.
-        cu_seqlens_q: `[B + 1]` offsets of the sequences in `q`.
-        context_lens: keys of each sequence, this step's included.
-        block_tables: page numbers of each sequence; entries past the context are not used.
-        scale: what scores are multiplied by (positive).
-        window: a query sees only the last `window` keys up to its own; None shows all.
+        pages: keys and values in q's dtype.
+        rows: where queries begin and keys are.
+        scoring: causal.
         config: tuning; None takes the measured default.
 
     Returns:
@@ -83,18 +76,20 @@ def paged_prefill_attention(
         ValueError: a shape the kernel cannot load; `choose_backend` never lets one through.
     """
     T, H, D = q.shape
-    S, K = k_pages.shape[1:3]
+    S, K = pages.k.shape[1:3]
+    context_lens, block_tables, cu_seqlens_q = rows
+    assert cu_seqlens_q is not None
     if D not in (64, 128):
         raise ValueError(f"head_dim must be 64 or 128, not {D}")
-    check_pool(k_pages)
+    check_pool(pages.k)
     config = config or PrefillConfig()
     tiling = Tiling(config.block_kv, S, block_tables.shape[1])
-    p = Problem(H, K, D, tiling, config, window, scale, jnp.dtype(q.dtype))
+    p = Problem(H, K, D, tiling, config, scoring.window, scoring.scale, jnp.dtype(q.dtype))
     padding = -T % 8
     if padding:
         q = jnp.pad(q, ((0, padding), (0, 0), (0, 0)))
-    lines, count = work_list(T, cu_seqlens_q, context_lens, p.queries, window)
-    args = (q, k_pages, v_pages, block_tables, lines, count)
+    lines, count = work_list(T, cu_seqlens_q, context_lens, p.queries, scoring.window)
+    args = (q, pages.k, pages.v, block_tables, lines, count)
     out = call_built_for(
         _launch,
         p,

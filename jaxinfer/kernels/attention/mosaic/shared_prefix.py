@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float
 
 from jaxinfer.kernels.attention.mosaic.tile_producer import stream_tiles
 from jaxinfer.kernels.attention.page_limit import most_pages
+from jaxinfer.kernels.attention.pages import PagedRows, Pages
 from jaxinfer.kernels.attention.shared_prefix import KEYS, QUERIES, SharedPrefixes, rows_in_item
 from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 from jaxinfer.kernels.mosaic.built_for import at_least, call_built_for
@@ -53,9 +54,8 @@ class _Problem:
 
 def attend_shared(
     q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    block_tables: Int32[Array, "B W"],
+    pages: Pages,
+    rows: PagedRows,
     shared: SharedPrefixes,
     *,
     scale: float,
@@ -64,9 +64,8 @@ def attend_shared(
 
     Args:
         q: normalised and rotated queries, bfloat16 or float16, of at least `rows_in_item` rows.
-        k_pages: key pages in q's dtype.
-        v_pages: value pages, likewise.
-        block_tables: page numbers of each row.
+        pages: keys and values in q's dtype.
+        rows: of one query each.
         shared: the work items.
         scale: what scores are multiplied by (positive).
 
@@ -76,12 +75,12 @@ def attend_shared(
         not exist are not written.
     """
     _, H, D = q.shape
-    S, K = k_pages.shape[1:3]
-    tiling = Tiling(KEYS, S, block_tables.shape[1])
+    S, K = pages.k.shape[1:3]
+    tiling = Tiling(KEYS, S, rows.block_tables.shape[1])
     p = _Problem(H, K, D, tiling, scale, jnp.dtype(q.dtype))
-    args = (q, k_pages, v_pages, block_tables, shared.items, shared.num_items)
-    pages = most_pages(S, K)
-    built = at_least((_ROWS, pages, pages, _ROWS, _ITEMS, 1), args)
+    args = (q, pages.k, pages.v, rows.block_tables, shared.items, shared.num_items)
+    most = most_pages(S, K)
+    built = at_least((_ROWS, most, most, _ROWS, _ITEMS, 1), args)
     out = _out_type(p, shared.items.shape[0])
     return call_built_for(_launch, p, built, args, out, name="attend_shared")
 

@@ -5,40 +5,34 @@ import itertools
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 
 from jaxinfer.cores import usable_cores
-from jaxinfer.kernels.attention.numba.kernels import DECODE
+from jaxinfer.kernels.attention.numba.kernels import DECODE, DECODE_INT8
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E
 
 
 def paged_decode_attention(
-    q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
-    *,
-    scale: float,
-    window: int | None = None,
+    q: Float[Array, "B H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "B H D"]:
-    """One query per sequence, at position ``context_lens - 1``; rows of context 0 give zeros.
-
-    Arguments and guarantees as in `jaxinfer.kernels.attention.op.paged_attention`, in float32.
-    """
+    """As `Attend`, in float32."""
     B, H, D = q.shape
-    K = k_pages.shape[2]
+    K = pages.k.shape[2]
+    context_lens, block_tables, _ = rows
     first_keys = jnp.zeros_like(context_lens)
-    if window is not None:
-        first_keys = jnp.maximum(context_lens - window, 0)
-    scaled = (q * (scale * LOG2_E)).reshape(B, K, H // K, D)
+    if scoring.window is not None:
+        first_keys = jnp.maximum(context_lens - scoring.window, 0)
+    scaled = (q * (scoring.scale * LOG2_E)).reshape(B, K, H // K, D)
+
+    scales = () if pages.k_scale is None else (pages.k_scale, pages.v_scale)
 
     def attend(first: int, end: int) -> Array:
         """The outputs of some pairs of a row and a KV head."""
         out = jax.ShapeDtypeStruct((end - first, H // K, D), q.dtype)
         pair = jnp.array([first], jnp.int32)
-        call = jax.ffi.ffi_call(DECODE, out)
-        return call(scaled, k_pages, v_pages, context_lens, first_keys, block_tables, pair)
+        call = jax.ffi.ffi_call(DECODE if not scales else DECODE_INT8, out)
+        return call(scaled, pages.k, pages.v, context_lens, first_keys, block_tables, pair, *scales)
 
     calls = _num_calls(B * K)
     edges = [B * K * call // calls for call in range(calls + 1)]

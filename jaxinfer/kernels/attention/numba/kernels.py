@@ -21,6 +21,8 @@ from jaxinfer.kernels.attention.numba.call_frame import (
 
 DECODE = "jaxinfer_paged_decode_attention"
 """What XLA knows the function by."""
+DECODE_INT8 = "jaxinfer_paged_decode_attention_int8"
+"""Likewise, with pages of an int8 cache."""
 
 _CHUNK = 32  # keys
 _LOWEST = np.float32(-1e30)  # exponent of keys without weight
@@ -48,8 +50,11 @@ def _exp2(x):
 
 
 @njit(error_model="numpy", fastmath=_FAST)
-def _attend(q, k_pages, v_pages, head, context, first, table, scores, out):
-    """One row and KV head: `q` and `out` are `[G, D]`, `scores` `[G, chunk]` is scratch."""
+def _attend(q, k_pages, v_pages, k_scales, v_scales, head, context, first, table, scores, out):
+    """One row and KV head: `q` and `out` are `[G, D]`, `scores` `[G, chunk]` is scratch.
+
+    Scales are None for pages of float32; what asks for them is compiled only where they are there.
+    """
     G, D = q.shape
     S = k_pages.shape[1]
     exponents = np.full(G, _LOWEST, np.float32)
@@ -62,7 +67,9 @@ def _attend(q, k_pages, v_pages, head, context, first, table, scores, out):
             for g in range(G):
                 score = _ZERO
                 for d in range(D):
-                    score += q[g, d] * k[d]
+                    score += q[g, d] * np.float32(k[d])
+                if k_scales is not None:
+                    score *= k_scales[table[key // S], key % S, head]
                 scores[g, key - low] = score
         for g in range(G):
             exponent = exponents[g]
@@ -83,19 +90,19 @@ def _attend(q, k_pages, v_pages, head, context, first, table, scores, out):
             v = v_pages[table[key // S], key % S, head]
             for g in range(G):
                 weight = scores[g, key - low]
+                if v_scales is not None:
+                    weight *= v_scales[table[key // S], key % S, head]
                 for d in range(D):
-                    out[g, d] += weight * v[d]
+                    out[g, d] += weight * np.float32(v[d])
     for g in range(G):
         share = _ONE / totals[g] if totals[g] > _ZERO else _ZERO
         for d in range(D):
             out[g, d] *= share
 
 
-def _handler(frame_pointer):
-    """What XLA calls: opens the buffers and attends for as many pairs as the output holds."""
-    frame = open_frame(frame_pointer)
-    if len(frame) == 0:
-        return 0
+@njit
+def _attend_all(frame, dtype, k_scales, v_scales):
+    """Open the buffers and attend for as many pairs as the output holds; `dtype` is the pages'."""
     q_address, sizes = argument(frame, 0, 4)
     B, K, G, D = sizes[0], sizes[1], sizes[2], sizes[3]
     k_address, pages = argument(frame, 1, 4)
@@ -107,8 +114,8 @@ def _handler(frame_pointer):
     pair_address, _ = argument(frame, 6, 1)
     out_address, pairs = result(frame, 0, 3)
     q = carray(pointer(q_address), (B, K, G, D), np.float32)
-    k_pages = carray(pointer(k_address), shape, np.float32)
-    v_pages = carray(pointer(v_address), shape, np.float32)
+    k_pages = carray(pointer(k_address), shape, dtype)
+    v_pages = carray(pointer(v_address), shape, dtype)
     context_lens = carray(pointer(contexts_address), (B,), np.int32)
     first_keys = carray(pointer(first_address), (B,), np.int32)
     block_tables = carray(pointer(tables_address), (B, width[1]), np.int32)
@@ -121,6 +128,8 @@ def _handler(frame_pointer):
             q[row, head],
             k_pages,
             v_pages,
+            k_scales,
+            v_scales,
             head,
             context_lens[row],
             first_keys[row],
@@ -128,7 +137,29 @@ def _handler(frame_pointer):
             scores,
             out[index],
         )
+
+
+@njit(inline="always")
+def _scales_of(frame, index):
+    address, sizes = argument(frame, index, 3)
+    return carray(pointer(address), (sizes[0], sizes[1], sizes[2]), np.float32)
+
+
+def _handler(frame_pointer):
+    """What XLA calls where pages hold float32."""
+    frame = open_frame(frame_pointer)
+    if len(frame) > 0:
+        _attend_all(frame, np.float32, None, None)
+    return 0
+
+
+def _int8_handler(frame_pointer):
+    """What XLA calls where pages hold integers, with their scales as the last two arguments."""
+    frame = open_frame(frame_pointer)
+    if len(frame) > 0:
+        _attend_all(frame, np.int8, _scales_of(frame, 7), _scales_of(frame, 8))
     return 0
 
 
 register(DECODE, _handler)
+register(DECODE_INT8, _int8_handler)

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import jax_triton  # pyright: ignore[reportMissingImports]
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float
 
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.triton.kernels import decode_kernel
 from jaxinfer.kernels.constants import LOG2_E, MULTIPROCESSORS
 
@@ -13,32 +14,25 @@ _BLOCK_N = 64
 
 def paged_decode_attention(
     q: Float[Array, "B H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
+    pages: Pages,
+    rows: PagedRows,
+    scoring: Scoring,
     *,
-    scale: float,
-    window: int | None = None,
     num_splits: int | None = None,
 ) -> Float[Array, "B H D"]:
-    """One query per sequence, at position `context_lens - 1`; rows of length 0 give zeros.
-
-    Arguments as in `jaxinfer.kernels.attention.mosaic.decode.paged_decode_attention`, but for
-    `num_splits`, the programs that share one sequence's keys (None: enough to fill the chip).
-    """
+    """As `Attend`; `num_splits` programs share one sequence's keys (None: enough for the chip)."""
     B, H, D = q.shape
-    S, K = k_pages.shape[1:3]
-    W = block_tables.shape[1]
+    S, K = pages.k.shape[1:3]
+    W = rows.block_tables.shape[1]
     if num_splits is None:
         num_splits = max(1, min(round(2 * MULTIPROCESSORS / (B * K)), W * S // 256, 64))
     split = num_splits > 1
     out, log_sums = jax_triton.triton_call(
         q,
-        k_pages,
-        v_pages,
-        context_lens,
-        block_tables,
+        pages.k,
+        pages.v,
+        rows.context_lens,
+        rows.block_tables,
         kernel=decode_kernel,
         out_shape=[
             jax.ShapeDtypeStruct((num_splits, B, H, D), jnp.float32 if split else q.dtype),
@@ -55,8 +49,8 @@ def paged_decode_attention(
         BLOCK_G=max(16, 1 << (H // K - 1).bit_length()),
         BLOCK_N=_BLOCK_N,
         SPLITS=num_splits,
-        WINDOW=window or 0,
-        qk_scale=scale * LOG2_E,
+        WINDOW=scoring.window or 0,
+        qk_scale=scoring.scale * LOG2_E,
     )
     if not split:
         return out[0]

@@ -2,9 +2,10 @@
 
 import jax
 import jax_triton  # pyright: ignore[reportMissingImports]
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float
 
 from jaxinfer.kernels.attention.mosaic.work_list import work_list
+from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.attention.triton.kernels import prefill_kernel
 from jaxinfer.kernels.constants import LOG2_E
 
@@ -13,27 +14,18 @@ _BLOCK_N = 64
 
 
 def paged_prefill_attention(
-    q: Float[Array, "T H D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
-    cu_seqlens_q: Int32[Array, " B1"],
-    context_lens: Int32[Array, " B"],
-    block_tables: Int32[Array, "B W"],
-    *,
-    scale: float,
-    window: int | None = None,
+    q: Float[Array, "T H D"], pages: Pages, rows: PagedRows, scoring: Scoring
 ) -> Float[Array, "T H D"]:
-    """Causal attention of packed queries over pages; zeros for tokens past the last sequence.
-
-    Arguments as in `jaxinfer.kernels.attention.mosaic.prefill.paged_prefill_attention`.
-    """
+    """As `Attend`, causal."""
     T, H, D = q.shape
-    S, K = k_pages.shape[1:3]
-    lines, count = work_list(T, cu_seqlens_q, context_lens, _BLOCK_M, window)
+    S, K = pages.k.shape[1:3]
+    context_lens, block_tables, cu_seqlens_q = rows
+    assert cu_seqlens_q is not None
+    lines, count = work_list(T, cu_seqlens_q, context_lens, _BLOCK_M, scoring.window)
     return jax_triton.triton_call(
         q,
-        k_pages,
-        v_pages,
+        pages.k,
+        pages.v,
         block_tables,
         lines,
         count,
@@ -49,6 +41,6 @@ def paged_prefill_attention(
         W=block_tables.shape[1],
         BLOCK_M=_BLOCK_M,
         BLOCK_N=_BLOCK_N,
-        WINDOW=window or 0,
-        qk_scale=scale * LOG2_E,
+        WINDOW=scoring.window or 0,
+        qk_scale=scoring.scale * LOG2_E,
     )

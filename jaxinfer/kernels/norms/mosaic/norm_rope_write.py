@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int32
 
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.mosaic.rows import load_global, row_layout, rows_at_once, store_anyhow
 
 
@@ -33,12 +34,11 @@ def norm_rope_write(
     k_norm: Float[Array, " D"] | None,
     cos: Float[Array, "T D"],
     sin: Float[Array, "T D"],
-    k_pages: Float[Array, "P S K D"],
-    v_pages: Float[Array, "P S K D"],
+    pages: Pages,
     slot_mapping: Int32[Array, " T"],
     *,
     eps: float,
-) -> tuple[Float[Array, "T H D"], Float[Array, "P S K D"], Float[Array, "P S K D"]]:
+) -> tuple[Float[Array, "T H D"], Pages]:
     """Normalises and rotates q and k, and writes k and v into their pages in place.
 
     Arguments as in `jaxinfer.kernels.attention.op.norm_rope_write`. The pages are mutated through
@@ -46,7 +46,7 @@ def norm_rope_write(
     pool is made; otherwise XLA copies them first and the caller's arrays stay as they were.
     """
     T, all_heads, D = heads[0].shape
-    H = all_heads if len(heads) == 3 else all_heads - 2 * k_pages.shape[2]
+    H = all_heads if len(heads) == 3 else all_heads - 2 * pages.k.shape[2]
     norms = () if q_norm is None or k_norm is None else (q_norm, k_norm)
     kernel = plgpu.kernel(
         functools.partial(_token, eps, len(heads), len(norms)),
@@ -57,9 +57,9 @@ def norm_rope_write(
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         kernel_name="norm_rope_write",
     )
-    k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
+    k_ref, v_ref = jax.new_ref(pages.k), jax.new_ref(pages.v)
     rotated = kernel(*heads, *norms, cos, sin, slot_mapping, k_ref, v_ref)
-    return rotated, jax.freeze(k_ref), jax.freeze(v_ref)
+    return rotated, Pages(jax.freeze(k_ref), jax.freeze(v_ref))
 
 
 def _token(eps, num_arrays, num_norms, *refs):
