@@ -2,6 +2,8 @@
 
 import time
 
+from jaxinfer.model.text.tokenizer import Tokenizer
+
 
 class FakeEngine:
     """Gives every request the same outputs, and has a real engine's facts.
@@ -29,14 +31,12 @@ class FakeEngine:
             yield item
 
 
-class SlowTokenizer:
+class SlowTokenizer(Tokenizer):
     """A tokenizer that takes long, as one does with a hostile text or template."""
 
     def __init__(self, tokenizer):
+        vars(self).update(vars(tokenizer))
         self._tokenizer = tokenizer
-
-    def __getattr__(self, name):
-        return getattr(self._tokenizer, name)
 
     def apply_chat_template(self, *args, **options):
         time.sleep(0.8)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.constraints.constraint import TokenEdits
 from jaxinfer.serving.sampling import sampler
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
@@ -131,8 +132,7 @@ def pack(rows: Sequence[Row], mode: str, *, batch_size: int, vocab_size: int) ->
     counts = np.zeros((batch_size, vocab_size), np.int32)
     for i, row in enumerate(rows):
         if row.sampling.edits is not None:
-            late = row.sampling.edits.after(row.output)
-            row.sampling.edits.write(LogitEdits(*(array[i] for array in edits)), late)
+            row.sampling.edits.write(LogitEdits(*(array[i] for array in edits)), TokenEdits())
         counts[i, list(row.prompt)] = IN_PROMPT
         np.add.at(counts[i], list(row.output), IN_OUTPUT)
     return SamplingArrays(scalars, counts, edits)
