@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxinfer.model.modules import Qwen3
+from jaxinfer.model.modules import Decoder
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from tests.serving.small_llm import CONFIG, small_params
 
@@ -86,7 +86,7 @@ def test_arrays_are_not_copied():
 
 
 def test_nnx_modules_and_states_are_trees():
-    model = Qwen3(CONFIG, nnx.Rngs(params=0), jnp.float32)
+    model = Decoder(CONFIG, nnx.Rngs(params=0), jnp.float32)
     paths = leaves_by_path(small_params()).keys()
     for tree in (nnx.state(model, nnx.Param), model, nnx.to_pure_dict(nnx.state(model))):
         assert leaves_by_path(tree).keys() == paths

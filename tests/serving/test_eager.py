@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.model import architecture
+from jaxinfer.model.architecture import architecture_of
+from jaxinfer.model.families.family import FAMILIES, family_of
 from jaxinfer.model.sharding import make_mesh
 from tests.serving.small_llm import CONFIG, PROMPTS, ids, small_llm, small_params
 
@@ -30,7 +31,8 @@ def test_tokens_are_those_of_compiled_steps():
 
 @pytest.mark.slow
 def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(monkeypatch):
-    real, seen, threads = architecture.QWEN3.decoder_layer, [], set()
+    model = architecture_of(CONFIG)
+    real, seen, threads = model.decoder_layer, [], set()
 
     def stops_here(layer, residual, *args, **kwargs):
         leaves = jax.tree.leaves((layer, residual))
@@ -39,8 +41,9 @@ def test_a_breakpoint_in_a_layer_sees_arrays_with_values_in_the_engines_thread(m
         threads.add(threading.current_thread().name)
         return real(layer, residual, *args, **kwargs)
 
-    changed = dataclasses.replace(architecture.QWEN3, decoder_layer=stops_here)
-    monkeypatch.setitem(architecture.ARCHITECTURES, "qwen3", changed)
+    changed = dataclasses.replace(model, decoder_layer=stops_here)
+    family = dataclasses.replace(family_of(CONFIG.model_type), architecture=lambda: changed)
+    monkeypatch.setitem(FAMILIES, CONFIG.model_type, family)
     with small_llm(eager=True) as llm:
         llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
     steps = len(seen) // CONFIG.num_hidden_layers

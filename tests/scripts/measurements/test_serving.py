@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxinfer.cli.client import load as serving_client
+from jaxinfer.cli.client import load_report
 from jaxinfer.cli.client.load import Load
 from scripts import serving_benchmark
 from scripts.docs.tables import serving_table
@@ -24,7 +24,7 @@ def runs(monkeypatch):
         sent.append(asked)
         return {"output_tokens_per_s": speeds.pop(0) if speeds else 1.0, **wrong}
 
-    monkeypatch.setattr(serving_client, "measure_server", measure)
+    monkeypatch.setattr(load_report, "measure_server", measure)
     monkeypatch.setattr(serving, "_compilations", lambda port: 0.0)
     return sent, speeds, wrong
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxinfer.kernels.attention.pages import Pages
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
@@ -54,7 +55,7 @@ def _state(mesh, rules):
     page = jax.ShapeDtypeStruct((P, S, CONFIG.num_key_value_heads, CONFIG.head_dim), jnp.bfloat16)
     described = abstract_params(CONFIG, jnp.bfloat16, mesh, rules)
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), described)
-    return params, ((page, page),) * LAYERS
+    return params, (Pages(page, page),) * LAYERS
 
 
 def _int32(*shape):
