@@ -1,9 +1,11 @@
 """Finds the rows of a decoding batch whose block tables begin alike, and plans their work items.
 
 Rows are batched in the order in which they were admitted, so samples of one prompt are neighbours,
-as are requests that begin with the same system prompt. Only neighbours are compared.
+as are requests that begin with the same system prompt. Only neighbours are compared. What rows
+share stays the same for many steps, so the last plans are kept.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -52,7 +54,7 @@ def find_groups(
     block_size: int,
     batch_rows: int,
     rows_in_item: int,
-) -> list[Group]:
+) -> Sequence[Group]:
     """Groups of rows that begin with the same blocks.
 
     Args:
@@ -64,26 +66,37 @@ def find_groups(
     """
     keys = _shared_with_previous(block_tables, context_lens, block_size)
     last_window = (batch_rows - rows_in_item) // 8 * 8
-    return list(_split(keys, last_window, rows_in_item)) if keys.any() else []
+    return _groups(keys.tobytes(), last_window, rows_in_item) if keys.any() else ()
 
 
 def write_items(into: SharedPrefixes, groups: Sequence[Group]) -> None:
-    """Write the work items of `groups` that fit into int32 arrays of zeros."""
+    """Write the work items of `groups` that fit into int32 arrays."""
+    into.num_items[0], into.items[:], into.rows[:] = _items(
+        tuple(groups), len(into.items), len(into.rows)
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _items(
+    groups: tuple[Group, ...], most: int, batch_rows: int
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """`SharedPrefixes` of groups: its number of items, the items ``[most, 4]`` and its rows."""
+    items, of_rows = np.zeros((most, 4), np.int32), np.zeros((batch_rows, 4), np.int32)
     length = max(_SHORTEST_ITEM, sum(group.keys for group in groups) // _WANTED_ITEMS)
     count = 0
     for group in groups:
         parts = min(-(-group.keys // length), MOST_ITEMS_OF_A_ROW)
-        if count + parts > len(into.items):
+        if count + parts > most:
             break
         borders = np.arange(parts + 1) * (group.keys // KEYS) // parts * KEYS
-        items = into.items[count : count + parts]
-        items[:, 0], items[:, 1] = group.window // 8, group.first
-        items[:, 2], items[:, 3] = borders[:-1], borders[1:]
-        rows = into.rows[group.first : group.first + group.rows]
+        of_group = items[count : count + parts]
+        of_group[:, 0], of_group[:, 1] = group.window // 8, group.first
+        of_group[:, 2], of_group[:, 3] = borders[:-1], borders[1:]
+        rows = of_rows[group.first : group.first + group.rows]
         rows[:] = (group.keys, count, parts, group.first - group.window)
         rows[:, 3] += np.arange(group.rows, dtype=np.int32)
         count += parts
-    into.num_items[0] = count
+    return count, items, of_rows
 
 
 def _shared_with_previous(
@@ -106,6 +119,11 @@ def _shared_with_previous(
         blocks = np.minimum(blocks, whole[rows - 1])
         keys[rows] = np.where(blocks >= fewest, blocks * block_size // KEYS * KEYS, 0)
     return keys
+
+
+@functools.lru_cache(maxsize=4)
+def _groups(keys: bytes, last_window: int, rows_in_item: int) -> tuple[Group, ...]:
+    return tuple(_split(np.frombuffer(keys, np.int64), last_window, rows_in_item))
 
 
 def _split(keys: np.ndarray, last_window: int, rows_in_item: int) -> Iterator[Group]:

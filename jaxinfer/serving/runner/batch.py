@@ -137,7 +137,7 @@ class BatchBuilder:
                 raise ValueError(f"several steps were planned for rows sampled in mode {mode!r}")
             last = context + (schedule.num_steps - 1)
             step = self._step_rows(rows, slots, sample_slots, context, slots, last)
-            groups: list[Group] = []
+            groups: Sequence[Group] = []
             if at_once:
                 shape = self._buckets.sampled_decode_shape(*step.tables.shape)
             else:
@@ -211,7 +211,7 @@ class BatchBuilder:
 
     def _sharing(
         self, step: StepRows, mode: SamplerMode, num_rows: int
-    ) -> tuple[DecodeShape, list[Group]] | None:
+    ) -> tuple[DecodeShape, Sequence[Group]] | None:
         """The bucket of a step that reads once what rows share, and that; None if not worth one.
 
         Args:
@@ -289,7 +289,7 @@ def _pack(shape: PrefillShape | DecodeShape, step: StepRows) -> tuple[np.ndarray
 
 
 def _pack_decode(
-    shape: DecodeShape, step: StepRows, groups: list[Group]
+    shape: DecodeShape, step: StepRows, groups: Sequence[Group]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """`_pack`, with what rows share."""
     packed, arrays = _pack(shape, step)

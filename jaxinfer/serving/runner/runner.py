@@ -391,7 +391,6 @@ class Runner:
         self._kv, hidden, rows, *residual = self._program(batch.shape)(
             self._params, self._kv, packed, self._last_tokens, *self._peers
         )
-        self._inputs.read_by(rows)
         self._watchdog.expect(hidden, batch.shape)
         self._await_if_emulated(hidden)
         if copies := schedule.block_copies:
@@ -466,7 +465,6 @@ class Runner:
             self._slots.edits.allowed,
             *self._peers,
         )
-        self._inputs.read_by(sampled)
         self._watchdog.expect(sampled, key)
         return self._in_flight(schedule, sampled, {})
 
@@ -479,6 +477,7 @@ class Runner:
     def _in_flight(
         self, schedule: Schedule, sampled: jax.Array, readouts: Mapping[Readout, jax.Array]
     ) -> InFlightStep:
+        self._inputs.read_by(sampled)  # small arrays kept on a device would move others
         self._await_if_emulated(sampled)  # which the program has copied to the host
         rows = schedule.rows
         proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None

@@ -8,6 +8,7 @@ import pytest
 from jaxinfer.errors import CapacityError
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS
+from jaxinfer.serving.runner.host_inputs import HostInputs
 from jaxinfer.serving.runner.runner import Runner
 from tests.serving.runner.tiny_runner import (
     CONFIG,
@@ -248,6 +249,17 @@ def test_launching_deletes_the_pages_it_was_given(runner):
     loop.add([1, 2, 3], max_tokens=2)
     loop.run()
     assert all(leaf.is_deleted() for leaf in before)
+
+
+def test_of_a_step_that_was_launched_nothing_is_kept_on_the_device(runner, monkeypatch):
+    """A small array kept there would move the next steps' temporaries, and so their graphs."""
+    kept = []
+    read_by = HostInputs.read_by
+    monkeypatch.setattr(
+        HostInputs, "read_by", lambda self, array: (kept.append(array), read_by(self, array))
+    )
+    _run(runner)
+    assert {array.sharding.memory_kind for array in kept} == {"pinned_host"}
 
 
 def test_resetting_the_cache_serves_the_next_request(expected):
