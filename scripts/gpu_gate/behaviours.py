@@ -157,7 +157,7 @@ def check_abort(llm: LLM) -> str:
 def check_new_weights(llm: LLM) -> str:
     """Other weights give other tokens, the first ones the first tokens; no prefix outlives them."""
     prompts = ragged_prompts(llm)
-    first = llm._loaded.replicas[0].runner._params
+    first = llm._loaded.replicas[0].runner.resident.params
     others = jax.tree.map(_scaled, first)
     before = flat(answers(llm, prompts, GREEDY))
     llm.update_params(others)

@@ -166,7 +166,7 @@ def _sync(llm: LLM, trainer: Any, mapping: ParamsMapping, weight_bytes: int, rep
     for _ in range(repeats):
         start = time.perf_counter()
         llm.update_params(trainer, mapping)
-        jax.block_until_ready(llm._loaded.replicas[0].runner._params)
+        jax.block_until_ready(llm._loaded.replicas[0].runner.resident.params)
         seconds.append(time.perf_counter() - start)
     after = _bytes_in_use()
     del ballast

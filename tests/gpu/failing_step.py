@@ -17,7 +17,7 @@ def fail_in_the_third_step(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> l
         schedules.append(schedule)
         step = launch(schedule)
         if len(schedules) == 3:
-            for pages in jax.tree.leaves(runner._kv):
+            for pages in jax.tree.leaves(runner.resident.kv):
                 pages.delete()  # as a step that raises leaves the pages it was given
             jnp.zeros(2**39, jnp.float32).block_until_ready()  # 2 TiB
         return step

@@ -59,7 +59,7 @@ def _generate(llm, prompts):
 
 
 def _pointers(runner):
-    return [pages.unsafe_buffer_pointer() for pages in jax.tree.leaves(runner._kv)]
+    return [pages.unsafe_buffer_pointer() for pages in jax.tree.leaves(runner.resident.kv)]
 
 
 def test_every_step_aliases_all_pages(runner):
@@ -77,30 +77,40 @@ def test_every_step_aliases_all_pages(runner):
 
 
 def test_steps_delete_the_pages_they_are_given_and_reuse_their_memory(llm, runner, prompts):
-    before, pointers = jax.tree.leaves(runner._kv), _pointers(runner)
+    before, pointers = jax.tree.leaves(runner.resident.kv), _pointers(runner)
     _generate(llm, prompts[:2])
     assert all(pages.is_deleted() for pages in before)
     assert _pointers(runner) == pointers
 
 
 def test_pages_that_nobody_has_written_may_hold_nan(llm, runner, prompts, expected):
-    runner._kv = jax.tree.map(lambda pages: jnp.full_like(pages, jnp.nan), runner._kv)
+    runner.launcher.resident = runner.resident._replace(
+        kv=jax.tree.map(lambda pages: jnp.full_like(pages, jnp.nan), runner.resident.kv)
+    )
     assert _generate(llm, prompts) == expected
 
 
 def test_blocks_come_back_from_host_memory_bit_for_bit(runner):
-    bits = np.random.default_rng(1).integers(0, 2**15, runner._kv[0].k.shape, dtype=np.uint16)
+    bits = np.random.default_rng(1).integers(
+        0, 2**15, runner.resident.kv[0].k.shape, dtype=np.uint16
+    )
     written = jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.bfloat16)
-    runner._kv = jax.tree.map(lambda _: jnp.copy(written), runner._kv)
-    before = np.asarray(runner._kv[-1].v).view(np.uint16)
-    blocks = runner._host_blocks
+    runner.launcher.resident = runner.resident._replace(
+        kv=jax.tree.map(lambda _: jnp.copy(written), runner.resident.kv)
+    )
+    before = np.asarray(runner.resident.kv[-1].v).view(np.uint16)
+    blocks = runner.launcher._host_blocks
     out = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(40, 59)])]
     back = [(block + 60, host) for block, host in out]
     gather, scatter = (runner._compiled[SwapKey(blocks.copy_size, out)] for out in (True, False))
-    blocks.copy_out(runner._kv, out, gather)
-    runner._kv = jax.tree.map(jnp.zeros_like, runner._kv)
-    runner._kv = blocks.copy_in(runner._kv, back, scatter)
-    for pages in jax.tree.leaves(runner._kv):
+    blocks.copy_out(runner.resident.kv, out, gather)
+    runner.launcher.resident = runner.resident._replace(
+        kv=jax.tree.map(jnp.zeros_like, runner.resident.kv)
+    )
+    runner.launcher.resident = runner.resident._replace(
+        kv=blocks.copy_in(runner.resident.kv, back, scatter)
+    )
+    for pages in jax.tree.leaves(runner.resident.kv):
         after = np.asarray(pages).view(np.uint16)
         for (old, _), (new, _) in zip(out, back, strict=True):
             np.testing.assert_array_equal(after[new], before[old])

@@ -208,5 +208,5 @@ def test_an_engine_starts_and_is_updated_from_stacked_layers():
     with small_llm(params=first, mapping=mapping) as llm:
         for tree, expected in ((first, small_params()), (second, other)):
             llm.update_params(tree, mapping)
-            held = llm._loaded.replicas[0].runner._params
+            held = llm._loaded.replicas[0].runner.resident.params
             jax.tree.map(np.testing.assert_array_equal, held, expected)

@@ -19,7 +19,7 @@ LONG = GREEDY.clone(max_tokens=20)
 
 
 def used(llm, replica=0):
-    return jax.tree.leaves(llm._loaded.replicas[replica].runner._params)
+    return jax.tree.leaves(llm._loaded.replicas[replica].runner.resident.params)
 
 
 def pointers(leaves):

@@ -24,7 +24,7 @@ def llm():
 
 def expected(llm, token_ids):
     """The final hidden state by `forward`, whose head is the identity."""
-    return hidden_states(llm._loaded.replicas[0].runner._params, token_ids)[-1]
+    return hidden_states(llm._loaded.replicas[0].runner.resident.params, token_ids)[-1]
 
 
 def hidden_states(params, token_ids):

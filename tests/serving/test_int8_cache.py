@@ -56,8 +56,8 @@ def test_batches_chunks_pages_prefix_hits_and_meshes_change_no_token(alone, sett
         settings = settings | {"mesh": make_mesh(settings["mesh"])}
     with small_llm(kv_cache_dtype="int8", **settings) as llm:
         runner = llm._loaded.replicas[0].runner
-        assert runner._kv[0].k.dtype == np.int8
-        assert runner._kv[0].k_scale.shape == runner._kv[0].k.shape[:3]
+        assert runner.resident.kv[0].k.dtype == np.int8
+        assert runner.resident.kv[0].k_scale.shape == runner.resident.kv[0].k.shape[:3]
         poison(runner)  # what was never written is never read
         assert ids(llm.generate(_PROMPTS, GREEDY, use_tqdm=False)) == alone
         again = llm.generate(_PROMPTS, GREEDY, use_tqdm=False)
@@ -104,7 +104,9 @@ def test_nan_in_a_scale_fails_the_request_that_meets_it_alone(alone):
         prompt = _PROMPTS[5]
         llm.generate([prompt], GREEDY, use_tqdm=False)
         runner = llm._loaded.replicas[0].runner
-        runner._kv = tuple(pages._replace(v_scale=pages.v_scale * np.nan) for pages in runner._kv)
+        runner.launcher.resident = runner.resident._replace(
+            kv=tuple(pages._replace(v_scale=pages.v_scale * np.nan) for pages in runner.resident.kv)
+        )
         (bad,) = llm.generate([prompt], GREEDY, use_tqdm=False)
         assert bad.outputs[0].finish_reason == "error"
         assert ids(llm.generate([prompt], GREEDY, use_tqdm=False)) == [alone[5]]

@@ -4,7 +4,7 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.runner.runner import Runner
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
 from tests.serving.small_llm import small_llm
 
 PROMPTS = [[5, 6, 7], [9, 10], [*range(11, 40)], [20], [3, 1, 4], [1, 5, 9]]
@@ -45,7 +45,7 @@ def test_the_number_of_steps_changes_no_answer(alone, num_steps):
 
 def test_samplers_of_their_own_choose_the_same_tokens(alone, monkeypatch):
     monkeypatch.setattr(Buckets, "samples_at_once", lambda self, rows, mode: False)
-    monkeypatch.delattr(Runner, "_launch_sampled")  # which none needs
+    monkeypatch.delattr(SampledDecodeKind, "run")  # which none needs
     got, _ = answers(num_decode_steps=1)
     assert got == alone[0]
 

@@ -208,7 +208,7 @@ def test_without_a_tokenizer_only_ids_go_in_and_out():
 def test_the_callers_arrays_are_used_without_a_copy():
     with small_llm() as llm:
         given = jax.tree.leaves(small_params())
-        used = jax.tree.leaves(llm._loaded.replicas[0].runner._params)
+        used = jax.tree.leaves(llm._loaded.replicas[0].runner.resident.params)
         pointers = [leaf.unsafe_buffer_pointer() for leaf in used]
         assert pointers == [leaf.unsafe_buffer_pointer() for leaf in given]
     assert all(not leaf.is_deleted() for leaf in given)
@@ -217,7 +217,7 @@ def test_the_callers_arrays_are_used_without_a_copy():
 def test_a_mesh_is_taken_from_sharded_parameters():
     mesh = make_mesh(2)
     with small_llm(mesh=mesh) as llm:
-        sharded = llm._loaded.replicas[0].runner._params
+        sharded = llm._loaded.replicas[0].runner.resident.params
         with small_llm(params=sharded) as again:
             assert again._loaded.replicas[0].runner._mesh == mesh
 
@@ -344,7 +344,7 @@ def test_a_stream_keeps_its_llm_open():
 
 def test_an_llm_that_is_dropped_frees_its_cache_before_the_next_is_made():
     llm = small_llm()
-    pages = llm._loaded.replicas[0].runner._kv[0].k
+    pages = llm._loaded.replicas[0].runner.resident.kv[0].k
     del llm
     gc.collect()
     with small_llm():

@@ -72,7 +72,9 @@ def test_sleep_gives_back_the_memory_of_weights_and_cache(llm):
     answers(llm)
     before = device_bytes()
     runner = llm._loaded.replicas[0].runner
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves((runner._params, runner._kv)))
+    held = sum(
+        leaf.nbytes for leaf in jax.tree.leaves((runner.resident.params, runner.resident.kv))
+    )
     llm.sleep()
     asleep = device_bytes()
     assert asleep <= before - held
@@ -80,7 +82,7 @@ def test_sleep_gives_back_the_memory_of_weights_and_cache(llm):
     assert device_bytes() <= before
     del trainer
     llm.wake_up(["weights"])
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(runner._params))
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.resident.params))
     assert asleep + weights <= device_bytes() < before
     llm.wake_up(["kv_cache"])
     assert not llm.is_sleeping
@@ -243,7 +245,7 @@ def test_several_devices_and_replicas_sleep_alike(devices):
         count = llm.num_compilations
         llm.sleep()
         runners = [each.runner for each in llm._loaded.replicas]
-        assert all(each._params is None and each._kv is None for each in runners)
+        assert all(each.resident.params is None and each.resident.kv is None for each in runners)
         llm.wake_up()
         assert answers(llm) == before
         assert llm.num_compilations == count

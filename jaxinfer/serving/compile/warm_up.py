@@ -7,26 +7,27 @@ from typing import Any
 
 import jax
 
-from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.programs import Programs
+from jaxinfer.serving.programs.resident import Resident
 
 
 def warm_up(
     programs: Programs,
     keys: Iterable[ProgramKey],
-    run: Callable[..., Any],
-    arrays: DeviceArrays,
+    call: Callable[..., Any],
+    resident: Resident,
     *,
     watching: Callable[[ProgramKey], AbstractContextManager[object]],
-) -> DeviceArrays:
+) -> Resident:
     """Run the programs that answers wait for on padding, each to its end.
 
     Args:
         programs: the engine's.
         keys: which programs.
-        run: ``run(key, *arguments)`` runs a compiled program.
-        arrays: what the engine keeps; all but the parameters are donated.
+        call: ``call(key, *arguments)`` runs a compiled program.
+        resident: all but the parameters are donated.
         watching: a block within which one program's runs end.
 
     Returns:
@@ -36,6 +37,6 @@ def warm_up(
         kind = kind_of(key)
         with watching(key):
             for _ in range(kind.num_warm_up_runs(key)):
-                arrays = kind.warm_up(programs, key, functools.partial(run, key), arrays)
-            jax.block_until_ready((arrays.kv, arrays.last_tokens, arrays.slots))
-    return arrays
+                resident = kind.warm_up(programs, key, functools.partial(call, key), resident)
+            jax.block_until_ready((resident.kv, resident.last_tokens, resident.slots))
+    return resident

@@ -8,14 +8,19 @@ import numpy as np
 
 from jaxinfer.serving.constraints.constraint import TokenEdits
 from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
+from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import Group, find_groups, write_items
+from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.runner.readouts.registry import READOUTS
 from jaxinfer.serving.sampling.layout import (
     MODES,
+    WITH_SLOTS,
     Column,
     SamplerMode,
 )
@@ -46,7 +51,8 @@ class Batch:
         shape: the bucket that the arrays fill.
         packed: int32 ``[shape.size]``, laid out by `shape`.
         mode: what the sampler must be able to do.
-        samples_at_once: whether the step's own program samples.
+        forward: the program that feeds it.
+        draw: the program that samples then; None if `forward` does.
         edits: what slots must be told before.
         counts: likewise.
         readouts: what rows want beside tokens, each with the array that it reads on the device.
@@ -56,11 +62,17 @@ class Batch:
     shape: PrefillShape | DecodeShape
     packed: np.ndarray
     mode: SamplerMode
-    samples_at_once: bool = False
+    forward: ProgramKey
+    draw: ProgramKey | None = None
     edits: Sequence[EditsUpdate] = ()
     counts: Sequence[CountsUpdate] = ()
     readouts: Mapping[Readout, np.ndarray | None] = field(default_factory=dict)
     verify: VerifyArrays | None = None
+
+    @property
+    def programs(self) -> list[ProgramKey]:
+        """The programs that the step consists of."""
+        return [self.forward] if self.draw is None else [self.forward, self.draw]
 
 
 class BatchBuilder:
@@ -145,6 +157,9 @@ class BatchBuilder:
             if schedule.num_steps == 1 and (shared := self._sharing(step, mode, shape.rows)):
                 (shape, groups), at_once = shared, False
             packed, arrays = _pack_decode(shape, step, groups)
+            forward, draw = shape, SamplerKey(shape.rows, mode)
+            if at_once:
+                forward, draw = SampledDecodeKey(shape, mode, schedule.num_steps), None
         else:
             wanted = [each for each in READOUTS if any(map(each.wants, rows))]
             verifies = schedule.num_proposed > 0
@@ -155,7 +170,10 @@ class BatchBuilder:
             packed, arrays = _pack(shape, step)
             readouts = {each: each.pack(rows, shape.tokens) for each in wanted}
             mode = choose_mode(shape.rows)
-            verify = _verified(rows, shape.rows, schedule.num_proposed) if verifies else None
+            forward, draw = shape, SamplerKey(shape.rows, mode)
+            if verifies:
+                verify = _verified(rows, shape.rows, schedule.num_proposed)
+                draw = _verify_key(shape.tokens, verify, mode, schedule)
         sampling = shape.sampling(arrays)
         self._write_scalars(sampling.scalars, sample_slots, context)
         if mode == "mixed":
@@ -164,7 +182,7 @@ class BatchBuilder:
         counts: Sequence[CountsUpdate] = ()
         if self._mirror.new_holders:
             edits, counts = self._updates_of_new_holders()
-        return Batch(shape, packed, mode, at_once, edits, counts, readouts, verify)
+        return Batch(shape, packed, mode, forward, draw, edits, counts, readouts, verify)
 
     def constrain(
         self, schedule: Schedule, constraints: StepConstraints
@@ -297,6 +315,18 @@ def _pack_decode(
     if shared is not None:
         write_items(shared, groups)
     return packed, arrays
+
+
+def _verify_key(
+    num_tokens: int, verify: VerifyArrays, mode: SamplerMode, schedule: Schedule
+) -> VerifyKey:
+    if mode in WITH_SLOTS or schedule.host_dependent:
+        raise ValueError(
+            "tokens were proposed in a step with logit edits, penalties or log-probabilities "
+            "of likeliest tokens, which are sampled one at a time: propose none"
+        )
+    num_rows, num_positions = verify.fed.shape
+    return VerifyKey(num_tokens, num_rows, num_positions, mode)
 
 
 def _verified(rows: Sequence[ScheduledRow], num_rows: int, num_proposed: int) -> VerifyArrays:

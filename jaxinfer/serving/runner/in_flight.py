@@ -6,27 +6,24 @@ from typing import NamedTuple
 
 import jax
 
+from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.runner.batch import Batch
 from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
 class UnsampledStep(NamedTuple):
-    """A step whose forward pass was launched and whose tokens `Runner.sample` draws.
+    """A step whose tokens are drawn, if its forward pass does not draw them, by another program.
 
     Attributes:
         schedule: the rows that were launched.
         batch: the arrays that were uploaded for it.
-        hidden: final hidden states ``[B, E]`` on the device.
-        rows: `SampledRows.joined`.
-        residual: the residual stream ``[T, E]`` of a step whose prompt tokens are scored, or none.
+        outputs: of its programs so far.
     """
 
     schedule: Schedule
     batch: Batch
-    hidden: jax.Array
-    rows: jax.Array
-    residual: Sequence[jax.Array]
+    outputs: StepOutputs
 
 
 class InFlightStep(NamedTuple):

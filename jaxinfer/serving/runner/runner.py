@@ -5,47 +5,35 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.errors import StepError
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
-from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
-from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKey
-from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
-from jaxinfer.serving.programs.kinds.sampler import SamplerKey
-from jaxinfer.serving.programs.layout import DecodeShape
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.program_set import all_programs
-from jaxinfer.serving.programs.upload import upload
-from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
-from jaxinfer.serving.programs.verify.verify_step import VerifyArrays
+from jaxinfer.serving.programs.resident import Resident
 from jaxinfer.serving.requests.result import StepResult, unpack_step
-from jaxinfer.serving.runner import host_params, kv_cache
-from jaxinfer.serving.runner.batch import Batch, BatchBuilder
-from jaxinfer.serving.runner.device_params import ParamsWriter, check_like
+from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.runner.device_params import ParamsWriter
 from jaxinfer.serving.runner.engine_plan import EnginePlan
-from jaxinfer.serving.runner.host_inputs import HostInputs
 from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep
 from jaxinfer.serving.runner.launch_thread import LaunchThread
-from jaxinfer.serving.runner.readouts.readout import Readout, StepOutputs
 from jaxinfer.serving.runner.runner_memory import RunnerMemory
-from jaxinfer.serving.runner.slot_writes import SlotWriter
+from jaxinfer.serving.runner.step_launcher import StepLauncher
 from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.runner.watchdog import Watchdog
-from jaxinfer.serving.sampling.layout import WITH_SLOTS
+from jaxinfer.serving.runner.weights import Weights
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.serving.slots.request_sampling import request_sampling
-from jaxinfer.serving.slots.slot_updates import EditsUpdate, MasksUpdate
 from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.spans import EnterSpan
 from jaxinfer.startup_report import StartUpTimes
@@ -68,14 +56,14 @@ class Runner:
     Attributes:
         report: what to tell the user at start-up.
         memory: what arrays and programs take of the devices.
-        wanted_params: what parameters must be: `jax.ShapeDtypeStruct` with shardings.
+        weights: the parameters.
+        launcher: what launches, and the arrays that it launches on.
         num_kv_blocks: P, block 0 included.
         num_host_blocks: blocks of host memory for swapping.
         max_model_len: most tokens of a sequence.
         max_num_batched_tokens: most tokens of a step.
         compiles_ahead: whether `compile_all` is wanted before the first request.
         span: for recordings: of packing a step.
-        launched: for recordings: takes programs as they are launched.
 
     Raises:
         CapacityError: there is too little host memory for the swap space.
@@ -96,13 +84,7 @@ class Runner:
         self._compiled, self._lowering = plan.compiled, plan.lowering
         context = plan.programs.context
         self._mesh = context.mesh
-        self._whole = NamedSharding(self._mesh, PartitionSpec())
-        self._inputs = HostInputs(plan.programs.on_host(()).sharding)
-        self.wanted_params = plan.programs.params
-        self._params: Any = params
-        self._owns_params = owns_params
-        self._sleeping_params: Any = None
-        self._head: Any = context.architecture.head_params(params)
+        self.weights = Weights(params, plan.programs, owned=owns_params)
         self._compile_s = self._allocate_s = 0.0
         self.report = plan.report
         self.memory = RunnerMemory(plan, self._mesh.local_devices)
@@ -112,9 +94,9 @@ class Runner:
         swap_space = config.swap_space if config.preemption_mode == "swap" else 0.0
         with contextlib.ExitStack() as undo:
             undo.callback(plan.close)
-            self._host_blocks = HostBlocks(plan.programs, swap_space)
+            host_blocks = HostBlocks(plan.programs, swap_space)
             undo.pop_all()
-        self.num_host_blocks = self._host_blocks.num_blocks
+        self.num_host_blocks = host_blocks.num_blocks
         is_custom = context.has_custom_functions
         self._builder = BatchBuilder(
             plan.buckets,
@@ -129,26 +111,44 @@ class Runner:
                 free_logprobs=config.free_logprobs(has_custom_functions=is_custom),
             ),
         )
-        # Collectives that wait for each other on few cores can deadlock, so emulated devices get
-        # one program at a time.
+        self._is_one_process = plan.programs.last_tokens.sharding.is_fully_addressable
         self._is_cpu = plan.platform == "cpu"
         device = self._mesh.local_devices[0]
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
         self._await_each = self._is_cpu and self._mesh.devices.size > 1
         self._launches = LaunchThread(JaxSettings.here().held)
-        self._writer = SlotWriter(
-            plan.compiled, lambda arrays: upload(arrays, self._whole), self._await_if_emulated
+        self.launcher = StepLauncher(
+            Resident(params, self.weights.head),
+            plan,
+            host_blocks,
+            self._watchdog,
+            await_each=self._await_each,
         )
         self.span: EnterSpan = contextlib.nullcontext
-        self.launched: list[tuple[ProgramKey, jax.stages.Compiled]] | None = None
-        self._kv: Any = None
-        self._last_tokens: Any = None
-        self._slots: Any = None
         self._peer_buffers: list[peer_buffers.PeerBuffers] = []
         self.compiles_ahead = config.compiles_ahead(plan.platform)
         if not self.compiles_ahead:
             self.reset_cache()
+
+    @property
+    def resident(self) -> Resident:
+        """The arrays that the engine keeps."""
+        return self.launcher.resident
+
+    @property
+    def wanted_params(self) -> Mapping[str, Any]:
+        """What parameters must be: `jax.ShapeDtypeStruct` with shardings."""
+        return self.weights.wanted
+
+    @property
+    def launched(self) -> list[tuple[ProgramKey, jax.stages.Compiled]] | None:
+        """For recordings: takes programs as they are launched; None where there is no recording."""
+        return self.launcher.launched
+
+    @launched.setter
+    def launched(self, into: list[tuple[ProgramKey, jax.stages.Compiled]] | None) -> None:
+        self.launcher.launched = into
 
     @property
     def num_compilations(self) -> int:
@@ -192,7 +192,7 @@ class Runner:
                 if self._lowering.num_lowered > num_lowered or not warms_up:
                     ready.extend(each)
             self.memory.mark("programs compiled")
-            if self._kv is None:
+            if self.resident.kv is None:
                 self.reset_cache()
             if warms_up:
                 self._warm_up(itertools.chain(ready, each))
@@ -225,17 +225,17 @@ class Runner:
         Raises:
             Exception: the step fits no program. What the device raises, `fetch` does.
         """
-        if self._kv is None:
+        if self.resident.kv is None:
             self.reset_cache()
         with self.span("pack"):
             batch = self._builder.build(schedule)
-        return self._submit(schedule, self._launch, schedule, batch)
+        return self._submit(schedule, self.launcher.launch, schedule, batch)
 
     def sample(self, step: Launched, constraints: StepConstraints) -> Launched:
         """Draw the tokens of a step with host-dependent rows; all earlier tokens are read."""
         schedule, unsampled = step
         updates = self._builder.constrain(schedule, constraints)
-        return self._submit(schedule, self._sample_constrained, unsampled, *updates)
+        return self._submit(schedule, self.launcher.sample, unsampled, *updates)
 
     def fetch(self, step: Launched) -> StepResult:
         """Wait for a launched step and read it.
@@ -259,21 +259,22 @@ class Runner:
         Raises:
             RuntimeError: the mesh spans processes, which may not all have failed in that step.
         """
-        if self._kv is not None and not self._whole.is_fully_addressable:
+        if self.resident.kv is not None and not self._is_one_process:
             raise RuntimeError("several processes can't go back to the same step")
         self._launches.wait()
         start = time.perf_counter()
         # First, because that waits until no GPU runs a step that would write to the old ones.
         fresh = [peer_buffers.allocate(peers) for peers in self._programs.peers]
-        kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
+        self._free_cache()
         disk = self._config.compilation_cache_dir
-        self._kv, self._last_tokens, self._slots = kv_cache.allocate(self._programs, disk)
-        self._peer_buffers = fresh
+        arrays = kv_cache.allocate(self._programs, disk)
+        self._peer_buffers, peers = fresh, tuple(each.peers for each in fresh)
+        self.launcher.resident = Resident(self.weights.params, self.weights.head, *arrays, peers)
         with self._watchdog.watching("the allocation of its KV cache"):
-            jax.block_until_ready(self._kv)
+            jax.block_until_ready(self.resident.kv)
         self._allocate_s = time.perf_counter() - start
         self._builder.clear()
-        self._inputs.clear()
+        self.launcher.clear()
         self.memory.mark("KV cache allocated")
 
     def update_params(self, params: Mapping[str, Any] | ParamsWriter) -> None:
@@ -288,13 +289,8 @@ class Runner:
             StepError: writing failed when the old weights were gone already.
         """
         self._launches.wait()
-        if isinstance(params, ParamsWriter):
-            self._params = self._written(params)
-            self._owns_params = True
-        else:
-            check_like(params, self.wanted_params, placed=True)
-            self._params, self._owns_params = params, False
-        self._head = self._programs.context.architecture.head_params(self._params)
+        self.weights.update(params)
+        self._use_weights()
 
     def sleep(self, *, keep_params: bool) -> None:
         """Give back the memory of parameters, pages and slots; nothing is in flight.
@@ -305,12 +301,10 @@ class Runner:
         Raises:
             Exception: there is too little host memory; nothing has changed.
         """
-        kept = host_params.to_host(self._params) if keep_params else None
+        self._launches.wait()
+        self.weights.sleep(keep=keep_params)
         self._free_cache()
-        if self._owns_params:
-            kv_cache.free(self._params)
-        self._sleeping_params, self._owns_params = kept, False
-        self._params = self._head = None
+        self._use_weights()
 
     def wake_params(self) -> None:
         """Take the parameters back from host memory, if any are there.
@@ -318,53 +312,42 @@ class Runner:
         Raises:
             Exception: there is too little device memory; the copy on the host stays.
         """
-        if self._sleeping_params is None:
-            return
-        self.update_params(host_params.to_devices(self._sleeping_params, self.wanted_params))
-        self._owns_params = True
-        kv_cache.free(self._sleeping_params)
-        self._sleeping_params = None
+        self._launches.wait()
+        self.weights.wake()
+        self._use_weights()
 
     def close(self) -> None:
         """Free the pages and forget the parameters; may be called again."""
         self._free_cache()
         self._launches.close()
-        self._params = self._head = self._sleeping_params = None
+        self.weights.close()
+        self._use_weights()
         self._plan.close()
         self._watchdog.close()
 
+    def _use_weights(self) -> None:
+        weights = self.weights
+        self.launcher.resident = self.resident._replace(params=weights.params, head=weights.head)
+        if self._await_each and weights.params is not None:
+            jax.block_until_ready(weights.params)
+
     def _free_cache(self) -> None:
         self._launches.wait()
-        kv_cache.free(self._kv, self._last_tokens, self._slots, self._peer_buffers)
-        self._kv = self._last_tokens = self._slots = None
+        kept = self.resident
+        kv_cache.free(kept.kv, kept.last_tokens, kept.slots, self._peer_buffers)
+        self.launcher.resident = Resident(kept.params, kept.head)
         self._peer_buffers = []
-
-    @property
-    def _peers(self) -> list[jax.Array]:
-        return [each.peers for each in self._peer_buffers]
-
-    def _written(self, writer: ParamsWriter) -> Mapping[str, Any]:
-        old = self._params if self._owns_params else None
-        try:
-            written = writer.write(self.wanted_params, old)
-        except Exception as error:
-            if any(leaf.is_deleted() for leaf in jax.tree.leaves(old)):
-                raise StepError(f"the weights were lost in being written: {error}") from error
-            raise
-        self._await_if_emulated(jax.tree.leaves(written)[-1])
-        return written
 
     def _warm_up(self, keys: Iterable[ProgramKey]) -> None:
         limit_s = self._config.start_time_limit(self._plan.platform)
         with contextlib.closing(Watchdog(limit_s, self._device_name)) as watchdog:
-            warm = warm_up(
+            self.launcher.resident = warm_up(
                 self._programs,
                 keys,
                 lambda key, *arguments: self._compiled[key](*arguments),
-                DeviceArrays(self._params, self._head, self._kv, self._last_tokens, self._slots),
+                self.resident,
                 watching=watchdog.watching,
             )
-        self._kv, self._last_tokens, self._slots = warm.kv, warm.last_tokens, warm.slots
 
     def _submit[**P](
         self,
@@ -376,122 +359,3 @@ class Runner:
         in_place = self._await_each or self._config.eager or self.launched is not None
         run = self._launches.run if in_place else self._launches.submit
         return Launched(schedule, run(launch, *args, **kwargs))
-
-    def _launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
-        self._swap(schedule)
-        if batch.edits or batch.counts:
-            self._slots = self._writer.edits(self._slots, batch.edits)
-            self._slots = self._writer.counts(self._slots, batch.counts)
-        packed = self._inputs.write(batch.packed)
-        if batch.samples_at_once and isinstance(batch.shape, DecodeShape):
-            key = SampledDecodeKey(batch.shape, batch.mode, schedule.num_steps)
-            return self._launch_sampled(schedule, key, packed)
-        if batch.shape not in self._compiled:
-            self._compiled.compile_now([batch.shape, SamplerKey(batch.shape.rows, batch.mode)])
-        self._kv, hidden, rows, *residual = self._program(batch.shape)(
-            self._params, self._kv, packed, self._last_tokens, *self._peers
-        )
-        self._watchdog.expect(hidden, batch.shape)
-        self._await_if_emulated(hidden)
-        if copies := schedule.block_copies:
-            program = self._compiled.__getitem__
-            self._kv = kv_cache.copy_blocks(self._kv, copies, program, self._whole)
-        step = UnsampledStep(schedule, batch, hidden, rows, residual)
-        return step if schedule.host_dependent else self._sample(step)
-
-    def _sample_constrained(
-        self,
-        unsampled: Future[InFlightStep | UnsampledStep],
-        edits: Sequence[EditsUpdate],
-        masks: Sequence[MasksUpdate],
-    ) -> InFlightStep:
-        step = cast(UnsampledStep, unsampled.result())
-        self._slots = self._writer.edits(self._slots, edits)
-        self._slots = self._writer.masks(self._slots, masks)
-        return self._sample(step)
-
-    def _sample(self, step: UnsampledStep) -> InFlightStep:
-        batch = step.batch
-        if batch.verify is None:
-            sampled = self._sample_last(step)
-        else:
-            sampled = self._verify(step, batch.verify)
-        readouts = {}
-        outputs = StepOutputs(self._head, step.hidden, *step.residual or [None])
-        for readout, packed in batch.readouts.items():
-            self._await_if_emulated(sampled)
-            given = None if packed is None else upload(packed, self._whole)
-            values = readouts[readout] = readout.launch(outputs, given, self._program)
-            self._await_if_emulated(values)
-            values.copy_to_host_async()
-        return self._in_flight(step.schedule, sampled, readouts)
-
-    def _sample_last(self, step: UnsampledStep) -> jax.Array:
-        batch = step.batch
-        key = SamplerKey(batch.shape.rows, batch.mode)
-        sample = self._program(key)
-        inputs = (self._head, step.hidden, step.rows, self._last_tokens)
-        if batch.mode in WITH_SLOTS:
-            self._last_tokens, self._slots, sampled = sample(*inputs, self._slots)
-        else:
-            self._last_tokens, sampled = sample(*inputs, self._slots.edits.allowed)
-        self._watchdog.expect(sampled, key)
-        return sampled
-
-    def _verify(self, step: UnsampledStep, where: VerifyArrays) -> jax.Array:
-        batch, (residual,) = step.batch, step.residual
-        if batch.mode in WITH_SLOTS or step.schedule.host_dependent:
-            raise ValueError(
-                "tokens were proposed in a step with logit edits, penalties or log-probabilities "
-                "of likeliest tokens, which are sampled one at a time: propose none"
-            )
-        tokens, (rows, positions) = residual.shape[0], where.fed.shape
-        key = VerifyKey(tokens, rows, positions, batch.mode)
-        verify = self._program(key)
-        places = upload(where, self._whole)
-        inputs = (self._head, residual, step.rows, *places, self._last_tokens)
-        self._last_tokens, sampled = verify(*inputs)
-        self._watchdog.expect(sampled, key)
-        return sampled
-
-    def _launch_sampled(
-        self, schedule: Schedule, key: SampledDecodeKey, packed: jax.Array
-    ) -> InFlightStep:
-        self._kv, self._last_tokens, sampled = self._program(key)(
-            self._params,
-            self._kv,
-            packed,
-            self._last_tokens,
-            self._slots.edits.allowed,
-            *self._peers,
-        )
-        self._watchdog.expect(sampled, key)
-        return self._in_flight(schedule, sampled, {})
-
-    def _program(self, key: ProgramKey) -> jax.stages.Compiled:
-        compiled = self._compiled[key]
-        if self.launched is not None:
-            self.launched.append((key, compiled))
-        return compiled
-
-    def _in_flight(
-        self, schedule: Schedule, sampled: jax.Array, readouts: Mapping[Readout, jax.Array]
-    ) -> InFlightStep:
-        self._inputs.read_by(sampled)  # small arrays kept on a device would move others
-        self._await_if_emulated(sampled)  # which the program has copied to the host
-        rows = schedule.rows
-        proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
-        return InFlightStep(sampled, readouts, rows, proposed)
-
-    def _await_if_emulated(self, array: jax.Array) -> None:
-        if self._await_each:
-            array.block_until_ready()
-
-    def _swap(self, schedule: Schedule) -> None:
-        count = self._host_blocks.copy_size
-        if schedule.swap_out:
-            gather = self._compiled[SwapKey(count, to_host=True)]
-            self._host_blocks.copy_out(self._kv, schedule.swap_out, gather)
-        if schedule.swap_in:
-            scatter = self._compiled[SwapKey(count, to_host=False)]
-            self._kv = self._host_blocks.copy_in(self._kv, schedule.swap_in, scatter)

@@ -10,7 +10,7 @@ import psutil
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.programs.kinds.copy_blocks import BLOCKS_A_COPY
+from jaxinfer.serving.programs.kinds.copy_blocks import BLOCKS_A_COPY, SwapKey
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import KVCache
 from jaxinfer.serving.programs.upload import upload
@@ -44,6 +44,30 @@ class HostBlocks:
         self.num_blocks = int(gibibytes * 2**30) // cache.host_block_bytes
         _check_available(self.num_blocks * cache.host_block_bytes)
         self._memory = [self._host_memory(part) for part in jax.tree.leaves(self._parts)]
+
+    def swap(
+        self,
+        kv: KVCache,
+        out: Sequence[tuple[int, int]],
+        back: Sequence[tuple[int, int]],
+        program: Callable[[SwapKey], Callable[..., Any]],
+    ) -> KVCache:
+        """Copy device blocks out and then host blocks in.
+
+        Args:
+            kv: the pages; donated if any block comes in.
+            out: pairs (device block, host block).
+            back: the same of what comes in.
+            program: gives the compiled program of a key.
+
+        Returns:
+            The new pages.
+        """
+        if out:
+            self.copy_out(kv, out, program(SwapKey(self.copy_size, to_host=True)))
+        if back:
+            kv = self.copy_in(kv, back, program(SwapKey(self.copy_size, to_host=False)))
+        return kv
 
     def copy_out(
         self, kv: KVCache, pairs: Sequence[tuple[int, int]], gather: Callable[..., Any]

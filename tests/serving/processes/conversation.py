@@ -150,7 +150,7 @@ def ask(llm: LLM, others: Any) -> dict[str, Any]:
 def refused_update(llm: LLM, update: Any) -> dict[str, Any]:
     """Why processes that differ in their mappings swap no weights, and whether all live on."""
     error = refusal(update)
-    present = jax.tree.leaves(llm._loaded.replicas[0].runner._params)
+    present = jax.tree.leaves(llm._loaded.replicas[0].runner.resident.params)
     return {"other mappings": error, "weights live": not any(x.is_deleted() for x in present)}
 
 
@@ -189,12 +189,12 @@ def interrupted(llm: LLM) -> bool:
 
 def changed(llm: LLM) -> Any:
     """Other weights, where the present ones lie."""
-    return jax.tree.map(lambda leaf: leaf * 1.5, llm._loaded.replicas[0].runner._params)
+    return jax.tree.map(lambda leaf: leaf * 1.5, llm._loaded.replicas[0].runner.resident.params)
 
 
 def restores_the_same(llm: LLM, directory: str) -> bool:
     """Whether an Orbax checkpoint gives this process's devices what safetensors gave them."""
-    present = llm._loaded.replicas[0].runner._params
+    present = llm._loaded.replicas[0].runner.resident.params
     mesh = present["model"]["norm"].sharding.mesh
     restored = load_params(directory, llm.model_config, "float32", mesh)
     return all(

@@ -216,7 +216,7 @@ def test_params_on_the_callers_mesh_with_replicas_are_used_without_a_copy(expect
         }
 
     def used(llm):
-        return [replica.runner._params for replica in llm._loaded.replicas]
+        return [replica.runner.resident.params for replica in llm._loaded.replicas]
 
     params = place()
     with small_llm(params=params, rules=rules) as llm:
@@ -252,7 +252,7 @@ def test_all_is_compiled_ahead_for_every_replica(monkeypatch):
 def test_closing_frees_every_replica_and_ends_its_thread():
     llm = small_llm(data_parallel_size=2)
     llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False)
-    pages = [replica.runner._kv[0].k for replica in llm._loaded.replicas]
+    pages = [replica.runner.resident.kv[0].k for replica in llm._loaded.replicas]
     llm.close()
     assert all(page.is_deleted() for page in pages)
     assert not [t for t in threading.enumerate() if t.name.startswith("jaxinfer-replica")]

@@ -183,7 +183,7 @@ def test_special_rows_are_named_in_mode_mixed():
         rows[place] = (_request(place, 2, [place + 1], **edits), 2, 1, 1)
     batch = builder.build(_schedule(*rows, is_decode=True))
     special = _sampling(batch).special.tolist()
-    assert (batch.mode, batch.samples_at_once) == ("mixed", False)
+    assert (batch.mode, batch.draw) == ("mixed", SamplerKey(batch.shape.rows, "mixed"))
     assert special == [3, 21] + [batch.shape.rows] * (len(special) - 2)
 
 
@@ -202,11 +202,10 @@ def test_a_decode_step_samples_at_once_where_its_slots_hold_nothing(params, mode
     builder = _builder()
     row = (_request(0, 2, [1], **params), 2, 1, 1)
     batch = builder.build(_schedule(row, is_decode=True))
-    assert (batch.mode, batch.samples_at_once) == (mode, at_once)
-    programs = all_programs(builder._buckets, swaps=False)
-    key = SampledDecodeKey(batch.shape, mode) if at_once else SamplerKey(batch.shape.rows, mode)
-    assert key in programs
-    assert at_once or batch.shape in programs
+    sampler = SamplerKey(batch.shape.rows, mode)
+    one, two = [SampledDecodeKey(batch.shape, mode)], [batch.shape, sampler]
+    assert batch.programs == (one if at_once else two)
+    assert {*batch.programs} <= {*all_programs(builder._buckets, swaps=False)}
 
 
 def test_a_step_that_waits_for_tokens_before_it_samples_is_one_of_two_programs():
@@ -214,7 +213,7 @@ def test_a_step_that_waits_for_tokens_before_it_samples_is_one_of_two_programs()
     schedule.host_dependent = [0]
     builder = _builder()
     batch = builder.build(schedule)
-    assert not batch.samples_at_once
+    assert batch.draw == SamplerKey(batch.shape.rows, "temperature")
     assert batch.shape in builder._buckets.decode_shapes()
 
 
@@ -421,7 +420,7 @@ def test_steps_that_share_keys_have_a_sampler_of_their_own(params, mode):
     builder = _sharing_builder()
     batch = builder.build(_decoding(60, 33, **params))
     assert batch.shape.work_items
-    assert (batch.mode, batch.samples_at_once) == (mode, False)
+    assert (batch.mode, batch.forward) == (mode, batch.shape)
     programs = all_programs(builder._buckets, swaps=False)
     assert {batch.shape, SamplerKey(batch.shape.rows, mode)} <= {*programs}
 
@@ -431,6 +430,6 @@ def test_a_multi_step_finds_its_program_and_room_for_its_last_token():
     request = _request(0, 6, [3, 5], in_flight=1)
     batch = builder.build(_schedule((request, 6, 1, 4), is_decode=True, num_steps=4))
     key = SampledDecodeKey(batch.shape, batch.mode, 4)
-    assert batch.samples_at_once
+    assert batch.draw is None
     assert key in all_programs(builder._buckets, swaps=False)
     assert batch.shape.split(batch.packed).block_tables[0, :2].tolist() == [3, 5]

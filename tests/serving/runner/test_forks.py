@@ -59,11 +59,11 @@ def test_the_mesh_changes_nothing():
 @pytest.mark.parametrize("count", [1, COPIES_A_STEP[0], COPIES_A_STEP[0] + 1])
 def test_blocks_are_copied_bit_for_bit_and_no_other_changes(runner, count):
     rng = np.random.default_rng(1)
-    pages = runner._kv[0].k
-    random = [np.asarray(rng.random(pages.shape), pages.dtype) for _ in runner._kv]
+    pages = runner.resident.kv[0].k
+    random = [np.asarray(rng.random(pages.shape), pages.dtype) for _ in runner.resident.kv]
     kv = tuple(Pages(*(jax.device_put(each, pages.sharding) for each in (a, -a))) for a in random)
     pairs = [(1 + i % 3, 10 + i) for i in range(count)]
-    kv = kv_cache.copy_blocks(kv, pairs, runner._compiled.__getitem__, runner._whole)
+    kv = kv_cache.copy_blocks(kv, pairs, runner._compiled.__getitem__, runner.launcher._whole)
     for layer, before in zip(kv, random, strict=True):
         after = before.copy()
         for source, target in pairs:
@@ -76,7 +76,7 @@ def test_blocks_are_copied_bit_for_bit_and_no_other_changes(runner, count):
 def test_a_block_that_nobody_can_hold_is_not_copied(runner, pair):
     with pytest.raises(ValueError, match=r"in \[1, 65\)"):
         kv_cache.copy_blocks(
-            runner._kv, [(3, 4), pair], runner._compiled.__getitem__, runner._whole
+            runner.resident.kv, [(3, 4), pair], runner._compiled.__getitem__, runner.launcher._whole
         )
 
 
@@ -89,5 +89,5 @@ def test_more_copies_than_a_program_takes_are_made_in_several(runner):
         return lambda kv, pairs: kv
 
     for count in (small, small + 1, large, large + 1):
-        kv_cache.copy_blocks(runner._kv, [(1, 2)] * count, program, runner._whole)
+        kv_cache.copy_blocks(runner.resident.kv, [(1, 2)] * count, program, runner.launcher._whole)
     assert sizes == [small, large, large, large, large]

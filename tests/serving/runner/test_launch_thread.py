@@ -68,13 +68,13 @@ def test_a_step_is_planned_while_the_one_before_is_launched():
     loop = Loop(runner)
     loop.add([1, 2, 3])
     loop.step()
-    may_launch, launch = threading.Event(), runner._launch
+    may_launch, launch = threading.Event(), runner.launcher.launch
 
     def slow_launch(*arguments):
         assert may_launch.wait(TIMEOUT_S)
         return launch(*arguments)
 
-    runner._launch = slow_launch
+    runner.launcher.launch = slow_launch
     schedules = [loop.scheduler.schedule() for _ in range(2)]
     steps = [runner.launch(schedule) for schedule in schedules]  # returns, though none can begin
     assert not any(step.result.done() for step in steps)
@@ -88,21 +88,21 @@ def test_a_step_is_planned_while_the_one_before_is_launched():
 def test_weights_change_between_two_launches():
     """A launch that was submitted before an update reads the weights from before it."""
     runner = make_runner()
-    launched, launch = [], runner._launch
+    launched, launch = [], runner.launcher.launch
     entered, may_launch = threading.Event(), threading.Event()
 
     def slow_launch(*arguments):
         entered.set()
         assert may_launch.wait(TIMEOUT_S)
-        launched.append(runner._params)
+        launched.append(runner.resident.params)
         return launch(*arguments)
 
-    runner._launch = slow_launch
+    runner.launcher.launch = slow_launch
     loop = Loop(runner)
     loop.add([1, 2, 3])
     step = runner.launch(loop.scheduler.schedule())
     assert entered.wait(TIMEOUT_S)
-    before = runner._params
+    before = runner.resident.params
     threading.Timer(0.05, may_launch.set).start()
     runner.update_params(dict(before))
     assert step.result.done()

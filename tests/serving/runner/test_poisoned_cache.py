@@ -19,7 +19,9 @@ def _poison_pages(llm, prompt):
     first = np.array(prompt[: pool.block_size], np.int32).tobytes()
     blocks = [b for b, content in pool.index.content_of_block.items() if content.endswith(first)]
     (block,) = blocks
-    runner._kv = jax.tree.map(lambda pages: pages.at[block].set(jnp.nan), runner._kv)
+    runner.launcher.resident = runner.resident._replace(
+        kv=jax.tree.map(lambda pages: pages.at[block].set(jnp.nan), runner.resident.kv)
+    )
 
 
 def _check_that_it_is_computed_anew(llm):
@@ -42,8 +44,10 @@ def test_nan_that_a_request_wrote_is_found_by_nobody(llm, scores):
     llm.update_params(small_params())  # nothing is cached from here on
     llm.generate([OTHER], GREEDY, use_tqdm=False)
     runner = llm._loaded.replicas[0].runner
-    good = runner._params
-    runner._params = jax.tree.map(lambda leaf: leaf * jnp.nan, good)
+    good = runner.resident.params
+    runner.launcher.resident = runner.resident._replace(
+        params=jax.tree.map(lambda leaf: leaf * jnp.nan, good)
+    )
     try:
         if scores:
             with pytest.raises(StepError, match="not finite"):
@@ -52,5 +56,5 @@ def test_nan_that_a_request_wrote_is_found_by_nobody(llm, scores):
             (bad,) = llm.generate([PROMPT], GREEDY, use_tqdm=False)
             assert bad.outputs[0].finish_reason == "error"
     finally:
-        runner._params = good
+        runner.launcher.resident = runner.resident._replace(params=good)
     _check_that_it_is_computed_anew(llm)

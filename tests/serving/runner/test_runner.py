@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,17 +82,23 @@ def test_preemption_changes_nothing(runner, expected, mode):
 
 def test_swapped_blocks_come_back_bit_for_bit(runner):
     rng = np.random.default_rng(1)
-    shape = runner._kv[0].k.shape
-    runner._kv = jax.tree.map(lambda _: jnp.asarray(rng.random(shape), jnp.float32), runner._kv)
-    before = jax.tree.map(np.asarray, runner._kv)
+    shape = runner.resident.kv[0].k.shape
+    runner.launcher.resident = runner.resident._replace(
+        kv=jax.tree.map(lambda _: jnp.asarray(rng.random(shape), jnp.float32), runner.resident.kv)
+    )
+    before = jax.tree.map(np.asarray, runner.resident.kv)
     pairs = [(block, host) for host, block in enumerate([5, 1, 30, 7, *range(10, 29)])]
-    blocks = runner._host_blocks
+    blocks = runner.launcher._host_blocks
     gather, scatter = (runner._compiled[SwapKey(blocks.copy_size, out)] for out in (True, False))
-    blocks.copy_out(runner._kv, pairs, gather)
-    runner._kv = jax.tree.map(jnp.zeros_like, runner._kv)
+    blocks.copy_out(runner.resident.kv, pairs, gather)
+    runner.launcher.resident = runner.resident._replace(
+        kv=jax.tree.map(jnp.zeros_like, runner.resident.kv)
+    )
     back = [(block + 1, host) for block, host in pairs]
-    runner._kv = blocks.copy_in(runner._kv, back, scatter)
-    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(runner._kv), strict=True):
+    runner.launcher.resident = runner.resident._replace(
+        kv=blocks.copy_in(runner.resident.kv, back, scatter)
+    )
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(runner.resident.kv), strict=True):
         new = np.asarray(new)
         for (block, _), (target, _) in zip(pairs, back, strict=True):
             np.testing.assert_array_equal(new[target], old[block])
@@ -232,19 +236,19 @@ def test_new_weights_are_used_from_the_next_launch_without_a_copy(expected):
     loop = Loop(runner, preemption_mode="recompute")
     loop.add(_PROMPTS[1])
     assert loop.run()[0] == expected_greedy(_PROMPTS[1], 6, params=other)
-    assert runner._params["model"]["norm"] is other["model"]["norm"]
+    assert runner.resident.params["model"]["norm"] is other["model"]["norm"]
     runner.close()
     assert not other["model"]["norm"].is_deleted()
 
 
 def test_the_callers_arrays_are_used_without_a_copy(runner):
     given = jax.tree.leaves(tiny_params(CONFIG))
-    used = jax.tree.leaves(runner._params)
+    used = jax.tree.leaves(runner.resident.params)
     assert all(mine is theirs for mine, theirs in zip(used, given, strict=True))
 
 
 def test_launching_deletes_the_pages_it_was_given(runner):
-    before = jax.tree.leaves(runner._kv)
+    before = jax.tree.leaves(runner.resident.kv)
     loop = Loop(runner)
     loop.add([1, 2, 3], max_tokens=2)
     loop.run()
@@ -267,7 +271,7 @@ def test_resetting_the_cache_serves_the_next_request(expected):
     loop = Loop(runner, preemption_mode="recompute")
     loop.add(_PROMPTS[0])
     loop.step()
-    for leaf in jax.tree.leaves(runner._kv):
+    for leaf in jax.tree.leaves(runner.resident.kv):
         leaf.delete()  # as a failed step leaves them
     with pytest.raises(Exception, match="deleted"):
         loop.step()
@@ -278,7 +282,7 @@ def test_resetting_the_cache_serves_the_next_request(expected):
 
 def test_closing_frees_the_pages_and_keeps_the_callers_arrays():
     runner = make_runner()
-    pages = jax.tree.leaves(runner._kv)
+    pages = jax.tree.leaves(runner.resident.kv)
     runner.close()
     runner.close()
     assert all(leaf.is_deleted() for leaf in pages)
@@ -296,8 +300,10 @@ def test_the_report_counts_blocks_tokens_and_sequences(runner):
     assert report.num_kv_blocks == runner.num_kv_blocks == 65
     assert report.num_kv_tokens == 64 * 16
     assert report.full_length_concurrency == pytest.approx(64 * 16 / 64)
-    assert report.kv_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(runner._kv))
-    assert report.weight_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(runner._params))
+    assert report.kv_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(runner.resident.kv))
+    assert report.weight_bytes == sum(
+        leaf.nbytes for leaf in jax.tree.leaves(runner.resident.params)
+    )
     assert report.step_bytes is None
     assert "65 blocks, 1,024 tokens" in str(report)
     assert "numba (fastest measured on CPUs for float32" in str(report)
@@ -311,7 +317,7 @@ def test_a_backend_that_is_impossible_here_is_refused():
 def test_a_cache_that_spans_processes_is_never_allocated_again(monkeypatch):
     """Other processes need not have failed in the same step."""
     runner = make_runner()
-    monkeypatch.setattr(runner, "_whole", SimpleNamespace(is_fully_addressable=False))
+    monkeypatch.setattr(runner, "_is_one_process", False)
     with pytest.raises(RuntimeError, match="several processes can't go back"):
         runner.reset_cache()
     monkeypatch.undo()

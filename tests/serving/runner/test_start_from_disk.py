@@ -101,7 +101,8 @@ def few_programs(monkeypatch):
 def _compile_all(runner):
     """What happens to programs and pages, in order, as on one accelerator."""
     runner._is_cpu = False
-    kv, runner._kv = runner._kv, None
+    kv = runner.resident.kv
+    runner.launcher.resident = runner.resident._replace(kv=None)
     jax.block_until_ready(kv)
     events, reset, result = [], runner.reset_cache, runner._compiled._result
     runner.reset_cache = lambda: (events.append("pages"), reset())

@@ -26,14 +26,13 @@ class Never:
 _HUNG_STEP = """
 with small_llm(device_timeout=0.5) as llm:
     runner = llm._loaded.replicas[0].runner
-    sample_last = runner._sample_last
-    def hang(step):
-        sample_last(step)
+    launch = runner.launcher.launch
+    def hang(schedule, batch):
+        launch(schedule, batch)
         never = Never()
         runner._watchdog.expect(never, "the sampler of this test")
-        return never
-    runner._sample_last = hang
-    runner._in_flight = lambda schedule, sampled, prompt: InFlightStep(sampled, None, 1, 1)
+        return InFlightStep(never, {}, schedule.rows)
+    runner.launcher.launch = hang
     llm.generate([[1, 2, 3]], use_tqdm=False)
 """
 
@@ -47,10 +46,10 @@ def compile_as_on_a_gpu(self):
     self._is_cpu = False
     compile_all(self)
 Runner.compile_all = compile_as_on_a_gpu
-def hang(self, programs, key, run, arrays):
+def hang(self, programs, key, call, resident):
     if key.rows > 1:
         time.sleep(60)
-    return arrays
+    return resident
 SamplerKind.warm_up = hang
 small_llm(compile_ahead=True, device_timeout=1.5)
 """

@@ -57,7 +57,7 @@ def poison(runner: Runner) -> None:
         value = np.nan if jnp.issubdtype(pages.dtype, jnp.floating) else -128
         return jax.device_put(np.full(pages.shape, value, pages.dtype), pages.sharding)
 
-    runner._kv = jax.tree.map(fill, runner._kv)
+    runner.launcher.resident = runner.resident._replace(kv=jax.tree.map(fill, runner.resident.kv))
 
 
 class Loop:

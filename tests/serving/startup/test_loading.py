@@ -228,7 +228,7 @@ def test_an_interrupt_while_compiling_frees_the_cache(directory, monkeypatch):
 
     def interrupt(runner):
         runner.reset_cache()
-        seen.append(runner._kv[0].k)
+        seen.append(runner.resident.kv[0].k)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("jaxinfer.serving.runner.runner.Runner.compile_all", interrupt)

@@ -48,7 +48,7 @@ for _ in range(int(sys.argv[1])):
         llm.generate(PROMPTS, [GREEDY.clone(logprobs=2), GREEDY, choice], use_tqdm=False)
         llm.chat([{"role": "user", "content": "a"}], GREEDY, use_tqdm=False)
         llm.score([PROMPTS[0]])
-        llm.update_params(llm._loaded.replicas[0].runner._params)
+        llm.update_params(llm._loaded.replicas[0].runner.resident.params)
     del llm
     gc.collect()
     counts.append({

@@ -1,16 +1,17 @@
 """The programs that copy whole blocks: between the pages and host memory, and within the pages."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.copy_steps import copy_blocks, gather_blocks, scatter_blocks
-from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.padding import uploaded
 from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.resident import Resident
 
 BLOCKS_A_COPY = 16
 """Blocks that travel to or from host memory together, so that one program serves any number."""
@@ -73,9 +74,9 @@ class CopyBlocksKind(ProgramKind[CopyBlocksKey]):
         self,
         programs: Programs,
         key: CopyBlocksKey,
-        run: Callable[..., Any],
-        arrays: DeviceArrays,
-    ) -> DeviceArrays:
+        call: Callable[..., Any],
+        resident: Resident,
+    ) -> Resident:
         """Copy block 0 to itself."""
         pairs = uploaded(programs, np.zeros((2, key.num_blocks), np.int32))
-        return replace(arrays, kv=run(arrays.kv, pairs))
+        return resident._replace(kv=call(resident.kv, pairs))

@@ -2,20 +2,20 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import StepKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.steps import decode_step
 
 
-class DecodeKind(ProgramKind[DecodeShape]):
+class DecodeKind(StepKind[DecodeShape]):
     """Programs of decode steps without their samplers, keyed by bucket."""
 
     key_type = DecodeShape
@@ -40,10 +40,20 @@ class DecodeKind(ProgramKind[DecodeShape]):
         """The options of a step: see `step_options`."""
         return step_options(key.rows)
 
-    def warm_up(
-        self, programs: Programs, key: DecodeShape, run: Callable[..., Any], arrays: DeviceArrays
-    ) -> DeviceArrays:
-        """Run it on a batch of one token in the first row."""
-        packed = on_host(programs, decode_padding(key))
-        kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
-        return replace(arrays, kv=kv)
+    def run(
+        self,
+        key: DecodeShape,
+        call: Callable[..., Any],
+        resident: Resident,
+        before: StepOutputs,
+        given: Any,
+    ) -> tuple[Resident, StepOutputs]:
+        """Feed a packed batch."""
+        kv, hidden, rows = call(
+            resident.params, resident.kv, given, resident.last_tokens, *resident.peers
+        )
+        return resident._replace(kv=kv), before._replace(hidden=hidden, rows=rows)
+
+    def padding(self, programs: Programs, key: DecodeShape) -> tuple[StepOutputs, Any]:
+        """A batch of one token in the first row."""
+        return StepOutputs(), on_host(programs, decode_padding(key))

@@ -2,15 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
-
-import jax
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
 from jaxinfer.serving.programs.programs import Program, Programs
-from jaxinfer.serving.sampling.layout import SlotState
+from jaxinfer.serving.programs.resident import Resident, StepOutputs
 
 
 class ProgramKey(Protocol):
@@ -25,25 +22,6 @@ class ProgramKey(Protocol):
     def __hash__(self) -> int:
         """Equal for equal keys."""
         ...
-
-
-@dataclass(frozen=True)
-class DeviceArrays:
-    """The arrays that an engine keeps on its devices and hands to programs.
-
-    Attributes:
-        params: the parameter tree.
-        head: from `Architecture.head_params`.
-        kv: the pages.
-        last_tokens: newest token of each slot.
-        slots: what mode "full" keeps of each slot.
-    """
-
-    params: Any
-    head: Any
-    kv: Any
-    last_tokens: jax.Array
-    slots: SlotState
 
 
 class ProgramKind[Key: ProgramKey](ABC):
@@ -101,8 +79,8 @@ class ProgramKind[Key: ProgramKey](ABC):
         return 3
 
     def warm_up(
-        self, programs: Programs, key: Key, run: Callable[..., Any], arrays: DeviceArrays
-    ) -> DeviceArrays:
+        self, programs: Programs, key: Key, call: Callable[..., Any], resident: Resident
+    ) -> Resident:
         """Run it once on padding, which writes to block 0 and to unused slots.
 
         Programs that answers do not wait for are left out: they do nothing here.
@@ -110,10 +88,46 @@ class ProgramKind[Key: ProgramKey](ABC):
         Args:
             programs: of an engine on one device.
             key: the program.
-            run: the compiled program.
-            arrays: what the engine keeps; what the program takes of it for its results is donated.
+            call: the compiled program.
+            resident: what the program takes of it for its results is donated.
 
         Returns:
             The same with these results.
         """
-        return arrays
+        return resident
+
+
+class StepKind[Key: ProgramKey](ProgramKind[Key]):
+    """A kind of program that a step consists of: its forward pass, or what draws its tokens."""
+
+    @abstractmethod
+    def run(
+        self,
+        key: Key,
+        call: Callable[..., Any],
+        resident: Resident,
+        before: StepOutputs,
+        given: Any,
+    ) -> tuple[Resident, StepOutputs]:
+        """Launch it; returns at once.
+
+        Args:
+            key: the program.
+            call: the compiled program.
+            resident: what the program takes of it for its results is donated.
+            before: outputs of the step's programs before this one.
+            given: what the host has packed for it.
+
+        Returns:
+            `resident` and `before` with the program's results.
+        """
+
+    @abstractmethod
+    def padding(self, programs: Programs, key: Key) -> tuple[StepOutputs, Any]:
+        """`before` and `given` of a step that consists of padding."""
+
+    def warm_up(
+        self, programs: Programs, key: Key, call: Callable[..., Any], resident: Resident
+    ) -> Resident:
+        """Run it once on `padding`."""
+        return self.run(key, call, resident, *self.padding(programs, key))[0]

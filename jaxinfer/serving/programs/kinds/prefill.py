@@ -2,25 +2,25 @@
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import StepKind
 from jaxinfer.serving.programs.kinds.padding import on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options, step_program
 from jaxinfer.serving.programs.layout import PrefillShape
 from jaxinfer.serving.programs.programs import Program, Programs
+from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.steps import prefill_step
 from jaxinfer.serving.programs.token_parts import part_sizes
 
 _LONG_TOKENS = 2048  # beyond them the host is ahead of the device, recording or not
 
 
-class PrefillKind(ProgramKind[PrefillShape]):
+class PrefillKind(StepKind[PrefillShape]):
     """Programs of prefill steps, keyed by bucket."""
 
     key_type = PrefillShape
@@ -52,13 +52,25 @@ class PrefillKind(ProgramKind[PrefillShape]):
         """One run for long prefills."""
         return 1 if key.tokens > _LONG_TOKENS else super().num_warm_up_runs(key)
 
-    def warm_up(
-        self, programs: Programs, key: PrefillShape, run: Callable[..., Any], arrays: DeviceArrays
-    ) -> DeviceArrays:
-        """Run it on a batch of one token in the first row."""
-        packed = on_host(programs, _padding(key))
-        kv, *_ = run(arrays.params, arrays.kv, packed, arrays.last_tokens)
-        return replace(arrays, kv=kv)
+    def run(
+        self,
+        key: PrefillShape,
+        call: Callable[..., Any],
+        resident: Resident,
+        before: StepOutputs,
+        given: Any,
+    ) -> tuple[Resident, StepOutputs]:
+        """Feed a packed batch."""
+        kv, hidden, rows, *residual = call(
+            resident.params, resident.kv, given, resident.last_tokens, *resident.peers
+        )
+        return resident._replace(kv=kv), before._replace(
+            hidden=hidden, rows=rows, residual=residual[0] if key.all_tokens else None
+        )
+
+    def padding(self, programs: Programs, key: PrefillShape) -> tuple[StepOutputs, Any]:
+        """A batch of one token in the first row."""
+        return StepOutputs(), on_host(programs, _padding(key))
 
 
 def _padding(shape: PrefillShape) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKind, SwapKind
 from jaxinfer.serving.programs.kinds.count_tokens import CountTokensKind
 from jaxinfer.serving.programs.kinds.decode import DecodeKind
-from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import ProgramKey, ProgramKind, StepKind
 from jaxinfer.serving.programs.kinds.prefill import PrefillKind
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKind
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKind
@@ -39,3 +39,16 @@ def kind_of(key: ProgramKey) -> ProgramKind[Any]:
         KeyError: no kind has such keys.
     """
     return KINDS[type(key)]
+
+
+def step_kind_of(key: ProgramKey) -> StepKind[Any]:
+    """The kind of a program that steps consist of.
+
+    Raises:
+        KeyError: no kind has such keys.
+        TypeError: its programs are no part of a step.
+    """
+    kind = kind_of(key)
+    if not isinstance(kind, StepKind):
+        raise TypeError(f"{key} is no program of a step")
+    return kind

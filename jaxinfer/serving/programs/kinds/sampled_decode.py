@@ -2,15 +2,16 @@
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.serving.programs.buckets import PLAIN_MODES, Buckets
-from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import StepKind
 from jaxinfer.serving.programs.kinds.padding import decode_padding, on_host
 from jaxinfer.serving.programs.kinds.step_program import step_options
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
+from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.sample_steps import sampled_decode_step
 from jaxinfer.serving.sampling.layout import SamplerMode
 
@@ -24,7 +25,7 @@ class SampledDecodeKey:
     num_steps: int = 1
 
 
-class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
+class SampledDecodeKind(StepKind[SampledDecodeKey]):
     """Programs of decode steps with their samplers, keyed by bucket and mode."""
 
     key_type = SampledDecodeKey
@@ -70,15 +71,22 @@ class SampledDecodeKind(ProgramKind[SampledDecodeKey]):
         """As of one decode step without its sampler."""
         return key.shape
 
-    def warm_up(
+    def run(
         self,
-        programs: Programs,
         key: SampledDecodeKey,
-        run: Callable[..., Any],
-        arrays: DeviceArrays,
-    ) -> DeviceArrays:
-        """Run it on a batch of one token in the first row."""
-        packed = on_host(programs, decode_padding(key.shape))
-        allowed = arrays.slots.edits.allowed
-        kv, last_tokens, _ = run(arrays.params, arrays.kv, packed, arrays.last_tokens, allowed)
-        return replace(arrays, kv=kv, last_tokens=last_tokens)
+        call: Callable[..., Any],
+        resident: Resident,
+        before: StepOutputs,
+        given: Any,
+    ) -> tuple[Resident, StepOutputs]:
+        """Feed a packed batch and sample."""
+        allowed = resident.slots.edits.allowed
+        kv, last_tokens, sampled = call(
+            resident.params, resident.kv, given, resident.last_tokens, allowed, *resident.peers
+        )
+        resident = resident._replace(kv=kv, last_tokens=last_tokens)
+        return resident, before._replace(sampled=sampled)
+
+    def padding(self, programs: Programs, key: SampledDecodeKey) -> tuple[StepOutputs, Any]:
+        """A batch of one token in the first row."""
+        return StepOutputs(), on_host(programs, decode_padding(key.shape))

@@ -3,18 +3,19 @@
 import functools
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import DeviceArrays, ProgramKind
+from jaxinfer.serving.programs.kinds.kind import StepKind
 from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
 from jaxinfer.serving.programs.layout import SampledRows
 from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
+from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.sample_steps import sample_full_step, sample_step
 from jaxinfer.serving.sampling.layout import WITH_SLOTS, SamplerMode
 
@@ -27,7 +28,7 @@ class SamplerKey:
     mode: SamplerMode
 
 
-class SamplerKind(ProgramKind[SamplerKey]):
+class SamplerKind(StepKind[SamplerKey]):
     """Programs that sample, keyed by number of rows and mode."""
 
     key_type = SamplerKey
@@ -70,17 +71,27 @@ class SamplerKind(ProgramKind[SamplerKey]):
         """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)
 
-    def warm_up(
-        self, programs: Programs, key: SamplerKey, run: Callable[..., Any], arrays: DeviceArrays
-    ) -> DeviceArrays:
-        """Run it on zeros."""
-        inputs = uploaded(programs, zeros(_inputs(programs, key)))
-        inputs = (arrays.head, *inputs, arrays.last_tokens)
+    def run(
+        self,
+        key: SamplerKey,
+        call: Callable[..., Any],
+        resident: Resident,
+        before: StepOutputs,
+        given: Any,
+    ) -> tuple[Resident, StepOutputs]:
+        """Sample the rows of a forward pass; nothing is given beside."""
+        inputs = (resident.head, before.hidden, before.rows, resident.last_tokens)
         if key.mode in WITH_SLOTS:
-            last_tokens, slots, _ = run(*inputs, arrays.slots)
-            return replace(arrays, last_tokens=last_tokens, slots=slots)
-        last_tokens, _ = run(*inputs, arrays.slots.edits.allowed)
-        return replace(arrays, last_tokens=last_tokens)
+            last_tokens, slots, sampled = call(*inputs, resident.slots)
+            resident = resident._replace(slots=slots)
+        else:
+            last_tokens, sampled = call(*inputs, resident.slots.edits.allowed)
+        return resident._replace(last_tokens=last_tokens), before._replace(sampled=sampled)
+
+    def padding(self, programs: Programs, key: SamplerKey) -> tuple[StepOutputs, Any]:
+        """Hidden states of zeros."""
+        hidden, rows = uploaded(programs, zeros(_inputs(programs, key)))
+        return StepOutputs(hidden, rows), None
 
 
 def _inputs(programs: Programs, key: SamplerKey) -> tuple[Any, ...]:

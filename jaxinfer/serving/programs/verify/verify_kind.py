@@ -1,16 +1,18 @@
 """Programs that verify proposed tokens with the hidden states of their prefill step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from jaxinfer.serving.programs.buckets import Buckets
-from jaxinfer.serving.programs.kinds.kind import ProgramKind
+from jaxinfer.serving.programs.kinds.kind import StepKind
+from jaxinfer.serving.programs.kinds.padding import uploaded, zeros
 from jaxinfer.serving.programs.kinds.step_program import HEAD_OPTIONS
 from jaxinfer.serving.programs.layout import SampledRows
 from jaxinfer.serving.programs.programs import WHOLE, Program, Programs
+from jaxinfer.serving.programs.resident import Resident, StepOutputs
 from jaxinfer.serving.programs.verify.verify_step import verify_step
 from jaxinfer.serving.sampling.layout import SamplerMode
 
@@ -25,7 +27,7 @@ class VerifyKey:
     mode: SamplerMode
 
 
-class VerifyKind(ProgramKind[VerifyKey]):
+class VerifyKind(StepKind[VerifyKey]):
     """Verifying samplers, by the step's tokens and rows. No engine has them ahead of their use."""
 
     key_type = VerifyKey
@@ -38,7 +40,6 @@ class VerifyKind(ProgramKind[VerifyKey]):
 
     def program(self, programs: Programs, key: VerifyKey) -> Program:
         """The program of `verify_step`."""
-        whole = programs.whole
 
         def run(head: Any, residual: jax.Array, rows: jax.Array, *given: jax.Array) -> Any:
             split = SampledRows.split(rows, key.rows)
@@ -48,10 +49,7 @@ class VerifyKind(ProgramKind[VerifyKey]):
 
         arguments = (
             programs.context.architecture.head_params(programs.params),
-            whole((key.tokens, programs.context.config.hidden_size), programs.dtype),
-            whole((SampledRows.size(key.rows),)),
-            whole((key.rows,)),
-            whole((key.rows, key.positions)),
+            *_inputs(programs, key),
             programs.last_tokens,
         )
         return programs.sharded(
@@ -61,3 +59,33 @@ class VerifyKind(ProgramKind[VerifyKey]):
     def options(self, key: VerifyKey, *, num_devices: int) -> dict[str, Any]:
         """The options for programs whose only product is the head's."""
         return dict(HEAD_OPTIONS)
+
+    def run(
+        self,
+        key: VerifyKey,
+        call: Callable[..., Any],
+        resident: Resident,
+        before: StepOutputs,
+        given: Any,
+    ) -> tuple[Resident, StepOutputs]:
+        """Sample at several positions of each row; given are `VerifyArrays`."""
+        inputs = (resident.head, before.residual, before.rows, *given, resident.last_tokens)
+        last_tokens, sampled = call(*inputs)
+        return resident._replace(last_tokens=last_tokens), before._replace(sampled=sampled)
+
+    def padding(self, programs: Programs, key: VerifyKey) -> tuple[StepOutputs, Any]:
+        """A residual stream of zeros."""
+        residual, rows, *given = zeros(_inputs(programs, key))
+        residual, rows, given = uploaded(programs, (residual, rows, given))
+        return StepOutputs(rows=rows, residual=residual), given
+
+
+def _inputs(programs: Programs, key: VerifyKey) -> tuple[Any, ...]:
+    """Residual stream, `SampledRows.joined`, and `VerifyArrays`."""
+    whole = programs.whole
+    return (
+        whole((key.tokens, programs.context.config.hidden_size), programs.dtype),
+        whole((SampledRows.size(key.rows),)),
+        whole((key.rows,)),
+        whole((key.rows, key.positions)),
+    )

@@ -1,13 +1,15 @@
 """A text as one vector: the final hidden state of its last token, for embeddings."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.requests.result import POOLED
-from jaxinfer.serving.runner.readouts.readout import Readout, StepOutputs
+from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.scheduler.schedule import ScheduledRow
 
 
@@ -22,11 +24,13 @@ class Pooled(Readout):
 
     def launch(
         self,
+        head: Any,
         step: StepOutputs,
         packed: jax.Array | None,
         program: Callable[[ProgramKey], jax.stages.Compiled],
     ) -> jax.Array:
         """The step has computed it: ``[B, E]``, in the model's dtype."""
+        assert step.hidden is not None
         return step.hidden
 
     def unpack(self, fetched: np.ndarray, rows: Sequence[ScheduledRow]) -> list[np.ndarray | None]:

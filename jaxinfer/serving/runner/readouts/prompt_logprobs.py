@@ -2,14 +2,16 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.prompt_logprobs import PromptLogprobsKey
+from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores, unpack_scores
-from jaxinfer.serving.runner.readouts.readout import Readout, StepOutputs
+from jaxinfer.serving.runner.readouts.readout import Readout
 from jaxinfer.serving.scheduler.schedule import ScheduledRow
 
 
@@ -37,13 +39,14 @@ class PromptLogprobs(Readout):
 
     def launch(
         self,
+        head: Any,
         step: StepOutputs,
         packed: jax.Array | None,
         program: Callable[[ProgramKey], jax.stages.Compiled],
     ) -> jax.Array:
         """Int32 ``[T, columns]``, as `unpack_scores` reads them."""
         assert packed is not None
-        return program(PromptLogprobsKey(len(packed)))(step.head, step.residual, packed)
+        return program(PromptLogprobsKey(len(packed)))(head, step.residual, packed)
 
     def unpack(self, fetched: np.ndarray, rows: Sequence[ScheduledRow]) -> list[TokenScores | None]:
         """Views of the rows' scores."""

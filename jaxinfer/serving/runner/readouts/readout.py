@@ -2,28 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.resident import StepOutputs
 from jaxinfer.serving.scheduler.schedule import ScheduledRow
-
-
-class StepOutputs(NamedTuple):
-    """What a readout may read of a step, on the device.
-
-    Attributes:
-        head: from `Architecture.head_params`.
-        hidden: final hidden states ``[B, E]`` of each row's last token.
-        residual: the residual stream ``[T, E]`` of all tokens, where a readout needs them; else
-            None.
-    """
-
-    head: Any
-    hidden: jax.Array
-    residual: jax.Array | None
 
 
 class Readout(ABC):
@@ -53,11 +39,19 @@ class Readout(ABC):
     @abstractmethod
     def launch(
         self,
+        head: Any,
         step: StepOutputs,
         packed: jax.Array | None,
         program: Callable[[ProgramKey], jax.stages.Compiled],
     ) -> jax.Array:
-        """Compute the values of all rows; returns at once."""
+        """Compute the values of all rows; returns at once.
+
+        Args:
+            head: from `Architecture.head_params`.
+            step: its hidden states, of all tokens where `needs_all_tokens`.
+            packed: what `pack` returned, on the device.
+            program: gives the compiled program of a key.
+        """
 
     @abstractmethod
     def unpack(self, fetched: np.ndarray, rows: Sequence[ScheduledRow]) -> list[Any]:

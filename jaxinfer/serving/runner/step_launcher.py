@@ -1,0 +1,138 @@
+"""Launches the programs of steps on the arrays that the engine keeps."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, cast
+
+import jax
+
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.programs.kinds.registry import step_kind_of
+from jaxinfer.serving.programs.resident import Resident, StepOutputs
+from jaxinfer.serving.programs.upload import upload
+from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.runner.batch import Batch
+from jaxinfer.serving.runner.engine_plan import EnginePlan
+from jaxinfer.serving.runner.host_inputs import HostInputs
+from jaxinfer.serving.runner.in_flight import InFlightStep, UnsampledStep
+from jaxinfer.serving.runner.slot_writes import SlotWriter
+from jaxinfer.serving.runner.swap import HostBlocks
+from jaxinfer.serving.runner.watchdog import Watchdog
+from jaxinfer.serving.scheduler.schedule import Schedule
+from jaxinfer.serving.slots.slot_updates import EditsUpdate, MasksUpdate
+
+
+class StepLauncher:
+    """Launches steps, one call at a time, in whichever thread.
+
+    Args:
+        plan: has the compiled programs.
+        host_blocks: host memory for swapping.
+        watchdog: bounds the time of each program.
+        await_each: whether devices get one program at a time. Emulated ones do: collectives that
+            wait for each other on few cores can deadlock.
+
+    Attributes:
+        resident: the arrays that the engine keeps, which launches replace; None where something
+            sleeps or is not allocated yet.
+        launched: for recordings: takes programs as they are launched.
+    """
+
+    def __init__(
+        self,
+        resident: Resident,
+        plan: EnginePlan,
+        host_blocks: HostBlocks,
+        watchdog: Watchdog,
+        *,
+        await_each: bool,
+    ) -> None:
+        self.resident = resident
+        self.launched: list[tuple[ProgramKey, jax.stages.Compiled]] | None = None
+        self._compiled = plan.compiled
+        self._host_blocks = host_blocks
+        self._watchdog = watchdog
+        self._await_each = await_each
+        self._whole = plan.programs.last_tokens.sharding
+        self._inputs = HostInputs(plan.programs.on_host(()).sharding)
+        self._writer = SlotWriter(plan.compiled, self._upload, self.await_if_emulated)
+
+    def launch(self, schedule: Schedule, batch: Batch) -> InFlightStep | UnsampledStep:
+        """Swap blocks, write slots, run the forward pass and, but for host-dependent rows, sample.
+
+        Raises:
+            Exception: a program can't be compiled or launched.
+        """
+        self._compiled.compile_now(batch.programs)
+        if schedule.swap_out or schedule.swap_in:
+            pairs = schedule.swap_out, schedule.swap_in
+            kv = self._host_blocks.swap(self.resident.kv, *pairs, self._compiled.__getitem__)
+            self.resident = self.resident._replace(kv=kv)
+        if batch.edits or batch.counts:
+            self._write_slots(self._writer.edits, batch.edits)
+            self._write_slots(self._writer.counts, batch.counts)
+        outputs = self._run(batch.forward, StepOutputs(), self._inputs.write(batch.packed))
+        if schedule.block_copies:
+            copied = kv_cache.copy_blocks(
+                self.resident.kv, schedule.block_copies, self._program, self._whole
+            )
+            self.resident = self.resident._replace(kv=copied)
+        step = UnsampledStep(schedule, batch, outputs)
+        return step if schedule.host_dependent else self._sample(step)
+
+    def sample(
+        self,
+        unsampled: Future[InFlightStep | UnsampledStep],
+        edits: Sequence[EditsUpdate],
+        masks: Sequence[MasksUpdate],
+    ) -> InFlightStep:
+        """Write what slots of host-dependent rows must be told, and sample their step."""
+        self._write_slots(self._writer.edits, edits)
+        self._write_slots(self._writer.masks, masks)
+        return self._sample(cast(UnsampledStep, unsampled.result()))
+
+    def clear(self) -> None:
+        """Forget the arrays that batches were handed over in, after a step that raised."""
+        self._inputs.clear()
+
+    def await_if_emulated(self, array: jax.Array) -> None:
+        """Wait for an array where devices get one program at a time."""
+        if self._await_each:
+            array.block_until_ready()
+
+    def _sample(self, step: UnsampledStep) -> InFlightStep:
+        schedule, batch, outputs = step
+        if batch.draw is not None:
+            outputs = self._run(batch.draw, outputs, self._upload(batch.verify))
+        sampled = cast(jax.Array, outputs.sampled)
+        self._inputs.read_by(sampled)  # small arrays kept on a device would move others
+        readouts = {
+            each: each.launch(self.resident.head, outputs, self._upload(packed), self._program)
+            for each, packed in batch.readouts.items()
+        }
+        for values in readouts.values():
+            self.await_if_emulated(values)
+            values.copy_to_host_async()
+        rows = schedule.rows
+        proposed = [row.proposed_token_ids for row in rows] if schedule.num_proposed else None
+        return InFlightStep(sampled, readouts, rows, proposed)
+
+    def _run(self, key: ProgramKey, before: StepOutputs, given: Any) -> StepOutputs:
+        self.resident, outputs = step_kind_of(key).run(
+            key, self._program(key), self.resident, before, given
+        )
+        self._watchdog.expect(outputs.newest, key)
+        self.await_if_emulated(outputs.newest)
+        return outputs
+
+    def _program(self, key: ProgramKey) -> jax.stages.Compiled:
+        compiled = self._compiled[key]
+        if self.launched is not None:
+            self.launched.append((key, compiled))
+        return compiled
+
+    def _write_slots(self, write: Any, updates: Sequence[Any]) -> None:
+        self.resident = self.resident._replace(slots=write(self.resident.slots, updates))
+
+    def _upload(self, arrays: Any) -> Any:
+        return None if arrays is None else upload(arrays, self._whole)
