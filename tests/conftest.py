@@ -99,23 +99,36 @@ def small_heap() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this machine can't run, leave full matrices out, and begin with the longest files.
+    """Leave out what takes long, skip what can't run here, and begin with the longest files.
 
-    A test needs a GPU where JAX sees none, or the CUDA plugin without it. Matrices marked
-    `exhaustive` run where `-m` names them. The longest files are first, because pytest-xdist hands
-    them out in order and would end with one worker waiting for it.
+    A test is slow by its mark or by its recorded duration. Slow ones run where a `-m` or a test's
+    own name is given, matrices marked `exhaustive` where `-m` names them. A test needs a GPU where
+    JAX sees none, or the CUDA plugin without it. The longest files are first, because pytest-xdist
+    hands them out in order and would end with one worker waiting for it.
     """
-    if "exhaustive" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        if durations.is_long(item.nodeid):
+            item.add_marker(pytest.mark.slow)
+    config.stash[durations.ALL_ITEMS] = list(items)
+    chosen = config.option.markexpr
+    if "exhaustive" not in chosen:
+        _leave_out(config, items, "exhaustive")
+    if not chosen and not any("::" in argument for argument in config.args):
+        _leave_out(config, items, "slow")
     if jax.default_backend() != "gpu":
         _skip(items, "gpu", "needs an NVIDIA GPU (run scripts/gpu_check.py on one)")
     if not h200_target.available():
         _skip(items, "h200_compile", "needs JAX's CUDA plugin (run scripts/h200_compile.py)")
         seconds = durations.of_files()  # recorded where these tests are skipped
         items.sort(key=lambda item: -seconds.get(durations.file_of(item.nodeid), 0.0))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], mark: str) -> None:
+    left_out = {item for item in items if item.get_closest_marker(mark)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:

@@ -9,6 +9,10 @@ import pytest
 
 RECORD = Path(__file__).with_suffix(".json")
 _SHORTEST_S = 0.5  # less is not worth a line
+_LONG_S = 2.5  # all tests that take less run within six minutes on two cores
+
+ALL_ITEMS = pytest.StashKey[list[pytest.Item]]()
+"""In a run's configuration: its tests before any are left out."""
 
 
 @cache
@@ -18,6 +22,11 @@ def recorded() -> dict[str, float]:
     The set-up of what tests share counts for the first of them.
     """
     return json.loads(RECORD.read_text())
+
+
+def is_long(node_id: str) -> bool:
+    """Whether a test took so long when that was recorded that it counts as slow."""
+    return recorded().get(node_id, 0.0) > _LONG_S
 
 
 def of_files() -> dict[str, float]:
