@@ -1,15 +1,11 @@
 """Measures a device's speeds: bytes a second of its memory, and matrix products.
 
-    python -m jaxinfer.measure.ceilings     # this device's, as JSON
-
 A speed is the best of several calculations, each launched many times and awaited once: the host
 launches the next while the device works, so launching does not count.
 """
 
 import dataclasses
-import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -65,9 +61,9 @@ def measure_peak(dtype: str) -> dict[str, Any]:
         dtype: of the product.
     """
     device = jax.devices()[0]
-    num_bytes = _array_bytes(device)
-    memory = _best(measure_rates([*reads(num_bytes), *copies(num_bytes)]))
-    matrix = _best(measure_rates(products(_matrix_rows(device), dtype)))
+    num_bytes = array_bytes(device)
+    memory = best(measure_rates([*reads(num_bytes), *copies(num_bytes)]))
+    matrix = best(measure_rates(products(matrix_rows(device), dtype)))
     bytes_per_s, of_memory = believed_bytes_per_s(device.device_kind, memory)
     flops_per_s, of_matrix = believed_flops_per_s(device.device_kind, dtype, matrix)
     return {
@@ -75,32 +71,6 @@ def measure_peak(dtype: str) -> dict[str, Any]:
         "bytes_per_s": bytes_per_s,
         "flops_per_s": flops_per_s,
         "source": f"memory {of_memory}; matrix units {of_matrix}",
-    }
-
-
-def measure_ceilings() -> dict[str, Any]:
-    """The first device's highest speeds, JSON-like, for an entry of `planning.devices.MEASURED`.
-
-    Returns:
-        "read_bytes_per_s"; "copy_bytes_per_s", of bytes read and written together; "flops_per_s",
-        of bfloat16 products; all "calculations" that were tried; and the "data_sheet", or None.
-    """
-    device = jax.devices()[0]
-    sizes = sorted({_array_bytes(device), _array_bytes(device, times=2)})
-    rates = {
-        "read_bytes_per_s": measure_rates([each for size in sizes for each in reads(size)]),
-        "copy_bytes_per_s": measure_rates([each for size in sizes for each in copies(size)]),
-        "flops_per_s": measure_rates(products(_matrix_rows(device), "bfloat16")),
-    }
-    chip = published_chip(device.device_kind)
-    return {
-        "device": device.device_kind,
-        "jax": jax.__version__,
-        **{name: _best(found).per_s for name, found in rates.items()},
-        "calculations": {
-            name: {rate.name: rate.per_s for rate in found} for name, found in rates.items()
-        },
-        "data_sheet": chip and {"bytes_per_s": chip.bytes_per_s, "flops_per_s": chip.flops_per_s},
     }
 
 
@@ -177,13 +147,6 @@ def queue_seconds(run: Callable[[], Any], calls: int) -> float:
     return time.perf_counter() - start
 
 
-def main() -> int:
-    """Print the first device's speeds."""
-    json.dump(measure_ceilings(), sys.stdout, indent=2)
-    print()
-    return 0
-
-
 def _launch_seconds(calculation: Calculation) -> float:
     x, operation = calculation.make(), calculation.operation
     result = jax.eval_shape(operation, x)
@@ -227,15 +190,17 @@ def _judge(
     )
 
 
-def _best(rates: Sequence[Rate]) -> Rate:
+def best(rates: Sequence[Rate]) -> Rate:
+    """The highest."""
     return max(rates, key=lambda rate: rate.per_s)
 
 
-def _matrix_rows(device: Any) -> int:
+def matrix_rows(device: Any) -> int:
+    """Rows of the matrices that keep a device's matrix units busy."""
     return _CPU_ROWS if device.platform == "cpu" else _GPU_ROWS
 
 
-def _array_bytes(device: Any, times: int = 1) -> int:
+def array_bytes(device: Any, times: int = 1) -> int:
     """Bytes of an array, of which two take at most half of the memory that is free."""
     stats = device.memory_stats() or {}
     free = stats.get("bytes_limit", math.inf) - stats.get("bytes_in_use", 0)
@@ -243,7 +208,3 @@ def _array_bytes(device: Any, times: int = 1) -> int:
     while num_bytes > _LEAST_BYTES and 4 * num_bytes > free:
         num_bytes //= 2
     return num_bytes
-
-
-if __name__ == "__main__":
-    sys.exit(main())

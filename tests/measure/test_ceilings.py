@@ -1,6 +1,5 @@
 """A device's speeds are measured in queues of launches, and held against its data sheet."""
 
-import json
 import types
 
 import jax
@@ -14,7 +13,6 @@ from jaxinfer.measure.ceilings import (
     believed_bytes_per_s,
     believed_flops_per_s,
     copies,
-    main,
     measure_peak,
     measure_rates,
     products,
@@ -107,7 +105,7 @@ def test_a_product_is_of_random_matrices(calculation):
 def test_arrays_leave_half_of_the_free_memory(free, num_bytes):
     stats = {"bytes_limit": free + 5, "bytes_in_use": 5}
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
-    assert ceilings._array_bytes(device) == num_bytes
+    assert ceilings.array_bytes(device) == num_bytes
 
 
 def test_a_speed_that_the_data_sheet_allows_is_believed():
@@ -163,13 +161,3 @@ def test_a_peak_is_held_against_the_data_sheet(monkeypatch):
     assert peak.bytes_per_s == pytest.approx(3350e9 * REACHED_BANDWIDTH)
     assert peak.flops_per_s == pytest.approx(989e12 * REACHED_MATRIX_SPEED)
     assert peak.source.count("can't be right") == 2
-
-
-@pytest.mark.usefixtures("_small")
-def test_the_command_prints_the_best_of_all_that_it_tried(capsys):
-    assert main() == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["device"], found["data_sheet"]) == ("cpu", None)
-    for name, tried in found["calculations"].items():
-        assert found[name] == max(tried.values())
-    assert [len(tried) for tried in found["calculations"].values()] == [10, 2, 2]

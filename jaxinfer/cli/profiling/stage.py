@@ -53,7 +53,7 @@ def _run(stage: str, arguments: argparse.Namespace) -> int:
 
 def _engine(arguments: argparse.Namespace) -> "LLM":
     """An engine for the batch."""
-    from jaxinfer.measure.models.engines import build_engine
+    from jaxinfer.measure.random_weights import build_engine
 
     needed = {
         "compile_ahead": False,  # only the batch's own shapes are needed

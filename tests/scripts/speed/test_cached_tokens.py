@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from jaxinfer.measure.timing import run_workload
-from jaxinfer.measure.workloads import Workload
+from scripts.speed.timing import run_workload
+from scripts.speed.workloads import Workload
 from tests.serving.small_llm import small_llm
 
 

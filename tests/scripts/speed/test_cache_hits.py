@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.measure.cache_hits import CacheHits
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
+from scripts.speed.cache_hits import CacheHits
 
 
 @pytest.fixture(autouse=True)

@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.measure.cache_hits import CacheHits
-from jaxinfer.measure.floors import Floor, workload_floor
-from jaxinfer.measure.gpu_clock import ClockWatch, smi_command
-from jaxinfer.measure.models.engines import build_engine
-from jaxinfer.measure.profile import device_time
-from jaxinfer.measure.report import describe_engine, num_devices
-from jaxinfer.measure.timing import Timing, run_workload
-from jaxinfer.measure.workloads import Workload, make_workload
+from jaxinfer.measure.random_weights import build_engine
+from jaxinfer.measure.report import num_devices
 from jaxinfer.planning.devices import find_chip
+from scripts.speed.cache_hits import CacheHits
+from scripts.speed.device_time import device_time
+from scripts.speed.floors import Floor, workload_floor
+from scripts.speed.gpu_clock import ClockWatch, smi_command
+from scripts.speed.report import engine_record
+from scripts.speed.timing import Timing, run_workload
+from scripts.speed.workloads import Workload, make_workload
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
@@ -69,7 +70,7 @@ def measure_workloads(
             yield {
                 "workload": workload.name,
                 "description": workload.description,
-                **describe_engine(llm, model_shape),
+                **engine_record(llm, model_shape),
                 "start_up_s": start_up_s,
                 "start_up": dataclasses.asdict(llm.start_up),
                 "compiled_at_start": compiled_at_start,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxinfer.measure.gpu_clock import ClockWatch, smi_command
+from scripts.speed.gpu_clock import ClockWatch, smi_command
 
 _PRINT = """
 import os, pathlib, sys, time

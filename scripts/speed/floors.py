@@ -7,10 +7,10 @@ taken with every sequence running from the start, which is what reads the weight
 import dataclasses
 from typing import TYPE_CHECKING
 
-from jaxinfer.measure.workloads import Workload
 from jaxinfer.planning.cost import ModelCost, decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import Chip
 from jaxinfer.planning.shapes import shape_of
+from scripts.speed.workloads import Workload
 
 if TYPE_CHECKING:
     from jaxinfer.model.config import ModelConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxinfer.measure.workloads import WORKLOAD_NAMES, make_workload
+from scripts.speed.workloads import WORKLOAD_NAMES, make_workload
 
 
 def test_w1_has_nano_vllms_token_counts():

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxinfer.measure.profile import summarize
+from scripts.speed.device_time import summarize
 
 
 def test_kernels_are_added_up_by_name_and_kind():

@@ -1,74 +1,15 @@
 """A workload is warmed up once, repeated on new tokens, and reported with what it compiled."""
 
 import dataclasses
-import itertools
-import types
 
 import jax
 import pytest
 
-from jaxinfer.config import EngineConfig
-from jaxinfer.measure import speed_runs, timing, workload_runs
-from jaxinfer.measure.timing import measure_speed, run_workload
-from jaxinfer.measure.workloads import make_workload
-from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxinfer.planning.devices import H200
-from jaxinfer.planning.named_shapes import shape_config
-from jaxinfer.startup_report import StartUpTimes
-
-
-class FakeEngine:
-    """Writes what is asked for at once and remembers it; compiles whenever `compiles` says so.
-
-    Its prefix cache knows blocks of 16 tokens, and forgets them unless `is_sticky`.
-    """
-
-    def __init__(self, compiles=False, missing=0, is_sticky=False, **arguments):
-        self.engine_config = EngineConfig(**arguments)
-        self.model_config = shape_config("0.6b")
-        self.report = types.SimpleNamespace(
-            attention_backend="xla", weight_bytes=3, step_bytes=None
-        )
-        self.start_up = StartUpTimes(1.0, 2.0, 3.0, 0.5, 1.5, 20.0, 4, 66)
-        self.num_compilations, self.num_kv_blocks, self.kv_bytes = 0, 2, 10
-        self.compiles, self.missing, self.follows = compiles, missing, False
-        self.batches: list[tuple[list[list[int]], list]] = []
-        self.is_sticky, self.cached_prefixes, self.resets = is_sticky, set(), []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def generate(self, prompts, params, use_tqdm):
-        self.batches.append((prompts, params))
-        self.num_compilations += self.compiles
-        return [self._output(prompt, entry) for prompt, entry in zip(prompts, params, strict=True)]
-
-    def reset_prefix_cache(self):
-        self.resets.append(len(self.batches))
-        if not self.is_sticky:
-            self.cached_prefixes.clear()
-
-    def _find(self, prompt) -> int:
-        """Leading tokens that are cached; all full blocks are from now on."""
-        blocks = (tuple(prompt[end - 16 : end]) for end in range(16, len(prompt), 16))
-        prefixes = [*itertools.accumulate(blocks, lambda *pair: hash(pair), initial=0)][1:]
-        found = sum(prefix in self.cached_prefixes for prefix in prefixes)
-        self.cached_prefixes.update(prefixes)
-        return 16 * found
-
-    def _output(self, prompt, params) -> RequestOutput:
-        tokens = [1] * (params.max_tokens - self.missing)
-        answers = [CompletionOutput(i, "", tokens) for i in range(params.n)]
-        metrics = RequestMetrics(0.0, 1.0, 3.0, 3.0, num_generated_tokens=len(tokens))
-        return RequestOutput(
-            *("0", None, prompt, answers),
-            finished=True,
-            num_cached_tokens=self._find(prompt),
-            metrics=metrics,
-        )
+from scripts.speed import workload_runs
+from scripts.speed.timing import run_workload
+from scripts.speed.workloads import make_workload
+from tests.measure.fake_engine import FakeEngine
 
 
 @pytest.fixture
@@ -195,34 +136,6 @@ def test_compiling_while_measuring_is_recorded(monkeypatch):
     assert report["num_compilations"] == 2
 
 
-def test_speeds_are_measured_for_every_batch_size_on_an_engine_that_fits_them(monkeypatch):
-    given = {}
-
-    def build(shape, arguments):
-        given.update(arguments)
-        return FakeEngine()
-
-    monkeypatch.setattr(speed_runs, "build_engine", build)
-    report = speed_runs.measure_speeds(
-        [1, 4], [5, 9], decode_steps=3, repeats=1, model_shape="0.6b", engine_arguments={"seed": 7}
-    )
-    measured = [(speed["rows"], speed["prompt_tokens"]) for speed in report["speeds"]]
-    assert measured == [(1, 5), (4, 5), (1, 9), (4, 9)]
-    assert given == {"compile_ahead": False, "max_num_seqs": 4, "max_model_len": 13, "seed": 7}
-    assert report["num_compilations"] == 0
-
-
-def test_no_two_sizes_or_repeats_share_a_prompt():
-    engine = FakeEngine()
-    for rows in (1, 3):
-        for length in (8, 9):
-            measure_speed(
-                engine, rows=rows, prompt_tokens=length, decode_steps=4, repeats=2, vocab_size=9999
-            )
-    starts = [tuple(prompt[:8]) for prompts, _ in engine.batches for prompt in prompts]
-    assert len(set(starts)) == len(starts)
-
-
 def test_programs_found_in_the_persistent_cache_are_counted(monkeypatch):
     def build(shape, arguments):
         for event in ("cache_hits", "cache_misses", "cache_hits"):
@@ -243,31 +156,6 @@ def test_groups_ask_for_samples_and_log_probabilities():
     assert {(entry.n, entry.temperature, entry.logprobs) for entry in params} == {(16, 1.0, 0)}
     assert all(entry.ignore_eos for entry in params)
     assert timing_.num_output_tokens == 32 * 16 * 512
-
-
-def test_an_engine_that_writes_too_little_is_not_measured():
-    with pytest.raises(RuntimeError, match="512 tokens were asked for, 511 written"):
-        run_workload(FakeEngine(missing=1), make_workload("W2", 0, vocab_size=100))
-
-
-def test_decoding_is_the_difference_of_long_and_short_answers(monkeypatch):
-    clock = {"now": 0.0}
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["now"])
-
-    class Timed(FakeEngine):
-        def generate(self, prompts, params, use_tqdm):
-            clock["now"] += 2.0 + 0.5 * (params[0].max_tokens - 1)
-            return super().generate(prompts, params, use_tqdm)
-
-    engine = Timed()
-    speed = measure_speed(
-        engine, rows=3, prompt_tokens=10, decode_steps=4, repeats=2, vocab_size=100
-    )
-    assert speed.prefill_s == pytest.approx(2.0)
-    assert speed.decode_step_s == pytest.approx(0.5)
-    assert speed.prefill_tokens_per_s == pytest.approx(15.0)
-    assert speed.decode_tokens_per_s == pytest.approx(6.0)
-    assert len(engine.batches) == 6  # one uncounted pair
 
 
 def test_clocks_are_read_while_the_repeats_run(engine, monkeypatch):
@@ -305,3 +193,8 @@ def test_a_profile_holds_so_many_layers_of_all_devices(monkeypatch, tensor_paral
     assert profile == {"output_tokens_per_sequence": tokens, "busy_s": 1.0}
     ((_, (params,)),) = engine.batches
     assert params.max_tokens == tokens
+
+
+def test_an_engine_that_writes_too_little_is_not_measured():
+    with pytest.raises(RuntimeError, match="512 tokens were asked for, 511 written"):
+        run_workload(FakeEngine(missing=1), make_workload("W2", 0, vocab_size=100))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from jaxinfer.measure.floors import workload_floor
-from jaxinfer.measure.workloads import Workload, make_workload
 from jaxinfer.planning.cost import model_cost
 from jaxinfer.planning.devices import H200
 from jaxinfer.planning.named_shapes import shape_config
 from jaxinfer.planning.shapes import shape_of
+from scripts.speed.floors import workload_floor
+from scripts.speed.workloads import Workload, make_workload
 
 
 def test_sharing_removes_repeated_reads_of_a_groups_prompt():

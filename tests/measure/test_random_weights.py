@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from jaxinfer.measure.models.random_params import random_params
+from jaxinfer.measure.random_weights import random_params
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import make_mesh
