@@ -8,22 +8,40 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.costs import NOTHING, Cost, step_costs
 from jaxinfer.profiling.device_steps import DeviceStep, Programs, device_steps
 from jaxinfer.profiling.files import RECORDING, cycle_directory
 from jaxinfer.profiling.host_time import StepTime, Timing, step_times, timings
-from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
+from jaxinfer.profiling.parts import OTHER, PARTS
 from jaxinfer.profiling.report import ProfileReport
-from jaxinfer.profiling.rows import DATA_SHEET, Bar, Peak, StepRow, WorkRow
+from jaxinfer.profiling.rows import DATA_SHEET, Peak, StepRow, WorkRow
 from jaxinfer.profiling.trace.programs import Kernel
 from jaxinfer.profiling.trace.steps import Kind, StepFacts
 from jaxinfer.profiling.trace.xplane import Span, find_trace, read_trace
 
 _KINDS: tuple[Kind, ...] = ("prefill", "decode")
 _NUMBER = re.compile(r"([._]\d+)+$")  # XLA numbers the copies of a kernel
+
+
+class Recording(NamedTuple):
+    """What a profile recorded.
+
+    Attributes:
+        facts: of the engine, as `make_report` takes them.
+        steps: as the device ran them.
+        spans: of the host in each repetition.
+        hosts: the steps as the host saw them.
+        programs: that the steps launched.
+    """
+
+    facts: dict[str, Any]
+    steps: list[DeviceStep]
+    spans: list[list[Span]]
+    hosts: list[StepTime]
+    programs: Programs
 
 
 def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
@@ -36,37 +54,43 @@ def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
     Raises:
         ValueError: there is no recording, or no step was recorded.
     """
+    recording = read_recording(directory)
+    return make_report(
+        recording.facts | facts, recording.steps, recording.hosts, recording.programs
+    )
+
+
+def read_recording(directory: str | Path) -> Recording:
+    """The traces in a profile's directory; arguments and errors as of `read_report`."""
     directory = Path(directory)
     file = directory / RECORDING
     if not file.is_file():
         raise ValueError(f"no profile in {directory}: {RECORDING} is missing")
-    recording = {**json.loads(file.read_text()), **facts}
+    facts = json.loads(file.read_text())
     programs = {
         key: (module, {name: Kernel(*kernel) for name, kernel in kernels.items()})
-        for key, (module, kernels) in recording["programs"].items()
+        for key, (module, kernels) in facts["programs"].items()
     }
-    steps: list[DeviceStep] = []
-    spans: list[list[Span]] = []
-    hosts: list[StepTime] = []
-    for index, cycle in enumerate(recording["cycles"]):
+    recording = Recording(facts, [], [], [], programs)
+    for index, cycle in enumerate(facts["cycles"]):
         if cycle:
             trace = read_trace(find_trace(cycle_directory(directory, index)))
             launched = [StepFacts.from_dict(each) for each in cycle]
-            steps += device_steps(launched, trace.kernels, programs)
-            spans.append(trace.spans)
-            hosts += step_times(trace.spans, [(facts.kind, facts.num_steps) for facts in launched])
-    if not steps:
+            recording.steps.extend(device_steps(launched, trace.kernels, programs))
+            recording.spans.append(trace.spans)
+            kinds = [(facts.kind, facts.num_steps) for facts in launched]
+            recording.hosts.extend(step_times(trace.spans, kinds))
+    if not recording.steps:
         raise ValueError(
             f"no step was recorded in {directory}: fewer steps ran than the schedule waits for, or "
             "the trace holds no kernels"
         )
-    return make_report(recording, steps, spans, hosts, programs)
+    return recording
 
 
 def make_report(
     recording: dict[str, Any],
     steps: Sequence[DeviceStep],
-    spans: Sequence[Sequence[Span]],
     hosts: Sequence[StepTime],
     programs: Programs,
 ) -> ProfileReport:
@@ -76,7 +100,6 @@ def make_report(
         recording: the engine's facts: "title", "model", "dtype", "device", "platform",
             "num_devices", "peak", and perhaps "notes", and "timings" of the same steps unrecorded.
         steps: as the device ran them.
-        spans: of the host in each repetition.
         hosts: the steps as the host saw them.
         programs: that the steps launched.
     """
@@ -110,7 +133,6 @@ def make_report(
             *(Timing(**each) for each in recording.get("timings", ())),
             *timings(hosts, "recorded"),
         ),
-        bars=tuple(_bars(by_kind["decode"] or list(steps), spans)),
         notes=(*recording.get("notes", ()), *_notes(peak), *_names_note(programs)),
     )
 
@@ -228,25 +250,6 @@ def _step_row(kind: Kind, own: Sequence[DeviceStep], every: Sequence[DeviceStep]
         longest_gap_s=max((gap for each in gaps for gap in each), default=0.0),
         idle_before_s=mean(idle) if idle else None,
     )
-
-
-def _bars(steps: Sequence[DeviceStep], spans: Sequence[Sequence[Span]]) -> Iterable[Bar]:
-    """The time line of the step of median length."""
-    step = sorted(steps, key=lambda each: each.span_s)[len(steps) // 2]
-    begin, end = step.start_ns, step.end_ns
-    for each in (kernel for kernel in step.kernels if kernel.event.start_ns < end):
-        start = (each.event.start_ns - begin) * 1e-9
-        yield Bar(
-            lane="device", name=each.part, start_s=start, seconds=each.event.duration_ns * 1e-9
-        )
-    for span in (span for of_cycle in spans for span in of_cycle):
-        if (
-            span.name in HOST_SPANS
-            and span.start_ns < end
-            and span.start_ns + span.duration_ns > begin
-        ):
-            start = (span.start_ns - begin) * 1e-9
-            yield Bar(lane="host", name=span.name, start_s=start, seconds=span.duration_ns * 1e-9)
 
 
 def _notes(peak: Peak | None) -> Iterable[str]:

@@ -98,20 +98,3 @@ class StepRow:
     gap_s: float
     longest_gap_s: float
     idle_before_s: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A stretch of the time line of one step.
-
-    Attributes:
-        lane: "device" or "host".
-        name: a part, or what the host did.
-        start_s: from the step's first kernel; the host may be earlier.
-        seconds: how long.
-    """
-
-    lane: str
-    name: str
-    start_s: float
-    seconds: float

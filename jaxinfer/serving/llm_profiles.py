@@ -13,7 +13,6 @@ from jaxinfer.profiling.host_time import StepTime
 from jaxinfer.profiling.reading import read_report
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak
-from jaxinfer.profiling.saving import save_report
 from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.recording.step_timer import StepTimer
@@ -63,7 +62,7 @@ class Profiles:
         if directory is None:
             return None
         report = read_report(directory)
-        save_report(report, directory)
+        report.save(directory)
         return report
 
     @contextlib.contextmanager
@@ -73,7 +72,7 @@ class Profiles:
         """Record the steps of a ``with`` block; `ProfileReport.read(directory)` is the report.
 
         Args:
-            directory: takes the recording, and the report as text, JSON and pictures.
+            directory: takes the recording, and the report as text and JSON.
             schedule: which steps; by default the first five.
 
         Raises:

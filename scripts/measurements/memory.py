@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxinfer.measure.random_weights import build_engine
 from jaxinfer.profiling.memory.holdings import MemoryHolding, MemoryPhase
-from jaxinfer.profiling.memory.picture import phases_picture, samples_picture
 from jaxinfer.profiling.memory.samples import MemorySample
 from jaxinfer.sampling_params import SamplingParams
+from scripts.docs.pictures.memory import phases_picture, samples_picture
 from scripts.docs.tables import Record, latest
 from scripts.measurements.results import ROOT, load_results
 from scripts.speed.report import engine_record

@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.device_steps import device_steps
 from jaxinfer.profiling.host_time import step_times
-from jaxinfer.profiling.reading import make_report
+from jaxinfer.profiling.reading import Recording, make_report
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.trace.programs import Kernel
 from jaxinfer.profiling.trace.steps import StepFacts
@@ -83,6 +83,11 @@ def recording(**changes: Any) -> dict[str, Any]:
 
 
 def report(**changes: Any) -> ProfileReport:
+    read = recorded(**changes)
+    return make_report(read.facts, read.steps, read.hosts, read.programs)
+
+
+def recorded(**changes: Any) -> Recording:
     steps = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
     hosts = step_times(SPANS, [("prefill", 1), ("decode", 1)])
-    return make_report(recording(**changes), steps, [SPANS], hosts, PROGRAMS)
+    return Recording(recording(**changes), steps, [SPANS], hosts, PROGRAMS)

@@ -11,7 +11,6 @@ from jaxinfer.profiling.files import RECORDING
 from jaxinfer.profiling.host_time import Timing
 from jaxinfer.profiling.parts import HOST_SPANS
 from jaxinfer.profiling.reading import read_report
-from jaxinfer.profiling.saving import save_report
 from tests.profiling.synthetic import DECODE, PEAK, SHAPE, recording, report
 
 
@@ -61,14 +60,6 @@ def test_steps_have_gaps_and_the_idle_time_before_them():
     assert (decode.num_gaps, decode.gap_s) == (1, pytest.approx(50e-9))
 
 
-def test_the_time_line_is_a_decodes_with_the_host_beside_it():
-    bars = report().bars
-    assert [bar.name for bar in bars if bar.lane == "device"] == ["mlp", "other", "sample"]
-    assert [bar.name for bar in bars if bar.lane == "host"] == [
-        *("detokenize", "schedule", "fetch")
-    ]
-
-
 def test_json_and_back_is_the_same():
     first = report(timings=[{"kind": "decode", "run": "as always", "seconds": 1.5}])
     assert ProfileReport.from_dict(json.loads(json.dumps(first.to_dict()))) == first
@@ -110,9 +101,9 @@ def test_a_note_says_why_bytes_by_kernel_and_by_part_differ():
 
 
 def test_a_directory_gets_all_forms(tmp_path):
-    save_report(report(), tmp_path)
+    report().save(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"report.json", "report.txt", "step.svg"}
+    assert names == {"report.json", "report.txt"}
     assert ProfileReport.read(tmp_path) == report()
 
 

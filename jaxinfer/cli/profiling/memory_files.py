@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxinfer import LLM, MemoryRecording
+    from jaxinfer import LLM
 
 MEMORY_TEXT = "memory.txt"
 """The table, in a recording's directory."""
@@ -21,7 +21,7 @@ def record_memory_of(llm: "LLM", run: Callable[[], object], directory: Path) -> 
         directory: takes the files; it is made if it does not exist.
 
     Returns:
-        The files: text, JSON, a picture of the phases, and one of the steps if any ran.
+        The files: text and JSON.
 
     Raises:
         RuntimeError: a profile or memory is being recorded already.
@@ -30,18 +30,10 @@ def record_memory_of(llm: "LLM", run: Callable[[], object], directory: Path) -> 
     directory.mkdir(parents=True, exist_ok=True)
     with llm.record_memory() as recording:
         run()
-    return write_memory_files(recording, directory)
-
-
-def write_memory_files(recording: "MemoryRecording", directory: Path) -> list[Path]:
-    """Write a recording as `record_memory_of` does; returns the files."""
     texts = {
         MEMORY_TEXT: f"{recording}\n",
         "memory.json": json.dumps(recording.to_dict(), indent=2) + "\n",
-        "memory-phases.svg": recording.report.to_svg(),
     }
-    if recording.samples:
-        texts["memory-steps.svg"] = recording.to_svg()
     for name, text in texts.items():
         (directory / name).write_text(text, encoding="utf-8")
     return [directory / name for name in texts]

@@ -88,7 +88,6 @@ def _record(
     from jaxinfer.measure.step_profile import record_steps
     from jaxinfer.planning.devices import find_chip
     from jaxinfer.profiling.reading import read_report
-    from jaxinfer.profiling.saving import save_report
 
     directory = Path(arguments.output)
     record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
@@ -99,7 +98,7 @@ def _record(
     model = f"Qwen3-{arguments.model_shape}" if arguments.model_shape else _model_name(llm)
     batch = f"{arguments.sequences} sequences of {arguments.prompt_tokens} prompt tokens"
     facts["title"] = f"{model} on {_device_name(report.device)}, {batch}"
-    save_report(read_report(directory, **facts), directory)
+    read_report(directory, **facts).save(directory)
 
 
 def _record_memory(llm: "LLM", arguments: argparse.Namespace) -> None:

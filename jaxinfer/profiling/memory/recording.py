@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from jaxinfer.profiling.memory.picture import samples_picture
 from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.memory.samples import MemorySample
 from jaxinfer.profiling.memory.text import bytes_text, sample_lines
@@ -48,14 +47,6 @@ class MemoryRecording:
             "peak_bytes": self.peak_bytes,
             "samples": [dataclasses.asdict(sample) for sample in self.samples],
         }
-
-    def to_svg(self) -> str:
-        """What the KV cache and the steps hold over time, stacked; colours follow the reader's.
-
-        Raises:
-            ValueError: no step was recorded.
-        """
-        return samples_picture(self.samples, kv_bytes=self.kv_bytes)
 
     def __str__(self) -> str:
         lines = sample_lines(self.samples, kv_bytes=self.kv_bytes)

@@ -1,4 +1,4 @@
-"""A memory recording is written as text, JSON and pictures."""
+"""A memory recording is written as text and JSON."""
 
 import contextlib
 import json
@@ -23,14 +23,6 @@ def test_what_ran_is_recorded_and_written(tmp_path):
     llm = _LLM(recording(5))
     files = record_memory_of(llm, lambda: llm.calls.append("run"), tmp_path / "new")
     assert llm.calls == ["begin", "run", "end"]
-    assert [file.name for file in files] == [
-        *("memory.txt", "memory.json", "memory-phases.svg", "memory-steps.svg")
-    ]
+    assert [file.name for file in files] == ["memory.txt", "memory.json"]
     assert "Peak while recorded" in files[0].read_text()
     assert len(json.loads(files[1].read_text())["samples"]) == 5
-    assert all("<svg" in file.read_text() for file in files[2:])
-
-
-def test_without_steps_there_is_no_picture_of_them(tmp_path):
-    files = record_memory_of(_LLM(recording(0)), lambda: None, tmp_path)
-    assert [file.suffix for file in files] == [".txt", ".json", ".svg"]

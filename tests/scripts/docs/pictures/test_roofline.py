@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer.profiling.parts import PARTS
 from jaxinfer.profiling.report import WorkRow
-from scripts.docs.roofline import roofline
+from scripts.docs.pictures.roofline import roofline
 from tests.profiling.synthetic import report
 
 _SVG = "{http://www.w3.org/2000/svg}"

@@ -1,12 +1,15 @@
 """One step as a strip: what the device and the host do over time, and each part's total."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from jaxinfer.profiling.parts import OTHER, PARTS
-from jaxinfer.profiling.pictures.colours import PART_COLOURS, colour_class
-from jaxinfer.profiling.pictures.svg import picture, text
+from jaxinfer.profiling.device_steps import DeviceStep
+from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
+from jaxinfer.profiling.reading import Recording
 from jaxinfer.profiling.report import ProfileReport
-from jaxinfer.profiling.rows import Bar
+from jaxinfer.profiling.trace.xplane import Span
+from scripts.docs.pictures.colours import PART_COLOURS, colour_class
+from scripts.docs.pictures.svg import picture, text
 
 _LEFT, _WIDTH, _RIGHT = 64, 720, 16
 _TOP, _LANE, _PITCH = 62, 34, 52
@@ -14,9 +17,32 @@ _LEAST = 0.15  # px; a shorter bar would not be drawn
 _COLUMN, _ROW, _COLUMNS = 240, 18, 3
 
 
-def strip(report: ProfileReport) -> str:
-    """The SVG's text: the bars of `ProfileReport.bars` in two lanes, and a legend with times."""
-    bars = report.bars
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A stretch of the time line of one step.
+
+    Attributes:
+        lane: "device" or "host".
+        name: a part, or what the host did.
+        start_s: from the step's first kernel; the host may be earlier.
+        seconds: how long.
+    """
+
+    lane: str
+    name: str
+    start_s: float
+    seconds: float
+
+
+def time_line(recording: Recording) -> list[Bar]:
+    """The bars of the decode step of median length, or of such a prefill where none decodes."""
+    decodes = [step for step in recording.steps if step.facts.kind == "decode"]
+    steps = sorted(decodes or recording.steps, key=lambda each: each.span_s)
+    return list(_bars(steps[len(steps) // 2], recording.spans))
+
+
+def strip(report: ProfileReport, bars: Sequence[Bar]) -> str:
+    """The SVG's text: bars in two lanes, and a legend with times."""
     end = max((bar.start_s + bar.seconds for bar in bars if bar.lane == "device"), default=0.0)
     body = [*_axis(end)]
     for index, lane in enumerate(("device", "host")):
@@ -32,6 +58,23 @@ def strip(report: ProfileReport) -> str:
     title = f"One {kind} step, {end * 1e3:.2f} ms: {report.title}"
     body.append(text(16, 42, _compared(report, kind)))
     return picture(_LEFT + _WIDTH + _RIGHT, height, title, [*body, *legend], PART_COLOURS)
+
+
+def _bars(step: DeviceStep, spans: Sequence[Sequence[Span]]) -> Iterator[Bar]:
+    begin, end = step.start_ns, step.end_ns
+    for each in (kernel for kernel in step.kernels if kernel.event.start_ns < end):
+        start = (each.event.start_ns - begin) * 1e-9
+        yield Bar(
+            lane="device", name=each.part, start_s=start, seconds=each.event.duration_ns * 1e-9
+        )
+    for span in (span for of_cycle in spans for span in of_cycle):
+        if (
+            span.name in HOST_SPANS
+            and span.start_ns < end
+            and span.start_ns + span.duration_ns > begin
+        ):
+            start = (span.start_ns - begin) * 1e-9
+            yield Bar(lane="host", name=span.name, start_s=start, seconds=span.duration_ns * 1e-9)
 
 
 def _compared(report: ProfileReport, kind: str) -> str:

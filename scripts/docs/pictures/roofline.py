@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jaxinfer.profiling.pictures.colours import PART_COLOURS, colour_class
-from jaxinfer.profiling.pictures.svg import picture, text
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak, WorkRow
+from scripts.docs.pictures.colours import PART_COLOURS, colour_class
+from scripts.docs.pictures.svg import picture, text
 
 _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP = 104, 58, 330, 250, 124
 _RADIUS = 5
