@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from jaxinfer.planning.devices import find_chip
+from jaxinfer.planning.devices import find_chip, published_chip
 from jaxinfer.planning.operations import count_parameters
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.host_time import StepTime
@@ -130,7 +130,7 @@ def _facts(handle: EngineHandle) -> dict[str, Any]:
     table = runner.wanted_params["model"]["embed_tokens"]
     devices = sorted(table.sharding.device_set, key=lambda device: device.id)
     kind, shape = devices[0].device_kind, shape_of(handle.loaded.model_config)
-    chip = find_chip(kind)
+    chip = find_chip(kind) or published_chip(kind)
     peak = None if chip is None else Peak.of_chip(chip)
     return {
         "title": f"{count_parameters(shape) / 1e6:,.1f} M parameters on {kind}",

@@ -86,14 +86,13 @@ def _record(
     """Record, and write the report with the timings of unrecorded steps."""
     from jaxinfer.measure.ceilings import measure_peak
     from jaxinfer.measure.step_profile import record_steps
-    from jaxinfer.planning.devices import find_chip
     from jaxinfer.profiling.reading import read_report
 
     directory = Path(arguments.output)
     record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
     facts: dict[str, Any] = {"timings": timings, "notes": [note]}
     report = read_report(directory)
-    if find_chip(report.device) is None:
+    if report.peak is None:
         facts["peak"] = measure_peak(report.dtype)
     model = f"Qwen3-{arguments.model_shape}" if arguments.model_shape else _model_name(llm)
     batch = f"{arguments.sequences} sequences of {arguments.prompt_tokens} prompt tokens"
