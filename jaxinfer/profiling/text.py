@@ -8,7 +8,8 @@ from jaxinfer.profiling.rows import Peak, StepRow, WorkRow
 from jaxinfer.profiling.share_text import share_text
 
 _MOST_KERNELS = 12
-_WORK = ("calls", "ms", "share", "MB", "GFLOP", "of memory", "of matrix")
+_TIMES = ("calls", "ms", "share")
+_WORK = (*_TIMES, "MB", "GFLOP", "of memory", "of matrix")
 
 
 def heading(title: str, peak: Peak | None) -> Iterator[str]:
@@ -42,8 +43,8 @@ def work_tables(
         own = [row for row in kernels if row.kind == step.kind]
         yield ""
         yield from _table(
-            (f"{step.kind}, by kernel", *_WORK),
-            [_work_cells(f"{row.part}: {row.kernel}", row) for row in own[:_MOST_KERNELS]],
+            (f"{step.kind}, by kernel", *_TIMES),
+            [_time_cells(f"{row.part}: {row.kernel}", row) for row in own[:_MOST_KERNELS]],
         )
         if len(own) > _MOST_KERNELS:
             rest = sum(row.seconds for row in own[_MOST_KERNELS:])
@@ -97,12 +98,13 @@ def timing_shares(
     )
 
 
+def _time_cells(name: str, row: WorkRow) -> tuple[str, ...]:
+    return name, f"{row.calls:.0f}", _ms(row.seconds), share_text(row.share, 1)
+
+
 def _work_cells(name: str, row: WorkRow) -> tuple[str, ...]:
     return (
-        name,
-        f"{row.calls:.0f}",
-        _ms(row.seconds),
-        share_text(row.share, 1),
+        *_time_cells(name, row),
         "-" if row.num_bytes is None else f"{row.num_bytes / 1e6:,.2f}",
         "-" if row.flops is None else f"{row.flops / 1e9:,.3f}",
         _share(row.memory_share),

@@ -64,12 +64,14 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
         lines += [_work_line(row.part, row) for row in own]
         longest = [row for row in report.kernels if row.kind == step.kind][:_MOST_SHOWN]
         lines += ["", f"The longest kernels of a {step.kind} step:", ""]
-        lines += [_HEAD.replace("| part", "| kernel"), "|" + "---|" * 8]
-        lines += [_work_line(f"{row.part}: {row.kernel}", row) for row in longest]
+        lines += ["| kernel | calls | ms | share |", "|" + "---|" * 4]
+        lines += [f"| {' | '.join(_times(f'{row.part}: {row.kernel}', row))} |" for row in longest]
     head = ("step, by the host's clock", "ms", "times", "busy", *HOST_SPANS)
     lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [_timing_line(each, report) for each in report.timings]
-    return [*lines, "", *(f"- {note[0].upper()}{note[1:]}." for note in report.notes)]
+    # Reports had bytes by kernel once; the tables here never do.
+    notes = [note for note in report.notes if "by kernel they are" not in note]
+    return [*lines, "", *(f"- {note[0].upper()}{note[1:]}." for note in notes)]
 
 
 def _timing_line(each: Timing, report: ProfileReport) -> str:
@@ -121,16 +123,17 @@ def _work_line(name: str, row: WorkRow) -> str:
         return "-" if value is None else share_text(value)
 
     cells = (
-        name,
-        f"{row.calls:.0f}",
-        f"{row.seconds * 1e3:.3f}",
-        share_text(row.share, 1),
+        *_times(name, row),
         amount(row.num_bytes, 1e6, 2),
         amount(row.flops, 1e9, 3),
         share(row.memory_share),
         share(row.matrix_share),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _times(name: str, row: WorkRow) -> tuple[str, ...]:
+    return name, f"{row.calls:.0f}", f"{row.seconds * 1e3:.3f}", share_text(row.share, 1)
 
 
 def _rounded(value: Any) -> Any:

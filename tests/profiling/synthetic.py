@@ -8,7 +8,6 @@ from jaxinfer.profiling.device_steps import device_steps
 from jaxinfer.profiling.host_time import step_times
 from jaxinfer.profiling.reading import Recording, make_report
 from jaxinfer.profiling.report import ProfileReport
-from jaxinfer.profiling.trace.programs import Kernel
 from jaxinfer.profiling.trace.steps import StepFacts
 from jaxinfer.profiling.trace.xplane import KernelEvent, Span
 
@@ -30,9 +29,9 @@ DECODE = StepFacts(
     kind="decode", rows=2, tokens=2, context_tokens=22, pairs=22, programs=("D", "S")
 )
 PROGRAMS = {
-    "P": ("jit_prefill_step", {"dot.1": Kernel("qkv", 1000, 4000), "dot": Kernel("mlp", 10, 20)}),
-    "D": ("jit_decode_step", {"dot.1": Kernel("mlp", 500, 2000), "copy": Kernel(None, 8, 0)}),
-    "S": ("jit_sample_greedy", {"argmax": Kernel("sample", 64, 0)}),
+    "P": ("jit_prefill_step", {"dot.1": "qkv", "dot": "mlp"}),
+    "D": ("jit_decode_step", {"dot.1": "mlp", "copy": None}),
+    "S": ("jit_sample_greedy", {"argmax": "sample"}),
 }
 PEAK = {"name": "X", "bytes_per_s": 1e12, "flops_per_s": 1e14, "source": "its data sheet"}
 

@@ -26,7 +26,7 @@ def test_a_page_shows_pictures_parts_and_timings_of_its_platform():
     assert "| mlp: dot | 1 |" in page
     assert "| decode, as always | 1.500 | 1.00 | <1% | - | - | - | - | - |" in page
     assert "| decode, recorded | 0.000 |" in page
-    assert "- Bytes and operations by part" in page
+    assert "- Bytes and operations are the least" in page
 
 
 def test_the_readme_shows_a_gpu_once_there_is_one():
