@@ -1,4 +1,4 @@
-"""The methods of `LLM` that record profiles: raw traces, or scheduled steps with a report."""
+"""The methods of `LLM` that record profiles, and that report what holds its memory."""
 
 import contextlib
 import dataclasses
@@ -10,11 +10,13 @@ from jaxinfer.planning.devices import find_chip, published_chip
 from jaxinfer.planning.operations import count_parameters
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.host_time import StepTime
+from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.reading import read_report
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak
 from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.recording.memory_report import memory_report
 from jaxinfer.serving.recording.step_timer import StepTimer
 
 
@@ -87,6 +89,17 @@ class Profiles:
             raise
         self.stop_profile()
 
+    def memory_report(self) -> MemoryReport:
+        """What holds the devices' memory, from the weights' loading until now, and its peak.
+
+        Of several replicas it is the first one's devices, of several processes process 0's.
+
+        Raises:
+            RuntimeError: the LLM is closed.
+        """
+        driver, runner = self._handle.driver, self._handle.loaded.replicas[0].runner
+        return driver.call(lambda: memory_report(runner, driver.asleep))
+
     @contextlib.contextmanager
     def time_steps(self) -> Iterator[list[StepTime]]:
         """Time the steps of a ``with`` block by the host's clock, without a trace.
@@ -98,7 +111,7 @@ class Profiles:
         Of several replicas the first is timed. The list is filled when the block ends.
 
         Raises:
-            RuntimeError: a profile, memory or steps are being recorded already, or the LLM is
+            RuntimeError: a profile or steps are being recorded already, or the LLM is
                 closed.
         """
         handle = self._handle

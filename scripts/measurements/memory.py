@@ -10,10 +10,10 @@ from typing import Any
 
 from jaxinfer.measure.random_weights import build_engine
 from jaxinfer.profiling.memory.holdings import MemoryHolding, MemoryPhase
-from jaxinfer.profiling.memory.samples import MemorySample
 from jaxinfer.sampling_params import SamplingParams
 from scripts.docs.pictures.memory import phases_picture, samples_picture
 from scripts.docs.tables import Record, latest
+from scripts.measurements.memory_recording import MemorySample, record_memory
 from scripts.measurements.results import ROOT, load_results
 from scripts.speed.report import engine_record
 
@@ -40,7 +40,7 @@ def memory_report(model_shape: str | None, engine_arguments: dict[str, Any]) -> 
         llm.generate(prompts, params, use_tqdm=False)  # programs of first use are compiled
         llm.reset_prefix_cache()
         compiled, start = llm.num_compilations, time.perf_counter()
-        with llm.record_memory() as recording:
+        with record_memory(llm) as recording:
             llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start
         every = -(-len(recording.samples) // _KEPT_SAMPLES)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from jaxinfer.profiling.memory.holdings import OWNERS, MemoryPhase
-from jaxinfer.profiling.memory.samples import MemorySample
 from jaxinfer.profiling.memory.text import bytes_text, unit_of
 from scripts.docs.pictures.svg import Palette, picture, text
+from scripts.measurements.memory_recording import MemorySample
 
 _COLOURS = Palette(
     light=("#2a6fc9", "#16805d", "#94690d", "#c8501e", "#7a4bbf", "#6e7781", "#afb8c1"),

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts.docs.pictures.memory import phases_picture, samples_picture
-from tests.profiling.memory.examples import recording, report
+from tests.profiling.memory.examples import report
+from tests.scripts.measurements.recorded_memory import recording
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
