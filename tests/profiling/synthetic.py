@@ -1,6 +1,7 @@
 """A recording that was never made: two steps of a tiny model, by hand."""
 
 import dataclasses
+import json
 from typing import Any
 
 from jaxinfer.planning.shapes import ModelShape
@@ -71,7 +72,7 @@ SPANS = [
 def recording(**changes: Any) -> dict[str, Any]:
     return {
         "title": "a tiny model on X",
-        "model": dataclasses.asdict(SHAPE),
+        "model": json.loads(json.dumps(dataclasses.asdict(SHAPE))),
         "device": "X",
         "platform": "gpu",
         "dtype": "bfloat16",
