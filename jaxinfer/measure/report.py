@@ -8,7 +8,7 @@ from jaxinfer.measure.speed import Speed
 from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.planning.shapes import shape_of
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import share_text
 
 if TYPE_CHECKING:
     from jaxinfer import LLM

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxinfer.profiling.figures import share_text
 from jaxinfer.profiling.host_time import Timing
 from jaxinfer.profiling.parts import HOST_SPANS
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import StepRow, WorkRow
-from jaxinfer.profiling.share_text import share_text
 from jaxinfer.profiling.text import timing_shares
 from scripts.docs.pictures.roofline import roofline
 from scripts.docs.pictures.strip import Bar, joined_bars, strip

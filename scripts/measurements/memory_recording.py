@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from jaxinfer import LLM
+from jaxinfer.profiling.figures import share_text
 from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.memory.text import bytes_text
-from jaxinfer.profiling.share_text import share_text
 from jaxinfer.serving.compile.program_bytes import program_bytes
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.recording.memory_report import memory_report, program_name

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.measure.report import describe_engine, heading
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import share_text
 
 if TYPE_CHECKING:
     from jaxinfer import LLM

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxinfer.profiling.figures import aligned
 from jaxinfer.profiling.memory.holdings import OWNERS, MemoryOwner, MemoryPhase
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -34,19 +35,8 @@ def phase_table(phases: Sequence[MemoryPhase]) -> list[str]:
     for phase in phases:
         sizes = [*(phase.bytes_of(owner) for owner in owners), phase.num_bytes]
         rows.append([phase.name, *(_cell(size, peak) for size in sizes)])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _cell(size: int, like: int) -> str:
     return bytes_text(size, like=like) if size else "-"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]

@@ -1,4 +1,4 @@
-"""A percentage says all and none only where that is so."""
+"""A percentage says all and none only where that is so; tables are aligned."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxinfer
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import aligned, share_text
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,14 @@ def test_no_other_code_rounds_shares():
     files = [path for room in ("jaxinfer", "scripts") for path in (root / room).rglob("*.py")]
     rounding = {path.name for path in files if re.search(r":[^{}\"']*\d%\}", path.read_text())}
     # The plan's is how far off an expectation may be.
-    assert rounding - {"share_text.py"} == {"model_plan.py"}
+    assert rounding - {"figures.py"} == {"model_plan.py"}
+
+
+def test_columns_are_aligned_as_asked_without_white_space_at_the_end():
+    rows = [("part", "ms", "note"), ("attention", "1.5", ""), ("mlp", "12.25", "x")]
+    assert aligned(rows, last_left=True) == [
+        "part          ms  note",
+        "attention    1.5",
+        "mlp        12.25  x",
+    ]
+    assert aligned(rows, left=0)[2] == "      mlp  12.25     x"
