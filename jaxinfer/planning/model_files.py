@@ -67,7 +67,7 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
         raise ModelLoadError(f"{source}: {error}") from None
 
 
-def _experts(mapping: Mapping[str, Any]) -> dict[str, int]:
+def _experts(mapping: Mapping[str, Any]) -> dict[str, Any]:
     if mapping.get("mlp_only_layers") or (mapping.get("decoder_sparse_step") or 1) != 1:
         raise ValueError("models with experts in some layers only can't be planned")
     count = whole_number("num_experts", mapping.get("num_experts"), 1, _MOST_EXPERTS)

@@ -1,14 +1,15 @@
 """Shapes of published models, from each one's config.json, so that no download is needed."""
 
 import dataclasses
+from typing import Any
 
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.planning.shapes import ModelShape
 
-_QWEN3 = {"vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
+_QWEN3: dict[str, Any] = {"vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
 
 # (hidden, intermediate, layers, query heads, kv heads, tied head)
-_DENSE_QWEN3 = {
+_DENSE_QWEN3: dict[str, Any] = {
     "0.6B": (1024, 3072, 28, 16, 8, True),
     "1.7B": (2048, 6144, 28, 16, 8, True),
     "4B": (2560, 9728, 36, 32, 8, True),

@@ -74,8 +74,9 @@ def read_recording(directory: str | Path) -> Recording:
             launched = [StepFacts.from_dict(each) for each in cycle]
             recording.steps.extend(device_steps(launched, trace.kernels, programs))
             recording.spans.append(trace.spans)
-            kinds = [(facts.kind, facts.num_steps) for facts in launched]
-            recording.hosts.extend(step_times(trace.spans, kinds))
+            recording.hosts.extend(
+                step_times(trace.spans, [(each.kind, each.num_steps) for each in launched])
+            )
     if not recording.steps:
         raise ValueError(
             f"no step was recorded in {directory}: fewer steps ran than the schedule waits for, or "
