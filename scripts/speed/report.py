@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.measure.report import describe_engine, heading
 from jaxinfer.profiling.figures import share_text
+from scripts.measurements.results import machine_record
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
 
 def engine_record(llm: "LLM", model_shape: str | None) -> dict[str, Any]:
     """Machine, model, settings and memory of a measurement."""
-    return describe_engine(llm, model_shape) | {"memory": memory_record(llm)}
+    described = describe_engine(llm, model_shape)
+    return described | {"machine": machine_record(), "memory": memory_record(llm)}
 
 
 def memory_record(llm: "LLM") -> dict[str, int | float | None]:
