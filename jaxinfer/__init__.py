@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         ScoreOutput,
     )
     from jaxinfer.profiling.host_time import StepTime
-    from jaxinfer.profiling.memory.recording import MemoryRecording
     from jaxinfer.profiling.memory.report import MemoryReport
     from jaxinfer.profiling.report import ProfileReport
     from jaxinfer.profiling.schedule import ProfileSchedule
@@ -75,7 +74,6 @@ __all__ = [
     "JaxinferError",
     "LogitsProcessor",
     "Logprob",
-    "MemoryRecording",
     "MemoryReport",
     "MissingPackageError",
     "ModelConfig",
@@ -131,7 +129,6 @@ _HOMES = {
     "LLM": "serving.llm",
     "LogitsProcessor": "serving.sampling.sampler",
     "Logprob": "logprobs",
-    "MemoryRecording": "profiling.memory.recording",
     "MemoryReport": "profiling.memory.report",
     "MissingPackageError": "errors",
     "ModelConfig": "model.config",

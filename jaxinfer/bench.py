@@ -11,19 +11,16 @@ from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, p
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
 from jaxinfer.cli.report import print_report
-from jaxinfer.measure.workloads import WORKLOAD_NAMES
 from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
 if TYPE_CHECKING:
     import argparse
 
-_OF_THE_TABLE = ("batch_sizes", "prompt_lengths", "decode_steps")
-_OF_AN_ENGINE = ("workload", "model_shape", "repeats")
+_OF_AN_ENGINE = ("batch_sizes", "prompt_lengths", "decode_steps", "model_shape", "repeats")
 _REPEATS = 3
 _EXAMPLES = """examples:
   jaxinfer bench
   jaxinfer bench --model-shape 0.6b --batch-sizes 1,16,256 --prompt-lengths 512
-  jaxinfer bench --model-shape 8b --workload W1 --json
   jaxinfer bench --serve http://localhost:8000 --request-rate 8 --goodput ttft:500 tpot:50"""
 
 
@@ -34,11 +31,6 @@ def build_parser() -> CommandParser:
         "--model-shape",
         choices=SERVED_SHAPES,
         help="random weights of this Qwen3's shape (default: a model's own)",
-    )
-    parser.add_argument(
-        "--workload",
-        choices=WORKLOAD_NAMES,
-        help="run a named workload of docs/performance.md (default: the table of speeds)",
     )
     parser.add_argument(
         "--serve",
@@ -72,34 +64,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.model_shape is not None and "model" in arguments:
         parser.error("--model and --model-shape exclude each other")
-    if misplaced := _misplaced(arguments):
-        parser.error(f"{misplaced[0]} takes no {misplaced[1]}")
+    if arguments.serve is not None and (misplaced := _misplaced(arguments)):
+        parser.error(f"--serve takes no {misplaced[0]}")
     if arguments.serve is None and (of_a_load := load_arguments(arguments)):
         parser.error(f"{flag_of(next(iter(of_a_load)))} needs --serve, the server to send it to")
     return run_command("bench", lambda: _run(arguments))
 
 
-def _misplaced(arguments: "argparse.Namespace") -> tuple[str, str] | None:
-    """A pair of flags of which the second would be ignored, or None."""
-    given = [flag_of(name) for name in _OF_THE_TABLE if getattr(arguments, name)]
-    if arguments.serve is not None:
-        given += [flag_of(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
-        others = {**engine_arguments(arguments), **process_arguments(arguments)}
-        given += [flag_of(name) for name in others if name != "seed"]
-        return ("--serve", given[0]) if given else None
-    return ("--workload", given[0]) if arguments.workload and given else None
+def _misplaced(arguments: "argparse.Namespace") -> list[str]:
+    """Flags of an engine, which --serve would ignore."""
+    given = [flag_of(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
+    others = {**engine_arguments(arguments), **process_arguments(arguments)}
+    return given + [flag_of(name) for name in others if name != "seed"]
 
 
 def _run(arguments: "argparse.Namespace") -> int:
     if arguments.serve is not None:
         return measure_load(arguments)
-    arguments.repeats = arguments.repeats or _REPEATS
     from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.platform import start_platform
 
     start_platform(process_arguments(arguments))
     with speaking_of_flags():
-        report = workload_report(arguments) if arguments.workload else speed_report(arguments)
+        report = speed_report(arguments)
     if report is not None:
         from jaxinfer.measure.report import report_lines
 
@@ -121,30 +108,27 @@ def speed_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
 
     None on processes that follow process 0.
     """
-    from jaxinfer.measure.speed_runs import measure_speeds
+    from jaxinfer.measure.random_weights import build_engine
+    from jaxinfer.measure.report import describe_engine, speed_record
+    from jaxinfer.measure.speed import fitting_arguments, measure_speeds
 
-    return measure_speeds(
-        arguments.batch_sizes or [1, 8],
-        arguments.prompt_lengths or [128],
-        decode_steps=arguments.decode_steps or 32,
-        repeats=arguments.repeats,
-        model_shape=arguments.model_shape,
-        engine_arguments={"show_progress": not arguments.quiet} | engine_arguments(arguments),
-    )
-
-
-def workload_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
-    """A named workload's figures with its floor, as JSON-like values; None as above."""
-    from jaxinfer.measure.workload_runs import measure_workloads
-
-    measured = measure_workloads(
-        [arguments.workload],
-        model_shape=arguments.model_shape,
-        engine_arguments={"show_progress": not arguments.quiet} | engine_arguments(arguments),
-        repeats=arguments.repeats,
-    )
-    reports = list(measured)
-    return reports[0] if reports else None
+    batch_sizes, prompt_lengths = arguments.batch_sizes or [1, 8], arguments.prompt_lengths or [128]
+    steps, repeats = arguments.decode_steps or 32, arguments.repeats or _REPEATS
+    wanted = fitting_arguments(batch_sizes, prompt_lengths, steps) | engine_arguments(arguments)
+    wanted = {"show_progress": not arguments.quiet} | wanted
+    with build_engine(arguments.model_shape, wanted) as llm:
+        if llm.follows:
+            llm.follow()
+            return None
+        speeds = measure_speeds(
+            llm, batch_sizes, prompt_lengths, decode_steps=steps, repeats=repeats
+        )
+        return {
+            **describe_engine(llm, arguments.model_shape),
+            "repeats": repeats,
+            "num_compilations": sum(speed.num_compilations for speed in speeds),
+            "speeds": [speed_record(llm, speed) for speed in speeds],
+        }
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: "argparse.Namespace", argv: Sequence[str]) -> int:
-    from jaxinfer.cli.profiling.memory_files import MEMORY_TEXT
-    from jaxinfer.cli.profiling.stages import run_stages
+    from jaxinfer.cli.profiling.stages import MEMORY_TEXT, run_stages
     from jaxinfer.profiling.files import prepare_directory
     from jaxinfer.profiling.report import ProfileReport
 

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.policy import Kernels
-from jaxinfer.measure.models.random_params import random_params
+from jaxinfer.measure.random_weights import random_params
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config

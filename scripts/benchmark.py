@@ -17,8 +17,8 @@ from jaxinfer.cli.flags.parser import comma_separated_integers, positive_integer
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.platform import start_platform
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.measure.workloads import WORKLOAD_NAMES
 from jaxinfer.planning.named_shapes import SERVED_SHAPES
+from scripts.speed.workloads import WORKLOAD_NAMES
 
 _BATCH_SIZES = "1,2,4,8,16,32,64,128,256"
 _PROMPT_TOKENS, _DECODE_STEPS = 512, 64  # of each batch size
@@ -125,26 +125,32 @@ def _host_costs(arguments: argparse.Namespace) -> None:
 
 
 def _batches(arguments: argparse.Namespace) -> int:
-    from jaxinfer.measure.report import report_lines
-    from jaxinfer.measure.speed_runs import measure_speeds
+    from jaxinfer.measure.random_weights import build_engine
+    from jaxinfer.measure.report import report_lines, speed_record
+    from jaxinfer.measure.speed import fitting_arguments, measure_speeds
+    from scripts.speed.report import engine_record
 
-    report = measure_speeds(
-        arguments.batch_sizes,
-        [_PROMPT_TOKENS],
-        decode_steps=_DECODE_STEPS,
-        repeats=arguments.repeats,
-        model_shape=arguments.model_shape,
-        engine_arguments=engine_arguments(arguments),
-    )
-    if report is None:
-        return OK
-    _keep(f"batches-{arguments.model_shape or 'model'}", report, report_lines(report), arguments)
+    shape, sizes, lengths = arguments.model_shape, arguments.batch_sizes, [_PROMPT_TOKENS]
+    wanted = fitting_arguments(sizes, lengths, _DECODE_STEPS) | engine_arguments(arguments)
+    with build_engine(shape, wanted) as llm:
+        if llm.follows:
+            llm.follow()
+            return OK
+        repeats = arguments.repeats
+        speeds = measure_speeds(llm, sizes, lengths, decode_steps=_DECODE_STEPS, repeats=repeats)
+        report = {
+            **engine_record(llm, shape),
+            "repeats": repeats,
+            "num_compilations": sum(speed.num_compilations for speed in speeds),
+            "speeds": [speed_record(llm, speed) for speed in speeds],
+        }
+    _keep(f"batches-{shape or 'model'}", report, report_lines(report), arguments)
     return _status(report)
 
 
 def _workloads(arguments: argparse.Namespace) -> int:
-    from jaxinfer.measure.report import report_lines
-    from jaxinfer.measure.workload_runs import measure_workloads
+    from scripts.speed.report import workload_lines
+    from scripts.speed.workload_runs import measure_workloads
 
     status = OK
     for report in measure_workloads(
@@ -154,7 +160,7 @@ def _workloads(arguments: argparse.Namespace) -> int:
         repeats=arguments.repeats,
     ):
         kind = f"{report['workload']}-{arguments.model_shape or 'model'}"
-        _keep(kind, report, report_lines(report), arguments)
+        _keep(kind, report, workload_lines(report), arguments)
         status = max(status, _status(report))
     return status
 

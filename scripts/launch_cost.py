@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _costs(shape: str, rows: Sequence[int]) -> Any:
     import jax
 
-    from jaxinfer.measure.models.engines import build_engine
+    from jaxinfer.measure.random_weights import build_engine
 
     arguments = {"num_decode_steps": 1, "compile_ahead": False, "show_progress": False}
     driver, thread = DriverCalls(), 0

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from jaxinfer.measure.workloads import make_workload
 from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import H200
 from jaxinfer.planning.named_shapes import NAMED_SHAPES
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.planning.times import Overheads, expected_decode_s, expected_prefill_s
 from scripts.measurements.results import ROOT, load_results
+from scripts.speed.workloads import make_workload
 
 FILE = ROOT / "jaxinfer" / "planning" / "overheads.json"
 _DIGITS = 4

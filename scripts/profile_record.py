@@ -36,12 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from jaxinfer.profiling.reading import read_recording
     from jaxinfer.profiling.report import ProfileReport
+    from scripts.docs.pictures.strip import time_line
     from scripts.docs.profiles import profile_record
     from scripts.measurements.results import RESULTS, save_result
 
     report = ProfileReport.read(arguments.directory)
-    figures = {"command": arguments.command, **profile_record(report)}
+    bars = time_line(read_recording(arguments.directory))
+    figures = {"command": arguments.command, **profile_record(report, bars)}
     directory = arguments.output_directory or RESULTS
     print(f"kept in {save_result(f'profile-{arguments.name}', figures, directory)}")
     return OK

@@ -32,18 +32,6 @@ def test_a_model_and_a_shape_exclude_each_other(capsys):
     assert "exclude each other" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "cause"),
-    [
-        (["--workload", "W1", "--decode-steps", "3"], "--workload takes no --decode-steps"),
-    ],
-)
-def test_a_flag_that_would_be_ignored_is_refused(capsys, flags, cause):
-    with pytest.raises(SystemExit):
-        main(flags)
-    assert cause in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("flag", ["--batch-sizes", "--prompt-lengths", "--repeats"])
 def test_counts_must_be_positive(capsys, flag):
     with pytest.raises(SystemExit):

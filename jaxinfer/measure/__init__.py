@@ -1,1 +1,1 @@
-"""Workloads, floors and timing: how the speed of an engine is measured."""
+"""Measures engines and devices for `jaxinfer bench`, `jaxinfer profile` and `jaxinfer env`."""

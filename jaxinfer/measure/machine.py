@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import timeit
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,8 @@ def describe_machine() -> dict[str, Any]:
         "driver": gpu_driver(),
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
-        "python_loop_ms": python_loop_ms(),
         "versions": package_versions(),
     }
-
-
-def python_loop_ms() -> float:
-    """Milliseconds of 200,000 additions in Python, the least of five: the speed of a core.
-
-    The host plans and launches every step, so the same program differs between hosts.
-    """
-    return min(timeit.repeat("sum(i for i in range(200_000))", number=1, repeat=5)) * 1e3
 
 
 def package_versions() -> dict[str, str]:

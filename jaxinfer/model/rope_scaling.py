@@ -262,9 +262,3 @@ def scaling_from_hf(
     if kind == "llama3":
         return Llama3RopeScaling.from_hf(mapping)
     return RopeScaling.from_hf(mapping, max_position_embeddings)
-
-
-def scaling_from_fields(fields: Mapping[str, Any]) -> AnyRopeScaling:
-    """The scaling whose ``dataclasses.asdict`` this is."""
-    kind = Llama3RopeScaling if "low_freq_factor" in fields else RopeScaling
-    return kind(**fields)

@@ -89,7 +89,7 @@ MEASURED = {
     "h200": _measured(PUBLISHED["h200"], read=4.57e12, copy=4.3e12, flops=764e12),
     "h100": _measured(PUBLISHED["h100"], read=3.18e12, copy=3.01e12, flops=745e12),
 }
-"""Chips at the highest speeds that kernels reach: `python -m jaxinfer.measure.ceilings`."""
+"""Chips at the highest speeds that kernels reach: `python -m scripts.kernels.ceilings`."""
 H200 = MEASURED["h200"]
 REACHED_BANDWIDTH = H200.bytes_per_s / PUBLISHED["h200"].bytes_per_s
 """Share of the 4.8 TB/s of an H200's data sheet that the best kernel reads."""

@@ -8,8 +8,8 @@ from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import FAMILIES
-from jaxinfer.model.field_checks import flag, whole_number
-from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
+from jaxinfer.model.field_checks import whole_number
+from jaxinfer.model.hf_config import dense_fields, read_config_file
 from jaxinfer.planning.named_shapes import NAMED_SHAPES, find_shape
 from jaxinfer.planning.shapes import ModelShape, shape_of
 
@@ -58,35 +58,16 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
         if model_type != _WITH_EXPERTS:
             known = ", ".join(sorted([*FAMILIES, _WITH_EXPERTS]))
             raise ValueError(f"model_type is {show(model_type)}; plans are for {known}")
-        return ModelShape(**_fields(mapping), model_type=_WITH_EXPERTS)
+        if mapping.get("quantization_config"):
+            raise ValueError("quantization_config: only weights of 16 bits can be planned")
+        own = {**mapping, "intermediate_size": mapping.get("moe_intermediate_size")}
+        fields = dense_fields(own, default_rope_theta=ModelConfig.rope_theta)
+        return ModelShape(**fields, **_experts(mapping), model_type=_WITH_EXPERTS)
     except ValueError as error:
         raise ModelLoadError(f"{source}: {error}") from None
 
 
-def _fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    if mapping.get("quantization_config"):
-        raise ValueError("quantization_config: only weights of 16 bits can be planned")
-    sizes = dict(mapping)
-    if sizes.get("num_key_value_heads") is None:
-        sizes["num_key_value_heads"] = sizes.get("num_attention_heads")
-    sizes["intermediate_size"] = sizes.get("moe_intermediate_size")
-    if sizes.get("head_dim") is None:
-        hidden, heads = (_size(sizes, name) for name in ("hidden_size", "num_attention_heads"))
-        sizes["head_dim"] = hidden // heads
-    fields: dict[str, Any] = {name: _size(sizes, name) for name in SIZE_LIMITS}
-    for name in ("tie_word_embeddings", "attention_bias"):
-        fields[name] = flag(name, mapping.get(name) or False)
-    fields["dtype"] = mapping.get("dtype") or mapping.get("torch_dtype") or "float32"
-    if fields["dtype"] not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {show(fields['dtype'])}")
-    return fields | _experts(mapping)
-
-
-def _size(mapping: Mapping[str, Any], name: str) -> int:
-    return whole_number(name, mapping.get(name), 1, SIZE_LIMITS[name])
-
-
-def _experts(mapping: Mapping[str, Any]) -> dict[str, int]:
+def _experts(mapping: Mapping[str, Any]) -> dict[str, Any]:
     if mapping.get("mlp_only_layers") or (mapping.get("decoder_sparse_step") or 1) != 1:
         raise ValueError("models with experts in some layers only can't be planned")
     count = whole_number("num_experts", mapping.get("num_experts"), 1, _MOST_EXPERTS)

@@ -1,14 +1,15 @@
 """Shapes of published models, from each one's config.json, so that no download is needed."""
 
 import dataclasses
+from typing import Any
 
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.planning.shapes import ModelShape
 
-_QWEN3_VOCABULARY = 151_936
+_QWEN3: dict[str, Any] = {"vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
 
 # (hidden, intermediate, layers, query heads, kv heads, tied head)
-_DENSE_QWEN3 = {
+_DENSE_QWEN3: dict[str, Any] = {
     "0.6B": (1024, 3072, 28, 16, 8, True),
     "1.7B": (2048, 6144, 28, 16, 8, True),
     "4B": (2560, 9728, 36, 32, 8, True),
@@ -22,29 +23,28 @@ def _dense_qwen3(
     hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, tied: bool
 ) -> ModelShape:
     return ModelShape(
-        vocab_size=_QWEN3_VOCABULARY,
+        **_QWEN3,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=128,
-        max_position_embeddings=40_960,
         tie_word_embeddings=tied,
+        dtype="bfloat16",
+        eos_token_ids=(151_645, 151_643),
     )
 
 
 _QWEN3_30B_A3B = ModelShape(
-    vocab_size=_QWEN3_VOCABULARY,
+    **_QWEN3,
     hidden_size=2048,
     intermediate_size=768,
     num_hidden_layers=48,
     num_attention_heads=32,
     num_key_value_heads=4,
-    head_dim=128,
-    max_position_embeddings=40_960,
     num_experts=128,
     experts_per_token=8,
+    dtype="bfloat16",
     model_type="qwen3_moe",
 )
 _LLAMA_2_7B = ModelShape(
@@ -56,7 +56,7 @@ _LLAMA_2_7B = ModelShape(
     num_key_value_heads=32,
     head_dim=128,
     max_position_embeddings=4096,
-    qk_norm=False,
+    rope_theta=10_000.0,
     dtype="float16",
     model_type="llama",
 )
@@ -90,5 +90,4 @@ def shape_config(name: str) -> ModelConfig:
     """The configuration of a model of `SERVED_SHAPES`."""
     shape = SERVED_SHAPES[name]
     names = (field.name for field in dataclasses.fields(ModelConfig))
-    sizes = {field: getattr(shape, field) for field in names if hasattr(shape, field)}
-    return ModelConfig(**sizes, eos_token_ids=(151_645, 151_643))
+    return ModelConfig(**{name: getattr(shape, name) for name in names})

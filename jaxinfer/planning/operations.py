@@ -95,15 +95,24 @@ def _embedding(shape: ModelShape, size: int) -> Operation:
     return Operation("embedding", V * E, 0, E * size, f"V·E = {V}·{E}")
 
 
+def head_norms(shape: ModelShape, size: int) -> Operation:
+    """The part of the norms that belongs to queries and keys; nothing where they have none."""
+    L, D = shape.num_hidden_layers, shape.head_dim
+    heads = shape.num_attention_heads + shape.num_key_value_heads
+    parameters, values = (2 * L * D, L * heads * D) if shape.qk_norm else (0, 0)
+    return Operation("head norms", parameters, _NORM_FLOPS * values, parameters * size, "2·L·D")
+
+
 def _norms(shape: ModelShape, size: int) -> Operation:
     E, L, D = shape.hidden_size, shape.num_hidden_layers, shape.head_dim
-    heads = shape.num_attention_heads + shape.num_key_value_heads
-    parameters = (2 * L + 1) * E + 2 * L * D * shape.qk_norm
-    values = (2 * L + 1) * E + L * heads * D * shape.qk_norm
+    of_heads = head_norms(shape, size)
+    values = (2 * L + 1) * E
+    parameters = values + of_heads.parameters
+    flops = _NORM_FLOPS * values + of_heads.flops_per_token
     formula = f"(2L+1)·E = (2·{L}+1)·{E}"
     if shape.qk_norm:
         formula = f"(2L+1)·E+2·L·D = (2·{L}+1)·{E}+2·{L}·{D}"
-    return Operation("norms", parameters, _NORM_FLOPS * values, parameters * size, formula)
+    return Operation("norms", parameters, flops, parameters * size, formula)
 
 
 def _projections(shape: ModelShape, size: int) -> Operation:

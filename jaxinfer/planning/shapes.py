@@ -1,4 +1,4 @@
-"""The shape of a decoder as plain numbers, from which parameters and operations are counted."""
+"""The shape of a decoder, from which parameters and operations are counted."""
 
 import dataclasses
 
@@ -12,42 +12,16 @@ _SCALE_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """Sizes of a decoder with gated MLPs, dense or of experts, under config.json's names.
+class ModelShape(ModelConfig):
+    """A decoder that can be planned: one that the engine runs, or one of experts.
 
     Attributes:
-        vocab_size: V.
-        hidden_size: E.
-        intermediate_size: F, of the MLP, or of each expert.
-        num_hidden_layers: L.
-        num_attention_heads: H.
-        num_key_value_heads: K.
-        head_dim: D.
-        max_position_embeddings: the model's context length in tokens.
-        tie_word_embeddings: the head is the embedding.
-        attention_bias: the four attention projections have biases.
-        qk_norm: queries and keys have a norm of D weights each.
-        num_experts: of a layer; 0 is one dense MLP.
+        num_experts: of a layer, each of `intermediate_size`; 0 is one dense MLP.
         experts_per_token: chosen by the router for each token.
-        dtype: of the published weights.
-        model_type: as in config.json.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    qk_norm: bool = True
     num_experts: int = 0
     experts_per_token: int = 0
-    dtype: str = "bfloat16"
-    model_type: str = "qwen3"
 
     @property
     def is_served(self) -> bool:
@@ -58,6 +32,13 @@ class ModelShape:
     def is_measured(self) -> bool:
         """Whether runs of models of this kind were recorded, to which expected times are fitted."""
         return self.model_type == "qwen3"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys have a norm of D weights each."""
+        if not self.is_served:
+            return True
+        return family_of(self.model_type).layer_kinds(self)[0].head_norms
 
     @property
     def q_size(self) -> int:
@@ -110,7 +91,4 @@ class ModelShape:
 
 def shape_of(config: ModelConfig) -> ModelShape:
     """The shape of a model that the engine runs."""
-    kinds = family_of(config.model_type).layer_kinds(config)
-    names = (field.name for field in dataclasses.fields(ModelShape))
-    fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return ModelShape(**fields, qk_norm=kinds[0].head_norms)
+    return ModelShape(**vars(config))

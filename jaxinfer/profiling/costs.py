@@ -7,7 +7,7 @@ keeps to itself is not counted, so a fused part may need less than is said here.
 import dataclasses
 from typing import NamedTuple
 
-from jaxinfer.planning.operations import Operation, operations
+from jaxinfer.planning.operations import Operation, head_norms, operations
 from jaxinfer.planning.shapes import BYTES_OF, ModelShape
 from jaxinfer.profiling.trace.steps import StepFacts
 
@@ -62,8 +62,7 @@ def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, C
     """Of one step of a multi-step decode, or of a step that is one."""
     size = BYTES_OF[dtype]
     parts = {part.name: part for part in operations(shape, dtype, 1)}
-    plain = dataclasses.replace(shape, qk_norm=False)
-    norms = next(part for part in operations(plain, dtype, 1) if part.name == "norms")
+    norms, of_heads = parts["norms"], head_norms(shape, size)
     E, F, L, V = (
         *(shape.hidden_size, shape.intermediate_size),
         *(shape.num_hidden_layers, shape.vocab_size),
@@ -74,15 +73,15 @@ def _inner_costs(shape: ModelShape, dtype: str, facts: StepFacts) -> dict[str, C
     after = (T * (L - 1) + B) / L
     ours = qkv / (qkv + q)  # of the projections' weights; the rest is the output projection's
     both, rope = parts["qkv and output"], parts["rope, KV write"]
-    head_norms = parts["norms"].flops_per_token - norms.flops_per_token
     logits = B * V * _LOGIT_BYTES
     return {
         "embed": Cost(2 * T * E * size, 0),
-        "norm": Cost(norms.bytes_per_token + 2 * (2 * L * T + B) * E * size, _flops(norms, T)),
-        "qkv": Cost(ours * both.bytes_per_token + L * T * (E + qkv) * size, ours * _flops(both, T)),
-        "rope_and_write": Cost(
-            2 * L * T * qkv * size, T * (rope.flops_per_token + max(head_norms, 0))
+        "norm": Cost(
+            norms.bytes_per_token - of_heads.bytes_per_token + 2 * (2 * L * T + B) * E * size,
+            _flops(norms, T) - _flops(of_heads, T),
         ),
+        "qkv": Cost(ours * both.bytes_per_token + L * T * (E + qkv) * size, ours * _flops(both, T)),
+        "rope_and_write": Cost(2 * L * T * qkv * size, _flops(rope, T) + _flops(of_heads, T)),
         "attention": Cost(
             parts["attention"].bytes_per_token * facts.context_tokens + 2 * L * after * q * size,
             _flops(parts["attention"], facts.pairs),

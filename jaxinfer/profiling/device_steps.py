@@ -1,17 +1,14 @@
 """Assigns the kernels of a trace to the steps that launched them, and to parts of the model."""
 
-import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxinfer.profiling.parts import OTHER
-from jaxinfer.profiling.trace.programs import Kernel
 from jaxinfer.profiling.trace.steps import StepFacts
 from jaxinfer.profiling.trace.xplane import KernelEvent
 
-Programs = Mapping[str, tuple[str, Mapping[str, Kernel]]]
-"""By key as in `StepFacts.programs`: the module's name, and what its instructions are."""
-_UNKNOWN = Kernel(None, None, None)
+Programs = Mapping[str, tuple[str, Mapping[str, str | None]]]
+"""By key as in `StepFacts.programs`: the module's name, and the parts of its instructions."""
 _WITH_SAMPLER = "jit_sampled_decode"
 _FORWARD = ("jit_prefill", "jit_decode", _WITH_SAMPLER)
 
@@ -22,16 +19,10 @@ class PartEvent(NamedTuple):
     Attributes:
         event: as traced.
         part: of `PARTS`, or `OTHER`.
-        kernel: what its program says of the instruction that launched it.
-        does_work: whether the instruction's bytes and operations count as this kernel's. Of the
-            kernels that one run of an instruction launches, it is the longest: a product's, and
-            not the memset before it.
     """
 
     event: KernelEvent
     part: str
-    kernel: Kernel
-    does_work: bool
 
 
 class DeviceStep(NamedTuple):
@@ -110,39 +101,14 @@ def device_steps(
         if index >= 0:
             found[index].append(event)
     return [
-        DeviceStep(facts, list(_with_parts(facts, own, programs)))
+        DeviceStep(facts, [PartEvent(event, _part(facts, event, programs)) for event in own])
         for facts, own in zip(steps, found, strict=False)
         if own
     ]
 
 
-def _kernels_of(facts: StepFacts, event: KernelEvent, programs: Programs) -> Mapping[str, Kernel]:
-    """The instructions of the program that launched an event."""
+def _part(facts: StepFacts, event: KernelEvent, programs: Programs) -> str:
+    """The part of the instruction that launched an event, by the program that holds it."""
     of_step = (programs[key] for key in facts.programs if key in programs)
-    return next((kernels for module, kernels in of_step if module == event.module), {})
-
-
-def _with_parts(
-    facts: StepFacts, events: Sequence[KernelEvent], programs: Programs
-) -> Iterator[PartEvent]:
-    by_instruction: dict[tuple[str, str], list[KernelEvent]] = collections.defaultdict(list)
-    for event in events:
-        by_instruction[event.module, event.op].append(event)
-    workers = {id(event) for own in by_instruction.values() for event in _workers(own)}
-    for event in events:
-        kernel = _kernels_of(facts, event, programs).get(event.op, _UNKNOWN)
-        yield PartEvent(event, kernel.part or OTHER, kernel, id(event) in workers)
-
-
-def _workers(events: Sequence[KernelEvent]) -> Sequence[KernelEvent]:
-    """Of the kernels of one instruction, the longest of each of its runs.
-
-    A run launches every kernel of its instruction at least once, so the one with the fewest
-    launches says how many runs there were.
-    """
-    by_name: dict[str, list[KernelEvent]] = collections.defaultdict(list)
-    for event in events:
-        by_name[event.name].append(event)
-    runs = min(map(len, by_name.values()))
-    main = max(by_name.values(), key=lambda own: sum(event.duration_ns for event in own))
-    return sorted(main, key=lambda event: -event.duration_ns)[:runs]
+    parts = next((parts for module, parts in of_step if module == event.module), {})
+    return parts.get(event.op) or OTHER

@@ -10,7 +10,6 @@ RECORDING = "recording.json"
 """Steps, programs and the engine's facts: with the traces, all that a report is made from."""
 REPORT_JSON = "report.json"
 REPORT_TEXT = "report.txt"
-STEP_PICTURE = "step.svg"
 
 
 def cycle_directory(directory: Path, index: int) -> Path:

@@ -6,24 +6,41 @@ import itertools
 import json
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.costs import NOTHING, Cost, step_costs
-from jaxinfer.profiling.device_steps import DeviceStep, Programs, device_steps
+from jaxinfer.profiling.device_steps import DeviceStep, PartEvent, Programs, device_steps
 from jaxinfer.profiling.files import RECORDING, cycle_directory
 from jaxinfer.profiling.host_time import StepTime, Timing, step_times, timings
-from jaxinfer.profiling.parts import HOST_SPANS, OTHER, PARTS
+from jaxinfer.profiling.parts import OTHER, PARTS
 from jaxinfer.profiling.report import ProfileReport
-from jaxinfer.profiling.rows import DATA_SHEET, Bar, Peak, StepRow, WorkRow
-from jaxinfer.profiling.trace.programs import Kernel
+from jaxinfer.profiling.rows import DATA_SHEET, Peak, StepRow, WorkRow
 from jaxinfer.profiling.trace.steps import Kind, StepFacts
 from jaxinfer.profiling.trace.xplane import Span, find_trace, read_trace
 
 _KINDS: tuple[Kind, ...] = ("prefill", "decode")
 _NUMBER = re.compile(r"([._]\d+)+$")  # XLA numbers the copies of a kernel
+
+
+class Recording(NamedTuple):
+    """What a profile recorded.
+
+    Attributes:
+        facts: of the engine, as `make_report` takes them.
+        steps: as the device ran them.
+        spans: of the host in each repetition.
+        hosts: the steps as the host saw them.
+        programs: that the steps launched.
+    """
+
+    facts: dict[str, Any]
+    steps: list[DeviceStep]
+    spans: list[list[Span]]
+    hosts: list[StepTime]
+    programs: Programs
 
 
 def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
@@ -36,37 +53,41 @@ def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
     Raises:
         ValueError: there is no recording, or no step was recorded.
     """
+    recording = read_recording(directory)
+    return make_report(
+        recording.facts | facts, recording.steps, recording.hosts, recording.programs
+    )
+
+
+def read_recording(directory: str | Path) -> Recording:
+    """The traces in a profile's directory; arguments and errors as of `read_report`."""
     directory = Path(directory)
     file = directory / RECORDING
     if not file.is_file():
         raise ValueError(f"no profile in {directory}: {RECORDING} is missing")
-    recording = {**json.loads(file.read_text()), **facts}
-    programs = {
-        key: (module, {name: Kernel(*kernel) for name, kernel in kernels.items()})
-        for key, (module, kernels) in recording["programs"].items()
-    }
-    steps: list[DeviceStep] = []
-    spans: list[list[Span]] = []
-    hosts: list[StepTime] = []
-    for index, cycle in enumerate(recording["cycles"]):
+    facts = json.loads(file.read_text())
+    programs = {key: (module, parts) for key, (module, parts) in facts["programs"].items()}
+    recording = Recording(facts, [], [], [], programs)
+    for index, cycle in enumerate(facts["cycles"]):
         if cycle:
             trace = read_trace(find_trace(cycle_directory(directory, index)))
             launched = [StepFacts.from_dict(each) for each in cycle]
-            steps += device_steps(launched, trace.kernels, programs)
-            spans.append(trace.spans)
-            hosts += step_times(trace.spans, [(facts.kind, facts.num_steps) for facts in launched])
-    if not steps:
+            recording.steps.extend(device_steps(launched, trace.kernels, programs))
+            recording.spans.append(trace.spans)
+            recording.hosts.extend(
+                step_times(trace.spans, [(each.kind, each.num_steps) for each in launched])
+            )
+    if not recording.steps:
         raise ValueError(
             f"no step was recorded in {directory}: fewer steps ran than the schedule waits for, or "
             "the trace holds no kernels"
         )
-    return make_report(recording, steps, spans, hosts, programs)
+    return recording
 
 
 def make_report(
     recording: dict[str, Any],
     steps: Sequence[DeviceStep],
-    spans: Sequence[Sequence[Span]],
     hosts: Sequence[StepTime],
     programs: Programs,
 ) -> ProfileReport:
@@ -76,7 +97,6 @@ def make_report(
         recording: the engine's facts: "title", "model", "dtype", "device", "platform",
             "num_devices", "peak", and perhaps "notes", and "timings" of the same steps unrecorded.
         steps: as the device ran them.
-        spans: of the host in each repetition.
         hosts: the steps as the host saw them.
         programs: that the steps launched.
     """
@@ -94,7 +114,7 @@ def make_report(
                 for s in own
             ]
             parts += _part_rows(kind, own, costs, peak)
-            kernels += _kernel_rows(kind, own, peak)
+            kernels += _kernel_rows(kind, own)
     return ProfileReport(
         title=recording["title"],
         model=recording["model"],
@@ -110,7 +130,6 @@ def make_report(
             *(Timing(**each) for each in recording.get("timings", ())),
             *timings(hosts, "recorded"),
         ),
-        bars=tuple(_bars(by_kind["decode"] or list(steps), spans)),
         notes=(*recording.get("notes", ()), *_notes(peak), *_names_note(programs)),
     )
 
@@ -118,20 +137,14 @@ def make_report(
 def _part_rows(
     kind: Kind, steps: Sequence[DeviceStep], costs: Sequence[dict[str, Cost]], peak: Peak | None
 ) -> list[WorkRow]:
-    seconds: dict[str, float] = collections.defaultdict(float)
-    calls: collections.Counter[str] = collections.Counter()
-    for each in (kernel for step in steps for kernel in step.kernels):
-        seconds[each.part] += each.event.duration_ns * 1e-9
-        calls[each.part] += 1
-    total = sum(seconds.values())
-    rows = []
+    """Rows in the order in which a step runs its parts, with what each needs at least."""
+    rows = {row.part: row for row in _rows(kind, steps, lambda each: (each.part, ""))}
+    found = []
     for part in (*PARTS, OTHER):
-        if part in seconds:
-            cost = sum_costs(each.get(part, NOTHING) for each in costs)
-            known = None if part == OTHER else cost.divided(len(steps))
-            row = _row(kind, part, "", calls[part], seconds[part], total, len(steps), known, peak)
-            rows.append(row)
-    return rows
+        if (row := rows.get(part)) is not None:
+            cost = sum_costs(each.get(part, NOTHING) for each in costs).divided(len(steps))
+            found.append(row if part == OTHER else _with_cost(row, cost, peak))
+    return found
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
@@ -142,64 +155,45 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
     return total
 
 
-def _kernel_rows(kind: Kind, steps: Sequence[DeviceStep], peak: Peak | None) -> list[WorkRow]:
-    grouped: dict[tuple[str, str], list[Any]] = collections.defaultdict(list)
-    for each in (kernel for step in steps for kernel in step.kernels):
-        grouped[each.part, _NUMBER.sub("", each.event.name)].append(each)
-    total = sum(e.event.duration_ns for events in grouped.values() for e in events) * 1e-9
-    rows = []
-    for (part, name), events in grouped.items():
-        spent = sum(e.event.duration_ns for e in events) * 1e-9
-        working = [e.kernel for e in events if e.does_work]
-        num_bytes = _mean_amount([kernel.num_bytes for kernel in working], len(steps))
-        flops = _mean_amount([kernel.flops for kernel in working], len(steps))
-        row = _row(kind, part, name, len(events), spent, total, len(steps), None, peak)
-        rows.append(_with_cost(row, num_bytes, flops, peak))
+def _kernel_rows(kind: Kind, steps: Sequence[DeviceStep]) -> list[WorkRow]:
+    """A row for each kernel of each part, the longest first."""
+    rows = _rows(kind, steps, lambda each: (each.part, _NUMBER.sub("", each.event.name)))
     return sorted(rows, key=lambda row: -row.seconds)
 
 
-def _mean_amount(amounts: Sequence[int | None], steps: int) -> float | None:
-    """A step's, or None without any or if one is not known."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) / steps if known and len(known) == len(amounts) else None
+def _rows(
+    kind: Kind, steps: Sequence[DeviceStep], group: Callable[[PartEvent], tuple[str, str]]
+) -> list[WorkRow]:
+    """The mean step's kernels, added up by part and name."""
+    seconds: dict[tuple[str, str], float] = collections.defaultdict(float)
+    calls: collections.Counter[tuple[str, str]] = collections.Counter()
+    for each in (kernel for step in steps for kernel in step.kernels):
+        seconds[group(each)] += each.event.duration_ns * 1e-9
+        calls[group(each)] += 1
+    total = sum(seconds.values())
+    return [
+        WorkRow(
+            kind=kind,
+            part=part,
+            kernel=name,
+            calls=calls[part, name] / len(steps),
+            seconds=spent / len(steps),
+            share=spent / total if total else 0.0,
+        )
+        for (part, name), spent in seconds.items()
+    ]
 
 
-def _row(
-    kind: Kind,
-    part: str,
-    kernel: str,
-    calls: int,
-    seconds: float,
-    total: float,
-    steps: int,
-    cost: Cost | None,
-    peak: Peak | None,
-) -> WorkRow:
-    row = WorkRow(
-        kind=kind,
-        part=part,
-        kernel=kernel,
-        calls=calls / steps,
-        seconds=seconds / steps,
-        share=seconds / total if total else 0.0,
-    )
-    return row if cost is None else _with_cost(row, cost.num_bytes, cost.flops, peak)
-
-
-def _with_cost(
-    row: WorkRow, num_bytes: float | None, flops: float | None, peak: Peak | None
-) -> WorkRow:
-    def share(amount: float | None, speed: float | None) -> float | None:
-        if amount is None or speed is None or not row.seconds:
-            return None
-        return amount / row.seconds / speed
+def _with_cost(row: WorkRow, cost: Cost, peak: Peak | None) -> WorkRow:
+    def share(amount: float, speed: float | None) -> float | None:
+        return None if speed is None or not row.seconds else amount / row.seconds / speed
 
     return dataclasses.replace(
         row,
-        num_bytes=num_bytes,
-        flops=flops,
-        memory_share=share(num_bytes, peak and peak.bytes_per_s),
-        matrix_share=share(flops, peak and peak.flops_per_s),
+        num_bytes=cost.num_bytes,
+        flops=cost.flops,
+        memory_share=share(cost.num_bytes, peak and peak.bytes_per_s),
+        matrix_share=share(cost.flops, peak and peak.flops_per_s),
     )
 
 
@@ -230,32 +224,8 @@ def _step_row(kind: Kind, own: Sequence[DeviceStep], every: Sequence[DeviceStep]
     )
 
 
-def _bars(steps: Sequence[DeviceStep], spans: Sequence[Sequence[Span]]) -> Iterable[Bar]:
-    """The time line of the step of median length."""
-    step = sorted(steps, key=lambda each: each.span_s)[len(steps) // 2]
-    begin, end = step.start_ns, step.end_ns
-    for each in (kernel for kernel in step.kernels if kernel.event.start_ns < end):
-        start = (each.event.start_ns - begin) * 1e-9
-        yield Bar(
-            lane="device", name=each.part, start_s=start, seconds=each.event.duration_ns * 1e-9
-        )
-    for span in (span for of_cycle in spans for span in of_cycle):
-        if (
-            span.name in HOST_SPANS
-            and span.start_ns < end
-            and span.start_ns + span.duration_ns > begin
-        ):
-            start = (span.start_ns - begin) * 1e-9
-            yield Bar(lane="host", name=span.name, start_s=start, seconds=span.duration_ns * 1e-9)
-
-
 def _notes(peak: Peak | None) -> Iterable[str]:
-    yield (
-        "bytes and operations by part are the least that the tokens fed need; by kernel they are "
-        "those of its operands and results, with padding, and with what one kernel hands to the "
-        'next where a fused one would keep it; "-" is not known from shapes (see the part), or a '
-        "kernel that prepares another"
-    )
+    yield "bytes and operations are the least that the tokens fed need"
     if peak is not None and peak.source != DATA_SHEET:
         yield (
             f"100% is a sustained speed ({peak.source}), on a GPU at the clocks that its power "
@@ -265,8 +235,8 @@ def _notes(peak: Peak | None) -> Iterable[str]:
 
 
 def _names_note(programs: Programs) -> Iterable[str]:
-    kernels = [kernel for _, table in programs.values() for kernel in table.values()]
-    if kernels and not any(kernel.part for kernel in kernels):
+    parts = [part for _, table in programs.values() for part in table.values()]
+    if parts and not any(parts):
         yield (
             "the programs have no names of parts: they were compiled by a version without; empty "
             "the compilation cache, or use `jaxinfer profile`"

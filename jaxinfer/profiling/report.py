@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.profiling.files import REPORT_JSON
+from jaxinfer.profiling.files import REPORT_JSON, REPORT_TEXT
 from jaxinfer.profiling.host_time import Timing
-from jaxinfer.profiling.rows import Bar, Peak, StepRow, WorkRow
+from jaxinfer.profiling.rows import Peak, StepRow, WorkRow
 from jaxinfer.profiling.text import heading, step_table, timing_table, work_tables
 
 
@@ -28,7 +28,6 @@ class ProfileReport:
         kernels: the longest first.
         timings: by the host's clock, of the recorded steps, and of the same steps unrecorded if
             the command measured them; the latter first.
-        bars: the time line of the recorded decode step whose length is the median.
         notes: what to know when reading, one sentence each.
     """
 
@@ -43,7 +42,6 @@ class ProfileReport:
     parts: tuple[WorkRow, ...]
     kernels: tuple[WorkRow, ...]
     timings: tuple[Timing, ...] = ()
-    bars: tuple[Bar, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,13 +51,7 @@ class ProfileReport:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ProfileReport":
         """The inverse of `to_dict`."""
-        rows = {
-            "steps": StepRow,
-            "parts": WorkRow,
-            "kernels": WorkRow,
-            "timings": Timing,
-            "bars": Bar,
-        }
+        rows = {"steps": StepRow, "parts": WorkRow, "kernels": WorkRow, "timings": Timing}
         made = {name: tuple(row(**each) for each in values[name]) for name, row in rows.items()}
         peak = None if values["peak"] is None else Peak(**values["peak"])
         return cls(**{**values, **made, "peak": peak, "notes": tuple(values["notes"])})
@@ -75,6 +67,11 @@ class ProfileReport:
         if not file.is_file():
             raise ValueError(f"no report in {directory}: {REPORT_JSON} is missing")
         return cls.from_dict(json.loads(file.read_text()))
+
+    def save(self, directory: Path) -> None:
+        """Write the report into its profile's directory, as JSON and as text."""
+        (directory / REPORT_JSON).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        (directory / REPORT_TEXT).write_text(f"{self}\n")
 
     def __str__(self) -> str:
         lines = (

@@ -47,9 +47,8 @@ class WorkRow:
         calls: launches a step.
         seconds: a step, by the device's clock; of kernels that overlap, the sum.
         share: of the seconds of all kernels.
-        num_bytes: a step; of a part the least that its tokens need, of a kernel those of its
-            operands and results. None if shapes don't tell, or another kernel of the same
-            instruction does the work.
+        num_bytes: the least that the tokens of a step need of a part; None of a kernel, and of
+            "other".
         flops: likewise.
         memory_share: of the memory's speed; None without `num_bytes` or the device's peak.
         matrix_share: of the matrix units' speed; likewise.
@@ -98,20 +97,3 @@ class StepRow:
     gap_s: float
     longest_gap_s: float
     idle_before_s: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A stretch of the time line of one step.
-
-    Attributes:
-        lane: "device" or "host".
-        name: a part, or what the host did.
-        start_s: from the step's first kernel; the host may be earlier.
-        seconds: how long.
-    """
-
-    lane: str
-    name: str
-    start_s: float
-    seconds: float

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from jaxinfer.profiling.figures import aligned, share_text
 from jaxinfer.profiling.host_time import Timing
 from jaxinfer.profiling.parts import HOST_SPANS
 from jaxinfer.profiling.rows import Peak, StepRow, WorkRow
-from jaxinfer.profiling.share_text import share_text
 
 _MOST_KERNELS = 12
-_WORK = ("calls", "ms", "share", "MB", "GFLOP", "of memory", "of matrix")
+_TIMES = ("calls", "ms", "share")
+_WORK = (*_TIMES, "MB", "GFLOP", "of memory", "of matrix")
 
 
 def heading(title: str, peak: Peak | None) -> Iterator[str]:
@@ -22,10 +23,18 @@ def heading(title: str, peak: Peak | None) -> Iterator[str]:
 def step_table(steps: Sequence[StepRow]) -> Iterator[str]:
     """A row for each kind of step."""
     yield ""
-    yield from _table(
-        ("mean step", "steps", "rows", "tokens", "ms", "busy ms", "gaps", "gap ms", "idle before"),
-        [_step_cells(row) for row in steps],
+    head = (
+        "mean step",
+        "steps",
+        "rows",
+        "tokens",
+        "ms",
+        "busy ms",
+        "gaps",
+        "gap ms",
+        "idle before",
     )
+    yield from aligned([head, *map(_step_cells, steps)])
 
 
 def work_tables(
@@ -34,17 +43,13 @@ def work_tables(
     """Two tables for each kind of step: its parts and its longest kernels."""
     for step in steps:
         yield ""
-        yield from _table(
-            (f"{step.kind}, by part", *_WORK),
-            [_work_cells(row.part, row) for row in parts if row.kind == step.kind],
-        )
+        rows = [_work_cells(row.part, row) for row in parts if row.kind == step.kind]
+        yield from aligned([(f"{step.kind}, by part", *_WORK), *rows])
     for step in steps:
         own = [row for row in kernels if row.kind == step.kind]
         yield ""
-        yield from _table(
-            (f"{step.kind}, by kernel", *_WORK),
-            [_work_cells(f"{row.part}: {row.kernel}", row) for row in own[:_MOST_KERNELS]],
-        )
+        rows = [_time_cells(f"{row.part}: {row.kernel}", row) for row in own[:_MOST_KERNELS]]
+        yield from aligned([(f"{step.kind}, by kernel", *_TIMES), *rows])
         if len(own) > _MOST_KERNELS:
             rest = sum(row.seconds for row in own[_MOST_KERNELS:])
             yield f"and {len(own) - _MOST_KERNELS} more, {rest * 1e3:.3f} ms together"
@@ -54,10 +59,8 @@ def timing_table(timings: Sequence[Timing], steps: Sequence[StepRow]) -> Iterato
     """Steps by the host's clock; nothing if none were timed."""
     if timings:
         yield ""
-        yield from _table(
-            ("step, by the host's clock", "ms", "times", "busy", *HOST_SPANS),
-            [_timing_cells(each, timings, steps) for each in timings],
-        )
+        head = ("step, by the host's clock", "ms", "times", "busy", *HOST_SPANS)
+        yield from aligned([head, *(_timing_cells(each, timings, steps) for each in timings)])
 
 
 def _step_cells(row: StepRow) -> tuple[str, ...]:
@@ -97,12 +100,13 @@ def timing_shares(
     )
 
 
+def _time_cells(name: str, row: WorkRow) -> tuple[str, ...]:
+    return name, f"{row.calls:.0f}", _ms(row.seconds), share_text(row.share, 1)
+
+
 def _work_cells(name: str, row: WorkRow) -> tuple[str, ...]:
     return (
-        name,
-        f"{row.calls:.0f}",
-        _ms(row.seconds),
-        share_text(row.share, 1),
+        *_time_cells(name, row),
         "-" if row.num_bytes is None else f"{row.num_bytes / 1e6:,.2f}",
         "-" if row.flops is None else f"{row.flops / 1e9:,.3f}",
         _share(row.memory_share),
@@ -116,14 +120,3 @@ def _ms(seconds: float) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else share_text(value)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        first, *others = (
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join((first, *others))

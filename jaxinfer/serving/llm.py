@@ -25,13 +25,12 @@ from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.llm_profiles import Profiles
 from jaxinfer.serving.memory_handover import MemoryHandover
-from jaxinfer.serving.memory_records import MemoryRecords
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 
 
-class LLM(MemoryHandover, Profiles, MemoryRecords):
+class LLM(MemoryHandover, Profiles):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a

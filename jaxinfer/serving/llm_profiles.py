@@ -1,4 +1,4 @@
-"""The methods of `LLM` that record profiles: raw traces, or scheduled steps with a report."""
+"""The methods of `LLM` that record profiles, and that report what holds its memory."""
 
 import contextlib
 import dataclasses
@@ -6,16 +6,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from jaxinfer.planning.devices import find_chip
+from jaxinfer.planning.devices import find_chip, published_chip
 from jaxinfer.planning.operations import count_parameters
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.host_time import StepTime
+from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.reading import read_report
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak
-from jaxinfer.profiling.saving import save_report
 from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.recording.memory_report import memory_report
 from jaxinfer.serving.recording.step_timer import StepTimer
 
 
@@ -63,7 +64,7 @@ class Profiles:
         if directory is None:
             return None
         report = read_report(directory)
-        save_report(report, directory)
+        report.save(directory)
         return report
 
     @contextlib.contextmanager
@@ -73,7 +74,7 @@ class Profiles:
         """Record the steps of a ``with`` block; `ProfileReport.read(directory)` is the report.
 
         Args:
-            directory: takes the recording, and the report as text, JSON and pictures.
+            directory: takes the recording, and the report as text and JSON.
             schedule: which steps; by default the first five.
 
         Raises:
@@ -88,6 +89,17 @@ class Profiles:
             raise
         self.stop_profile()
 
+    def memory_report(self) -> MemoryReport:
+        """What holds the devices' memory, from the weights' loading until now, and its peak.
+
+        Of several replicas it is the first one's devices, of several processes process 0's.
+
+        Raises:
+            RuntimeError: the LLM is closed.
+        """
+        driver, runner = self._handle.driver, self._handle.loaded.replicas[0].runner
+        return driver.call(lambda: memory_report(runner, driver.asleep))
+
     @contextlib.contextmanager
     def time_steps(self) -> Iterator[list[StepTime]]:
         """Time the steps of a ``with`` block by the host's clock, without a trace.
@@ -99,7 +111,7 @@ class Profiles:
         Of several replicas the first is timed. The list is filled when the block ends.
 
         Raises:
-            RuntimeError: a profile, memory or steps are being recorded already, or the LLM is
+            RuntimeError: a profile or steps are being recorded already, or the LLM is
                 closed.
         """
         handle = self._handle
@@ -131,7 +143,7 @@ def _facts(handle: EngineHandle) -> dict[str, Any]:
     table = runner.wanted_params["model"]["embed_tokens"]
     devices = sorted(table.sharding.device_set, key=lambda device: device.id)
     kind, shape = devices[0].device_kind, shape_of(handle.loaded.model_config)
-    chip = find_chip(kind)
+    chip = find_chip(kind) or published_chip(kind)
     peak = None if chip is None else Peak.of_chip(chip)
     return {
         "title": f"{count_parameters(shape) / 1e6:,.1f} M parameters on {kind}",

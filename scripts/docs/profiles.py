@@ -1,16 +1,17 @@
 """Tables and pictures of `docs/profiling.md`, from records of kind "profile"."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+from jaxinfer.profiling.figures import share_text
 from jaxinfer.profiling.host_time import Timing
 from jaxinfer.profiling.parts import HOST_SPANS
-from jaxinfer.profiling.pictures.strip import joined_bars, strip
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import StepRow, WorkRow
-from jaxinfer.profiling.share_text import share_text
 from jaxinfer.profiling.text import timing_shares
-from scripts.docs.roofline import roofline
+from scripts.docs.pictures.roofline import roofline
+from scripts.docs.pictures.strip import Bar, joined_bars, strip
 
 Record = dict[str, Any]
 _MOST_KERNELS = 30  # kept of each kind of step
@@ -18,10 +19,10 @@ _MOST_SHOWN = 5
 _HEAD = "| part | calls | ms | share | MB | GFLOP | of memory | of matrix units |"
 
 
-def profile_record(report: ProfileReport) -> Record:
+def profile_record(report: ProfileReport, bars: Sequence[Bar]) -> Record:
     """What is kept of a report: its longest kernels, and bars of which neighbours are joined."""
-    device = [bar for bar in report.bars if bar.lane == "device"]
-    others = [bar for bar in report.bars if bar.lane != "device"]
+    device = [bar for bar in bars if bar.lane == "device"]
+    others = [bar for bar in bars if bar.lane != "device"]
     kept = dataclasses.replace(
         report,
         kernels=tuple(
@@ -29,9 +30,15 @@ def profile_record(report: ProfileReport) -> Record:
             for step in report.steps
             for row in [k for k in report.kernels if k.kind == step.kind][:_MOST_KERNELS]
         ),
-        bars=(*joined_bars(device), *others),
     )
-    return {"report": _rounded(kept.to_dict())}
+    joined = [dataclasses.asdict(bar) for bar in (*joined_bars(device), *others)]
+    return {"report": _rounded({**kept.to_dict(), "bars": joined})}
+
+
+def _kept(record: Record) -> tuple[ProfileReport, list[Bar]]:
+    values = dict(record["report"])
+    bars = [Bar(**each) for each in values.pop("bars")]
+    return ProfileReport.from_dict(values), bars
 
 
 def profile_lines(platform: str, records: list[Record]) -> list[str]:
@@ -39,7 +46,7 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
     record = newest_profile(platform, records)
     if record is None:
         return ["Not measured yet."]
-    report = ProfileReport.from_dict(record["report"])
+    report, _ = _kept(record)
     machine, commit = record["machine"], (record["commit"] or "unknown")[:7]
     device = machine["cpu"] if platform == "cpu" else machine["device"]
     lines = [
@@ -57,12 +64,14 @@ def profile_lines(platform: str, records: list[Record]) -> list[str]:
         lines += [_work_line(row.part, row) for row in own]
         longest = [row for row in report.kernels if row.kind == step.kind][:_MOST_SHOWN]
         lines += ["", f"The longest kernels of a {step.kind} step:", ""]
-        lines += [_HEAD.replace("| part", "| kernel"), "|" + "---|" * 8]
-        lines += [_work_line(f"{row.part}: {row.kernel}", row) for row in longest]
+        lines += ["| kernel | calls | ms | share |", "|" + "---|" * 4]
+        lines += [f"| {' | '.join(_times(f'{row.part}: {row.kernel}', row))} |" for row in longest]
     head = ("step, by the host's clock", "ms", "times", "busy", *HOST_SPANS)
     lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [_timing_line(each, report) for each in report.timings]
-    return [*lines, "", *(f"- {note[0].upper()}{note[1:]}." for note in report.notes)]
+    # Reports had bytes by kernel once; the tables here never do.
+    notes = [note for note in report.notes if "by kernel they are" not in note]
+    return [*lines, "", *(f"- {note[0].upper()}{note[1:]}." for note in notes)]
 
 
 def _timing_line(each: Timing, report: ProfileReport) -> str:
@@ -81,11 +90,11 @@ def profile_pictures(records: list[Record]) -> dict[str, str]:
     for platform in ("cpu", "gpu"):
         record = newest_profile(platform, records)
         if record is not None:
-            report = ProfileReport.from_dict(record["report"])
-            pictures[f"profile-{platform}-step.svg"] = strip(report)
+            report, bars = _kept(record)
+            pictures[f"profile-{platform}-step.svg"] = strip(report, bars)
             if report.peak is not None:
                 pictures[f"profile-{platform}-roofline.svg"] = roofline(report)
-            pictures["profile-step.svg"] = strip(report)
+            pictures["profile-step.svg"] = strip(report, bars)
     return pictures
 
 
@@ -114,16 +123,17 @@ def _work_line(name: str, row: WorkRow) -> str:
         return "-" if value is None else share_text(value)
 
     cells = (
-        name,
-        f"{row.calls:.0f}",
-        f"{row.seconds * 1e3:.3f}",
-        share_text(row.share, 1),
+        *_times(name, row),
         amount(row.num_bytes, 1e6, 2),
         amount(row.flops, 1e9, 3),
         share(row.memory_share),
         share(row.matrix_share),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _times(name: str, row: WorkRow) -> tuple[str, ...]:
+    return name, f"{row.calls:.0f}", f"{row.seconds * 1e3:.3f}", share_text(row.share, 1)
 
 
 def _rounded(value: Any) -> Any:

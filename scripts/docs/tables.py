@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxinfer.profiling.figures import share_text
 from jaxinfer.profiling.memory.holdings import OWNERS
-from jaxinfer.profiling.share_text import share_text
 from scripts.docs.targets import TARGETS, num_devices
 from scripts.kernels.runs import reached
 

@@ -11,10 +11,10 @@ from jaxinfer.cli.flags.engine import add_engine_flags
 from jaxinfer.cli.flags.parser import positive_integer
 from jaxinfer.cli.flags.process import process_arguments
 from jaxinfer.cli.platform import start_platform
-from jaxinfer.measure.report import describe_engine
 from scripts.evaluation.engine_trials import run_trials, story_loss
 from scripts.evaluation.rates import below_bar, questions, rates
 from scripts.evaluation.report import rate_records, report_lines
+from scripts.speed.report import engine_record
 
 MAX_NUM_SEQS = 64
 
@@ -54,7 +54,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any] | None:
             return None
         found = rates(run_trials(llm, asked, use_tqdm=not arguments.quiet))
         return {
-            **describe_engine(llm, None),
+            **engine_record(llm, None),
             "questions_per_kind": count,
             "question_seed": seed,
             "rates": rate_records(found),

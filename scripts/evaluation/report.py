@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import share_text
 from scripts.evaluation.rates import BARS, Rate
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import share_text
 from scripts.gpu_gate.processes import TIMED_OUT, run
 from scripts.gpu_gate.rows import Row
 

@@ -44,8 +44,8 @@ def start(model_shape: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
     import jax
 
     from jaxinfer import LLM, SamplingParams
-    from jaxinfer.measure.cache_hits import CacheHits
-    from jaxinfer.measure.models.engines import random_weights
+    from jaxinfer.measure.random_weights import random_weights
+    from scripts.speed.cache_hits import CacheHits
 
     weights = {} if model_shape is None else random_weights(model_shape, arguments)
     jax.block_until_ready(weights.get("params"))

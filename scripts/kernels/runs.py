@@ -13,7 +13,7 @@ import jax
 from jaxinfer.kernels.choice import Backend
 from jaxinfer.measure.ceilings import queue_seconds
 from jaxinfer.planning.devices import find_chip
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import share_text
 from scripts.kernels.cases import Case, kernel_cases
 from scripts.kernels.launches import Config, Run, make_chain
 

@@ -69,7 +69,7 @@ def _check_caches(cold: dict[str, Any], warm: dict[str, Any]) -> None:
 
 def engine_start_lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
-    from jaxinfer.measure.report import start_up_line
+    from scripts.speed.report import start_up_line
 
     lines = [f"{report['model']}: LLM(...) to ready"]
     for kind, state in (("cold", "empty"), ("warm", "filled")):
@@ -114,8 +114,8 @@ def _measure(model_shape: str | None, arguments: dict[str, Any]) -> dict[str, An
     import jax
 
     from jaxinfer import LLM
-    from jaxinfer.measure.cache_hits import CacheHits
-    from jaxinfer.measure.models.engines import random_weights
+    from jaxinfer.measure.random_weights import random_weights
+    from scripts.speed.cache_hits import CacheHits
 
     weights = {} if model_shape is None else random_weights(model_shape, arguments)
     jax.block_until_ready(weights.get("params"))

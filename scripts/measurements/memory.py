@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.measure.models.engines import build_engine
-from jaxinfer.measure.report import describe_engine
+from jaxinfer.measure.random_weights import build_engine
 from jaxinfer.profiling.memory.holdings import MemoryHolding, MemoryPhase
-from jaxinfer.profiling.memory.picture import phases_picture, samples_picture
-from jaxinfer.profiling.memory.samples import MemorySample
 from jaxinfer.sampling_params import SamplingParams
+from scripts.docs.pictures.memory import phases_picture, samples_picture
 from scripts.docs.tables import Record, latest
+from scripts.measurements.memory_recording import MemorySample, record_memory
 from scripts.measurements.results import ROOT, load_results
+from scripts.speed.report import engine_record
 
 FIGURES = ROOT / "docs" / "figures"
 SEQUENCES, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 512, 128
@@ -40,12 +40,12 @@ def memory_report(model_shape: str | None, engine_arguments: dict[str, Any]) -> 
         llm.generate(prompts, params, use_tqdm=False)  # programs of first use are compiled
         llm.reset_prefix_cache()
         compiled, start = llm.num_compilations, time.perf_counter()
-        with llm.record_memory() as recording:
+        with record_memory(llm) as recording:
             llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start
         every = -(-len(recording.samples) // _KEPT_SAMPLES)
         return {
-            **describe_engine(llm, model_shape),
+            **engine_record(llm, model_shape),
             "sequences": SEQUENCES,
             "prompt_tokens": PROMPT_TOKENS,
             "output_tokens": OUTPUT_TOKENS,

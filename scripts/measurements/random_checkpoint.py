@@ -22,7 +22,7 @@ def write_random_checkpoint(model_shape: str, directory: Path) -> None:
         model_shape: see `jaxinfer.planning.named_shapes`.
         directory: created if needed.
     """
-    from jaxinfer.measure.models.engines import random_weights
+    from jaxinfer.measure.random_weights import random_weights
     from jaxinfer.model.checkpoint.weights import save_params
 
     weights = random_weights(model_shape, {})

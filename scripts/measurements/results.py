@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+import timeit
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,19 @@ from scripts.gpu_gate.source_tree import git_commit, package_tree_id
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+
+
+def machine_record() -> dict[str, Any]:
+    """The machine of a measurement, with the speed of a core."""
+    return describe_machine() | {"python_loop_ms": python_loop_ms()}
+
+
+def python_loop_ms() -> float:
+    """Milliseconds of 200,000 additions in Python, the least of five: the speed of a core.
+
+    The host plans and launches every step, so the same program differs between hosts.
+    """
+    return min(timeit.repeat("sum(i for i in range(200_000))", number=1, repeat=5)) * 1e3
 
 
 def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -> Path:
@@ -27,7 +41,7 @@ def save_result(kind: str, figures: dict[str, Any], directory: Path = RESULTS) -
         The file, named DATE-DEVICE-KIND.json; a run never replaces another.
     """
     now = datetime.datetime.now(datetime.UTC)
-    machine = describe_machine()
+    machine = machine_record()
     record = {
         "kind": kind,
         "time": now.isoformat(timespec="seconds"),

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer import LLM, Counter, ParamsMapping, SamplingParams
-from jaxinfer.measure.gpu_clock import ClockWatch, smi_command
-from jaxinfer.measure.models.engines import build_engine
-from jaxinfer.measure.models.random_params import random_params
-from jaxinfer.measure.report import describe_engine
-from jaxinfer.measure.workloads import Workload, make_workload
+from jaxinfer.measure.random_weights import build_engine, random_params
 from jaxinfer.model.sharding import make_mesh
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.rollouts.trees import leaves_by_path
+from scripts.speed.gpu_clock import ClockWatch, smi_command
+from scripts.speed.report import engine_record
+from scripts.speed.workloads import Workload, make_workload
 
 _WARM_UP = -1  # the repeat that is not counted
 _PIECE = 1 << 28  # bytes of an array that takes memory away
@@ -59,7 +58,7 @@ def rollouts_report(
                 "spread": max(seconds) / min(seconds),
                 "clocks": clocks.summary(),
             }
-        return {"workloads": workloads, **describe_engine(llm, model_shape)}
+        return {"workloads": workloads, **engine_record(llm, model_shape)}
 
 
 def _rollout_seconds(llm: LLM, name: str, repeat: int) -> float:
@@ -155,7 +154,7 @@ def weight_sync_report(
                 name: {**dataclasses.asdict(sync), "median_s": statistics.median(sync.seconds)}
                 for name, sync in layouts.items()
             },
-            **describe_engine(llm, model_shape),
+            **engine_record(llm, model_shape),
         }
 
 

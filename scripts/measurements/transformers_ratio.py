@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from jaxinfer import LLM
-from jaxinfer.measure.timing import run_workload
-from jaxinfer.measure.workloads import Workload
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
+from scripts.speed.timing import run_workload
+from scripts.speed.workloads import Workload
 
 _ROWS = 64
 _PROMPT_TOKENS = (8, 128)

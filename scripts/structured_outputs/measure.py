@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxinfer import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from jaxinfer.measure.models.engines import random_weights
-from jaxinfer.measure.report import describe_engine
+from jaxinfer.measure.random_weights import random_weights
 from jaxinfer.serving.engine import host_dependent
+from scripts.speed.report import engine_record
 from scripts.structured_outputs.corpus import CORPUS, PROSE, TEXTS, endless
 from scripts.structured_outputs.vocabulary import synthetic_tokenizer
 
@@ -99,7 +99,7 @@ def structured_outputs_report(
             "output_len": output_len,
             "cases": record,
             "ratios": _ratios(record),
-            **describe_engine(llm, model_shape),
+            **engine_record(llm, model_shape),
         }
 
 

@@ -7,7 +7,6 @@ from jaxinfer.measure.machine import describe_machine
 def test_the_machine_is_described_by_device_and_versions():
     machine = describe_machine()
     assert machine["platform"] == "cpu"
-    assert 0.1 < machine["python_loop_ms"] < 10_000
     assert machine["num_devices"] == 8  # emulated, see conftest
     assert machine["versions"]["jaxinfer"] == jaxinfer.__version__
     assert {"python", "jax", "jaxlib", "flax"} <= machine["versions"].keys()

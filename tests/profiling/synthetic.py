@@ -1,14 +1,14 @@
 """A recording that was never made: two steps of a tiny model, by hand."""
 
 import dataclasses
+import json
 from typing import Any
 
 from jaxinfer.planning.shapes import ModelShape
 from jaxinfer.profiling.device_steps import device_steps
 from jaxinfer.profiling.host_time import step_times
-from jaxinfer.profiling.reading import make_report
+from jaxinfer.profiling.reading import Recording, make_report
 from jaxinfer.profiling.report import ProfileReport
-from jaxinfer.profiling.trace.programs import Kernel
 from jaxinfer.profiling.trace.steps import StepFacts
 from jaxinfer.profiling.trace.xplane import KernelEvent, Span
 
@@ -30,9 +30,9 @@ DECODE = StepFacts(
     kind="decode", rows=2, tokens=2, context_tokens=22, pairs=22, programs=("D", "S")
 )
 PROGRAMS = {
-    "P": ("jit_prefill_step", {"dot.1": Kernel("qkv", 1000, 4000), "dot": Kernel("mlp", 10, 20)}),
-    "D": ("jit_decode_step", {"dot.1": Kernel("mlp", 500, 2000), "copy": Kernel(None, 8, 0)}),
-    "S": ("jit_sample_greedy", {"argmax": Kernel("sample", 64, 0)}),
+    "P": ("jit_prefill_step", {"dot.1": "qkv", "dot": "mlp"}),
+    "D": ("jit_decode_step", {"dot.1": "mlp", "copy": None}),
+    "S": ("jit_sample_greedy", {"argmax": "sample"}),
 }
 PEAK = {"name": "X", "bytes_per_s": 1e12, "flops_per_s": 1e14, "source": "its data sheet"}
 
@@ -72,7 +72,7 @@ SPANS = [
 def recording(**changes: Any) -> dict[str, Any]:
     return {
         "title": "a tiny model on X",
-        "model": dataclasses.asdict(SHAPE),
+        "model": json.loads(json.dumps(dataclasses.asdict(SHAPE))),
         "device": "X",
         "platform": "gpu",
         "dtype": "bfloat16",
@@ -83,6 +83,11 @@ def recording(**changes: Any) -> dict[str, Any]:
 
 
 def report(**changes: Any) -> ProfileReport:
+    read = recorded(**changes)
+    return make_report(read.facts, read.steps, read.hosts, read.programs)
+
+
+def recorded(**changes: Any) -> Recording:
     steps = device_steps([PREFILL, DECODE], KERNELS, PROGRAMS)
     hosts = step_times(SPANS, [("prefill", 1), ("decode", 1)])
-    return make_report(recording(**changes), steps, [SPANS], hosts, PROGRAMS)
+    return Recording(recording(**changes), steps, [SPANS], hosts, PROGRAMS)

@@ -59,21 +59,3 @@ def test_a_copy_for_the_next_step_does_not_make_a_step_longer():
     assert decode.kernels[-1].event.name == "MemcpyH2D"
     assert decode.end_ns == 2540
     assert decode.span_s == pytest.approx(240e-9)
-
-
-def test_of_the_kernels_of_one_instruction_the_longest_does_the_work_once_a_run():
-    events = [
-        KernelEvent(name, op, "jit_decode_step", 0, start, duration)
-        for name, op, start, duration in [
-            ("Memset 3", "dot.1", 0, 1),
-            ("gemm", "dot.1", 2, 50),
-            ("histogram", "sort", 60, 2),
-            ("sort_pass", "sort", 62, 8),
-            ("sort_pass", "sort", 70, 9),
-            ("Memset 3", "dot.1", 80, 1),  # the same instruction again, in a loop
-            ("gemm", "dot.1", 82, 40),
-        ]
-    ]
-    (step,) = device_steps([DECODE], events, PROGRAMS)
-    working = [(each.event.name, each.event.start_ns) for each in step.kernels if each.does_work]
-    assert working == [("gemm", 2), ("sort_pass", 70), ("gemm", 82)]

@@ -1,6 +1,6 @@
 """Engines with an int8 KV cache: their answers, how requests share and move it, what is refused."""
 
-import json
+import pickle
 import subprocess
 import sys
 
@@ -12,7 +12,7 @@ from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program
-from jaxinfer.serving.compile.tracing_worker import describe_work
+from jaxinfer.serving.compile.tracing_worker import make_task
 from jaxinfer.serving.programs.kinds.copy_blocks import SwapKey
 from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import program_of
@@ -158,14 +158,12 @@ def test_its_programs_are_kept_and_traced_alike_elsewhere(tmp_path):
     context = StepContext(CONFIG, mesh, rules, kernels, 16, kv_cache_dtype="int8")
     params = abstract_params(CONFIG, "float32", mesh, rules)
     programs, store = Programs(context, params, 9, 3), ProgramStore(tmp_path)
-    keys = [DecodeShape(2, 4), SwapKey(4, to_host=False)]
-    described = describe_work(programs, keys, ["decode", "swap"], store=store, platform="cpu")
-    command = "import json, sys; from jaxinfer.serving.compile.tracing_worker import work; "
-    command += "work(json.load(sys.stdin))"
-    subprocess.run(
-        [sys.executable, "-c", command], input=json.dumps(described), text=True, check=True
-    )
-    for key, name in zip(keys, ("decode", "swap"), strict=True):
+    work = {DecodeShape(2, 4): "decode", SwapKey(4, to_host=False): "swap"}
+    task = make_task(programs, work, store=store, platform="cpu")
+    command = "import pickle, sys; from jaxinfer.serving.compile.tracing_worker import trace; "
+    command += "trace(pickle.load(sys.stdin.buffer))"
+    subprocess.run([sys.executable, "-c", command], input=pickle.dumps(task), check=True)
+    for key, name in work.items():
         here, there = export_program(program_of(programs, key), "cpu"), store.load(name)
         assert there is not None
         assert there.in_avals == here.in_avals

@@ -10,7 +10,7 @@ import numpy as np
 from jaxinfer.cli.client.load import Load, LoadResult, run_load
 from jaxinfer.cli.client.server import Target
 from jaxinfer.cli.client.stream import StreamRecord
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import share_text
 
 SLO_NAMES = ("ttft", "tpot", "e2el")
 _PERCENTILES = (50, 90, 99)

@@ -23,7 +23,7 @@ def add_profile_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="then run the batch again and record what holds the memory (memory.txt, .json, .svg)",
+        help="report what holds the memory, too (memory.txt, memory.json)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no report")

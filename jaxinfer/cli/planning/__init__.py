@@ -1,1 +1,1 @@
-"""The tables that `jaxinfer plan` prints and the plot that it draws."""
+"""The tables that `jaxinfer plan` prints."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxinfer.planning import Plan
 from jaxinfer.planning.times import Time
-from jaxinfer.profiling.share_text import share_text
+from jaxinfer.profiling.figures import aligned, share_text
 
 _GIB = 2**30
 _WIDTH = 96
@@ -30,7 +30,7 @@ def comparison_lines(plans: Sequence[Plan]) -> list[str]:
         f"  {plan.model}, {plan.chip.name}: {each}" for plan in plans for each in plan.remedies
     ]
     return [
-        *_table((*head, "tok/s"), [_comparison_row(plan) for plan in plans], left=2),
+        *aligned([(*head, "tok/s"), *map(_comparison_row, plans)], left=2),
         "",
         *_wrapped(legend),
         *(["", "To fit, any of:", *to_fit] if to_fit else []),
@@ -95,7 +95,7 @@ def _parts(plan: Plan) -> Iterator[str]:
         f"{sum(part.bytes_per_token for part in plan.operations) / 1e6:,.1f}",
         "a token decoded alone, on all devices together",
     )
-    yield from _table(head, [*rows, total], left=1, last_left=True)
+    yield from aligned([head, *rows, total], last_left=True)
     yield ""
     yield "A product takes 2 operations and reads 2 bytes for each parameter that a token meets;"
     yield "attention reads the keys and values of all tokens of the context."
@@ -115,7 +115,7 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("slots", _gib(memory.slot_bytes), "token counts, for penalties"),
         ("KV cache", _gib(memory.kv_bytes), blocks if memory.num_kv_blocks else "no room"),
     ]
-    yield from _table(("memory of each device", "GiB", ""), rows, left=1, last_left=True)
+    yield from aligned([("memory of each device", "GiB", ""), *rows], last_left=True)
     yield ""
     yield _kv_formula(plan)
 
@@ -143,7 +143,7 @@ def _batches(plan: Plan) -> Iterator[str]:
         row += [f"{batch.tokens_per_s:,.0f}" if batch.fits else "does not fit"]
         rows.append(tuple(row))
     head.append("tok/s" if expected else "tok/s at most")
-    yield from _table(tuple(head), rows, left=0)
+    yield from aligned([tuple(head), *rows], left=0)
 
 
 def _capacity(plan: Plan) -> Iterator[str]:
@@ -151,20 +151,12 @@ def _capacity(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     limit = plan.shape.max_position_embeddings
     contexts = sorted({plan.context, limit, *(each for each in _CONTEXTS if each < limit)})
-    yield from _table(
-        ("context", "sequences that fit"),
-        [(f"{length:,}", f"{memory.sequences(length):,}") for length in contexts],
-        left=0,
-    )
+    fitting = [(f"{length:,}", f"{memory.sequences(length):,}") for length in contexts]
+    yield from aligned([("context", "sequences that fit"), *fitting], left=0)
     yield ""
-    yield from _table(
-        ("sequences", "longest context"),
-        [
-            (f"{batch.sequences:,}", f"{memory.longest(batch.sequences):,}")
-            for batch in plan.batches
-        ],
-        left=0,
-    )
+    rows = [batch.sequences for batch in plan.batches]
+    longest = [(f"{count:,}", f"{memory.longest(count):,}") for count in rows]
+    yield from aligned([("sequences", "longest context"), *longest], left=0)
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
@@ -196,19 +188,3 @@ def _gib(size: float) -> str:
 def _milliseconds(seconds: float) -> str:
     ms = seconds * 1e3
     return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
-
-
-def _table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, last_left: bool = False
-) -> list[str]:
-    """Aligned columns: the first `left` to the left, as is the last if asked for; others right."""
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    lines = []
-    for row in (head, *rows):
-        cells = []
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            is_left = i < left or (last_left and i == len(head) - 1)
-            cells.append(cell.ljust(width) if is_left else cell.rjust(width))
-        lines.append("  ".join(cells).rstrip())
-    return lines

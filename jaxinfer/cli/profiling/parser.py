@@ -9,7 +9,7 @@ _EXAMPLES = """examples:
   jaxinfer profile --model Qwen/Qwen3-0.6B --sequences 64 --prompt-tokens 512 --output slow
   jaxinfer profile --model-shape 8b --active 3 --json
 
-DIR holds report.txt, report.json, step.svg, roofline.svg, and in cycle-1 the trace:
+DIR holds report.txt, report.json, and in cycle-1 the trace:
 trace.json.gz opens in ui.perfetto.dev, and `xprof DIR/cycle-1` shows the rest."""
 
 

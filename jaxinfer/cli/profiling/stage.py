@@ -1,6 +1,7 @@
 """One process of `jaxinfer profile`: times the steps of an engine, and perhaps records them."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from jaxinfer.cli.flags.engine import engine_arguments
 from jaxinfer.cli.flags.profile import profile_schedule
 from jaxinfer.cli.process import OK, end_process, run_command
 from jaxinfer.cli.profiling.parser import build_parser
-from jaxinfer.cli.profiling.stages import read_result, write_result
+from jaxinfer.cli.profiling.stages import MEMORY_TEXT, read_result, write_result
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
@@ -44,7 +45,7 @@ def _run(stage: str, arguments: argparse.Namespace) -> int:
         with _engine(arguments) as llm:
             timings = _time(llm, arguments, AS_ALWAYS)
             if arguments.memory:
-                _record_memory(llm, arguments)
+                _write_memory(llm, directory)
             if platform != "gpu":
                 _record(llm, arguments, timings, _CPU_NOTE)
         write_result(directory, {"platform": platform, "timings": timings})
@@ -53,7 +54,7 @@ def _run(stage: str, arguments: argparse.Namespace) -> int:
 
 def _engine(arguments: argparse.Namespace) -> "LLM":
     """An engine for the batch."""
-    from jaxinfer.measure.models.engines import build_engine
+    from jaxinfer.measure.random_weights import build_engine
 
     needed = {
         "compile_ahead": False,  # only the batch's own shapes are needed
@@ -86,29 +87,25 @@ def _record(
     """Record, and write the report with the timings of unrecorded steps."""
     from jaxinfer.measure.ceilings import measure_peak
     from jaxinfer.measure.step_profile import record_steps
-    from jaxinfer.planning.devices import find_chip
     from jaxinfer.profiling.reading import read_report
-    from jaxinfer.profiling.saving import save_report
 
     directory = Path(arguments.output)
     record_steps(llm, _prompts(llm, arguments), directory, profile_schedule(arguments))
     facts: dict[str, Any] = {"timings": timings, "notes": [note]}
     report = read_report(directory)
-    if find_chip(report.device) is None:
+    if report.peak is None:
         facts["peak"] = measure_peak(report.dtype)
     model = f"Qwen3-{arguments.model_shape}" if arguments.model_shape else _model_name(llm)
     batch = f"{arguments.sequences} sequences of {arguments.prompt_tokens} prompt tokens"
     facts["title"] = f"{model} on {_device_name(report.device)}, {batch}"
-    save_report(read_report(directory, **facts), directory)
+    read_report(directory, **facts).save(directory)
 
 
-def _record_memory(llm: "LLM", arguments: argparse.Namespace) -> None:
-    """Record the batch once more, for its memory: one recording excludes the other."""
-    from jaxinfer.cli.profiling.memory_files import record_memory_of
-    from jaxinfer.measure.step_profile import TIMED_TOKENS, run_batch
-
-    prompts = _prompts(llm, arguments)
-    record_memory_of(llm, lambda: run_batch(llm, prompts, TIMED_TOKENS), Path(arguments.output))
+def _write_memory(llm: "LLM", directory: Path) -> None:
+    """Write what holds the memory, after the batch, as text and as JSON."""
+    report = llm.memory_report()
+    (directory / MEMORY_TEXT).write_text(f"{report}\n")
+    (directory / "memory.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")
 
 
 def _model_name(llm: "LLM") -> str:

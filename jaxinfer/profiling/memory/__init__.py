@@ -1,1 +1,1 @@
-"""What holds the memory of an engine's devices: as data, text and pictures; no JAX."""
+"""What holds the memory of an engine's devices: as data and text; no JAX."""

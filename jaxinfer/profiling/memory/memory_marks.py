@@ -28,12 +28,6 @@ def memory_mark(phase: PhaseName, devices: Sequence[Any]) -> MemoryMark:
     )
 
 
-def in_use_bytes(devices: Sequence[Any]) -> int | None:
-    """Bytes in XLA's allocator on the fullest device; None if none of them tells."""
-    told = [stats["bytes_in_use"] for device in devices if (stats := device.memory_stats())]
-    return max(told, default=None)
-
-
 def device_bytes(device: Any) -> int | None:
     """All memory of a GPU, as CUDA reports it; None of other devices."""
     free_and_total = _cuda_memory(device)

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from jaxinfer.profiling.memory.holdings import MemoryOwner, MemoryPhase
-from jaxinfer.profiling.memory.picture import phases_picture
 from jaxinfer.profiling.memory.text import bytes_text, phase_table, unit_of
 
 _OUTSIDE = "outside: CUDA itself, its graphs, NCCL and other programs."
@@ -63,10 +62,6 @@ class MemoryReport:
             "peak_phase": self.peak_phase.name,
             "peak_owner": self.peak_owner,
         }
-
-    def to_svg(self) -> str:
-        """A bar for each phase, stacked by owner; colours follow the reader's scheme."""
-        return phases_picture(self.device, self.phases)
 
     def __str__(self) -> str:
         peak, owner = self.peak_phase, self.peak_owner

@@ -1,10 +1,9 @@
-"""Memory as aligned text: a table of phases, and what a recording's steps held."""
+"""Memory as aligned text: a table of phases."""
 
 from collections.abc import Sequence
 
+from jaxinfer.profiling.figures import aligned
 from jaxinfer.profiling.memory.holdings import OWNERS, MemoryOwner, MemoryPhase
-from jaxinfer.profiling.memory.samples import MemorySample
-from jaxinfer.profiling.share_text import share_text
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -36,41 +35,8 @@ def phase_table(phases: Sequence[MemoryPhase]) -> list[str]:
     for phase in phases:
         sizes = [*(phase.bytes_of(owner) for owner in owners), phase.num_bytes]
         rows.append([phase.name, *(_cell(size, peak) for size in sizes)])
-    return _aligned(rows)
-
-
-def sample_lines(samples: Sequence[MemorySample], *, kv_bytes: int) -> list[str]:
-    """The steps that held the most.
-
-    Args:
-        samples: of all steps.
-        kv_bytes: of the whole cache.
-    """
-    if not samples:
-        return ["No step ran while memory was recorded."]
-    fullest = max(samples, key=lambda sample: sample.kv_used_bytes)
-    largest = max(samples, key=lambda sample: sample.step_bytes)
-    used = fullest.kv_used_bytes
-    return [
-        f"{len(samples):,} steps in {samples[-1].time_s:.2f} s",
-        f"KV blocks of running sequences: at most {bytes_text(used)}, "
-        f"{share_text(used / kv_bytes)} of the cache, at {fullest.time_s:.2f} s with "
-        f"{fullest.rows} sequences",
-        f"Largest step: {bytes_text(largest.step_bytes)}, {largest.tokens} tokens of "
-        f"{largest.rows} sequences, {largest.program}",
-    ]
+    return aligned(rows)
 
 
 def _cell(size: int, like: int) -> str:
     return bytes_text(size, like=like) if size else "-"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]

@@ -1,4 +1,4 @@
-"""A compiled program's text as a table: of each instruction its part, bytes and operations.
+"""The part of the model of each instruction in a compiled program's text.
 
 Kernels in a trace bear the name of an instruction. Fused kernels have the part of the product that
 they hold, or of their root, or else of most of what they hold; instructions that XLA adds have the
@@ -6,61 +6,38 @@ part of what reads them, or else of what they read.
 """
 
 import collections
-import math
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from jaxinfer.profiling.parts import part_of
 
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
-_ARRAY = re.compile(r"(\w+?)\[([\d,]*)\]")
 _OPERAND = re.compile(r"%([\w.\-]+)")
-_BITS = re.compile(r"[a-z]+(\d+)")
-_CONTRACTED = re.compile(r"lhs_contracting_dim(?:s=\{|ensions\":\[\")([\d,]*)")
-_SCRATCH = re.compile(r"(, s8\[\d+\]\S*)\)$")  # the last result of a call of cuBLAS
-# Of these a kernel reads and writes parts of an operand only, by indices.
-_INDEXED = ("gather", "scatter", "dynamic-slice", "dynamic-update-slice", "custom-call")
-
-
-class Kernel(NamedTuple):
-    """What is known of an instruction that a device runs.
-
-    Attributes:
-        part: of `PARTS`, or None.
-        num_bytes: of operands and results, scratch space excluded; None where only parts of them
-            are touched.
-        flops: of matrix products, 2 for each product and addition; 0 without any, None if unknown.
-    """
-
-    part: str | None
-    num_bytes: int | None
-    flops: int | None
+_RUN_NOTHING = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast")
 
 
 class _Instruction(NamedTuple):
     name: str
-    shape: str
     opcode: str
     rest: str
 
 
-def read_program(text: str) -> tuple[str, dict[str, Kernel]]:
-    """The module's name and its instructions, by name.
+def read_program(text: str) -> tuple[str, dict[str, str | None]]:
+    """The module's name, and the part of each of its instructions by name, or None.
 
     Args:
         text: `jax.stages.Compiled.as_text()`.
     """
     bodies = _bodies(text)
-    shapes = {each.name: each.shape for body in bodies.values() for each in body}
     parts = _parts(bodies)
     module = text.split(maxsplit=2)[1].rstrip(",")
     return module, {
-        each.name: _kernel(each, parts[each.name], bodies, shapes)
+        each.name: parts[each.name]
         for body in bodies.values()
         for each in body
-        if each.opcode not in ("parameter", "constant", "get-tuple-element", "tuple", "bitcast")
+        if each.opcode not in _RUN_NOTHING
     }
 
 
@@ -73,23 +50,6 @@ def _bodies(text: str) -> dict[str, list[_Instruction]]:
         elif found := _INSTRUCTION.match(line):
             body.append(_Instruction(*found.groups()))
     return bodies
-
-
-def _kernel(
-    each: _Instruction,
-    part: str | None,
-    bodies: dict[str, list[_Instruction]],
-    shapes: dict[str, str],
-) -> Kernel:
-    inner = _inner(each, bodies)
-    touched = None
-    if not any(i.opcode in _INDEXED and not _is_product(i) for i in (each, *inner)):
-        result = _SCRATCH.sub(")", each.shape) if "__cublas" in each.rest else each.shape
-        operands = (shapes.get(name, "") for name in _operands(each))
-        touched = sum(map(_bytes, (result, *operands)))
-    flops = sum(_product_flops(i, shapes) for i in (each, *inner))
-    unknown = each.opcode == "custom-call" and not flops
-    return Kernel(part, touched, None if unknown else flops)
 
 
 def _inner(each: _Instruction, bodies: dict[str, list[_Instruction]]) -> list[_Instruction]:
@@ -135,30 +95,3 @@ def _own_part(each: _Instruction) -> str | None:
 
 def _is_product(each: _Instruction) -> bool:
     return each.opcode == "dot" or "__cublas" in each.rest
-
-
-def _product_flops(each: _Instruction, shapes: dict[str, str]) -> int:
-    """Of a dot or a call of cuBLAS, whose operands' shapes are known."""
-    contracted = _CONTRACTED.search(each.rest)
-    operands = _operands(each)
-    if not _is_product(each) or contracted is None or not operands:
-        return 0
-    left = _dimensions(shapes.get(operands[0], ""))
-    depth = math.prod(left[int(i)] for i in contracted[1].split(",") if i and int(i) < len(left))
-    return 2 * math.prod(_dimensions(each.shape)) * depth
-
-
-def _dimensions(shape: str) -> list[int]:
-    """Of the first array in a shape."""
-    found = _ARRAY.search(shape)
-    return [int(size) for size in found[2].split(",") if size] if found else []
-
-
-def _bytes(shape: str) -> int:
-    """Of all arrays in a shape."""
-    total = 0
-    for dtype, sizes in _ARRAY.findall(shape):
-        bits = _BITS.match(dtype)
-        width = int(bits[1]) // 8 if bits else 1  # pred is a byte
-        total += width * math.prod(int(size) for size in sizes.split(",") if size)
-    return total

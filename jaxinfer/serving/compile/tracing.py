@@ -1,8 +1,8 @@
 """Hands the tracing of many programs to worker processes, and tells which of them are done."""
 
 import contextlib
-import json
 import os
+import pickle
 import queue
 import subprocess
 import sys
@@ -10,11 +10,10 @@ import tempfile
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxinfer.cores import usable_cores
 from jaxinfer.serving.compile.program_store import ProgramStore
-from jaxinfer.serving.compile.tracing_worker import describe_work
+from jaxinfer.serving.compile.tracing_worker import Task, make_task
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.registry import kind_of
 from jaxinfer.serving.programs.programs import Programs
@@ -66,12 +65,11 @@ class TracingWorkers:
             return
         for process, keys in zip(alive, _shares(groups, len(alive)), strict=True):
             if keys:
-                identities = [work[key] for key in keys]
-                self._owed[process.pid] += identities
-                task = describe_work(
-                    programs, keys, identities, store=self._store, platform=platform
+                share = {key: work[key] for key in keys}
+                self._owed[process.pid] += share.values()
+                self._send(
+                    process, make_task(programs, share, store=self._store, platform=platform)
                 )
-                self._send(process, task)
 
     def next_traced(self) -> str:
         """Wait until a program that was begun is in the store, or can't come; return its identity.
@@ -114,12 +112,12 @@ class TracingWorkers:
                 self._news.put((process.pid, line.strip()))
         self._news.put((process.pid, ""))
 
-    def _send(self, process: "subprocess.Popen[str]", description: dict[str, Any]) -> None:
+    def _send(self, process: "subprocess.Popen[str]", task: Task) -> None:
         # The task lies in a file, of which the pipe takes the name: so the sender does not wait
         # until the other process has come to read.
         self._num_tasks += 1
-        path = Path(self._directory.name) / f"{self._num_tasks}.json"
-        path.write_text(json.dumps(description))
+        path = Path(self._directory.name) / f"{self._num_tasks}.task"
+        path.write_bytes(pickle.dumps(task))
         # One that has died already is found out by the end of its output.
         with contextlib.suppress(BrokenPipeError):
             print(path, file=process.stdin, flush=True)

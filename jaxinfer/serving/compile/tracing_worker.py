@@ -1,26 +1,21 @@
 """Traces programs in a process of its own, without a device, into a program store.
 
 Tracing holds Python's global lock, so threads can't share it; processes can. Each line on stdin
-names a file, written by `describe_work`, that says which programs of which engine; the store
-receives them; and each is named on stdout as soon as it is there. An error ends the process:
-the engine sees the end of its output and traces the missing programs itself.
+names a file that holds a pickled `Task`, written by the engine's process into a directory of its
+own. The store receives the programs, and each is named on stdout as soon as it is there. An error
+ends the process: the engine sees the end of its output and traces the missing programs itself.
 """
 
-import dataclasses
-import json
+import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
-from jaxinfer.kernels.policy import Kernels
-from jaxinfer.model.config import ModelConfig
-from jaxinfer.model.rope_scaling import scaling_from_fields
-from jaxinfer.model.sharding import ShardingRules
-from jaxinfer.serving.compile.key_json import key_from_values, key_values
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program
 from jaxinfer.serving.compile.shared_forward import SharedForward
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
@@ -29,114 +24,87 @@ from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 
 
-def describe_work(
-    programs: Programs,
-    keys: Sequence[ProgramKey],
-    identities: Sequence[str],
-    *,
-    store: ProgramStore,
-    platform: str,
-) -> dict[str, Any]:
-    """A worker's task as JSON values.
+@dataclass(frozen=True)
+class Task:
+    """Programs for a worker to trace; can be pickled.
+
+    Attributes:
+        context: the fields of the engine's `StepContext`, whose mesh is only described.
+        params: as `Programs` has them, on that mesh.
+        num_blocks: of `Programs`.
+        num_slots: of `Programs`.
+        work: what each program is saved under.
+        directory: of the store.
+        platform: what to lower for, as `jax.export` names it.
+        settings: of JAX, by name.
+    """
+
+    context: Mapping[str, Any]
+    params: Mapping[str, Any]
+    num_blocks: int
+    num_slots: int
+    work: Mapping[ProgramKey, str]
+    directory: Path
+    platform: str
+    settings: Mapping[str, Any]
+
+
+def make_task(
+    programs: Programs, work: Mapping[ProgramKey, str], *, store: ProgramStore, platform: str
+) -> Task:
+    """A task for a worker, with JAX's settings as they are here.
 
     Args:
         programs: of an engine without custom functions.
-        keys: programs of any kind.
-        identities: what each is saved under.
+        work: programs of any kind, and what each is saved under.
         store: where.
         platform: what to lower for, as `jax.export` names it.
     """
-    context = programs.context
-    leaves, _ = jax.tree.flatten_with_path(programs.params)
-    device = context.mesh.abstract_mesh.abstract_device
-    return {
-        "config": dataclasses.asdict(context.config),
-        "config_repr": repr(context.config),
-        "rules": dataclasses.asdict(context.rules),
-        "mesh": [list(context.mesh.axis_sizes), list(context.mesh.axis_names)],
-        "device": device and [device.device_kind, device.num_cores, device.platform],
-        "kernels": dataclasses.asdict(context.kernels),
-        "block_size": context.block_size,
-        "peer_buffers": context.peer_buffers,
-        "max_logprobs": context.max_logprobs,
-        "logprobs_mode": context.logprobs_mode,
-        "kv_cache_dtype": context.kv_cache_dtype,
-        "num_blocks": programs.num_blocks,
-        "num_slots": programs.num_slots,
-        "params": [
-            [[part.key for part in path], list(leaf.shape), str(leaf.dtype), [*leaf.sharding.spec]]
-            for path, leaf in leaves
-        ],
-        "settings": _settings(),
-        "platform": platform,
-        "directory": str(store.directory),
-        "tasks": [
-            [key_values(key), identity] for key, identity in zip(keys, identities, strict=True)
-        ],
-    }
+    mesh = programs.context.mesh
+    abstract: Any = AbstractMesh(
+        mesh.axis_sizes,
+        mesh.axis_names,
+        axis_types=(AxisType.Auto,) * len(mesh.axis_names),
+        abstract_device=mesh.abstract_mesh.abstract_device,
+    )
+
+    def describe(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding: Any = leaf.sharding
+        placed = NamedSharding(abstract, sharding.spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed)
+
+    context = {field.name: getattr(programs.context, field.name) for field in fields(StepContext)}
+    return Task(
+        context | {"mesh": abstract},
+        jax.tree.map(describe, programs.params),
+        programs.num_blocks,
+        programs.num_slots,
+        work,
+        store.directory,
+        platform,
+        _settings(),
+    )
 
 
-def work(description: dict[str, Any]) -> None:
-    """Trace what `describe_work` describes; names each program when it is in the store."""
-    for name, value in description["settings"].items():
+def trace(task: Task) -> None:
+    """Do a task; names each program when it is in the store."""
+    for name, value in task.settings.items():
         if getattr(jax.config, name, None) != value:
             jax.config.update(name, value)
-    programs = _programs(description)
-    store = ProgramStore(description["directory"])
+    programs = Programs(
+        StepContext(**task.context),
+        task.params,
+        task.num_blocks,
+        task.num_slots,
+        SharedForward(task.platform),
+    )
+    store = ProgramStore(task.directory)
     # Some kernels look the device up while they are traced.
     device = programs.context.mesh.abstract_mesh.abstract_device
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-        for values, identity in description["tasks"]:
-            program = program_of(programs, key_from_values(values))
-            store.save(identity, export_program(program, description["platform"]))
+        for key, identity in task.work.items():
+            store.save(identity, export_program(program_of(programs, key), task.platform))
             print(identity, flush=True)
-
-
-def _programs(description: dict[str, Any]) -> Programs:
-    fields = description["config"]
-    scaling = fields["rope_scaling"]
-    config = ModelConfig(
-        **{
-            **fields,
-            "rope_scaling": scaling and scaling_from_fields(scaling),
-            "eos_token_ids": tuple(fields["eos_token_ids"]),
-        }
-    )
-    if repr(config) != description["config_repr"]:
-        raise ValueError(f"{config!r} is not {description['config_repr']}")
-    device = description["device"]
-    sizes, names = description["mesh"]
-    mesh: Any = AbstractMesh(
-        tuple(sizes),
-        tuple(names),
-        axis_types=(AxisType.Auto,) * len(names),
-        abstract_device=device and jax.sharding.AbstractDevice(*device),
-    )
-    params: dict[str, Any] = {}
-    for path, shape, dtype, spec in description["params"]:
-        node = params
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        sharding = NamedSharding(mesh, PartitionSpec(*spec))
-        node[path[-1]] = jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
-    context = StepContext(
-        config,
-        mesh,
-        ShardingRules(**description["rules"]),
-        Kernels(**description["kernels"]),
-        description["block_size"],
-        description["peer_buffers"],
-        max_logprobs=description["max_logprobs"],
-        logprobs_mode=description["logprobs_mode"],
-        kv_cache_dtype=description["kv_cache_dtype"],
-    )
-    return Programs(
-        context,
-        params,
-        description["num_blocks"],
-        description["num_slots"],
-        SharedForward(description["platform"]),
-    )
 
 
 def _settings() -> dict[str, Any]:
@@ -152,4 +120,4 @@ def _settings() -> dict[str, Any]:
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        work(json.loads(Path(line.strip()).read_text()))
+        trace(pickle.loads(Path(line.strip()).read_bytes()))

@@ -88,7 +88,7 @@ class StepRecorder:
             self._leave()
 
     def program_tables(self) -> dict[str, list[object]]:
-        """Of each program by key: its module's name, and its instructions as `read_program`."""
+        """Of each program by key: its module's name and its instructions' parts."""
         texts = {key: compiled.as_text() or "" for key, compiled in self.programs.items()}
         return {key: list(read_program(text)) for key, text in texts.items()}
 

@@ -7,7 +7,7 @@ two steps.
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.engine.owner_thread import Action, OwnerThread
@@ -15,41 +15,16 @@ from jaxinfer.serving.engine.owner_thread import Action, OwnerThread
 _MOST_STEPS_IN_A_ROW = 8
 
 
-@runtime_checkable
-class Replica(Protocol):
-    """An engine and the thread that runs it.
-
-    Attributes:
-        engine: the engine; `prepare` and `num_cached_tokens` may be called at any time.
-        failure: what its last step raised; such an engine is dead.
-    """
-
-    engine: Engine
-    failure: BaseException | None
-
-    @property
-    def is_stepping(self) -> bool:
-        """Whether steps that were asked for have not ended."""
-        ...
-
-    def step(self) -> None:
-        """Have the engine step; returns when it has, or at once if a thread does it."""
-
-    def post(self, action: Action) -> None:
-        """Post an action, which runs between two steps after all earlier ones."""
-
-    def call(self, action: Action) -> Any:
-        """Post an action and wait for its result; its exceptions are raised here."""
-
-    def close(self) -> None:
-        """End the thread, if there is one, after all posted actions."""
-
-
 class ReplicaInTurn:
     """An engine that runs in the thread of its caller.
 
     Args:
         engine: used by this replica only.
+
+    Attributes:
+        engine: the engine; `prepare` and `num_cached_tokens` may be called at any time.
+        failure: what its last step raised; such an engine is dead.
+        is_stepping: whether steps that were asked for have not ended.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -77,7 +52,9 @@ class ReplicaInTurn:
 
 
 class ReplicaThread:
-    """Run by a thread of its own, so that launching for one device need not wait for another's.
+    """One that a thread of its own runs, so that launching for it need not wait for another's.
+
+    Attributes as of `ReplicaInTurn`.
 
     Args:
         engine: used by this replica only.
@@ -140,3 +117,6 @@ class ReplicaThread:
         finally:
             self._num_ended += 1
             self._wake()
+
+
+Replica = ReplicaInTurn | ReplicaThread

@@ -3,8 +3,8 @@
 import ctypes
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import psutil
@@ -20,14 +20,6 @@ _ALLOCATOR_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTI
 _LARGEST_SHARE_OF_RAM = 0.25
 # Pages are zeroed at start-up, and serving from a CPU has little use for more.
 _ENOUGH_ON_A_CPU = 1 << 29
-
-
-@runtime_checkable
-class ReportsMemory(Protocol):
-    """A JAX device, as far as its memory is concerned."""
-
-    def memory_stats(self) -> Mapping[str, int] | None:
-        """Bytes by name: "bytes_limit", "bytes_in_use"."""
 
 
 def blocks_on_cpu(*, block_bytes: int, blocks_per_seq: int, max_num_seqs: int) -> int:
@@ -63,7 +55,7 @@ def longest_on_cpu(*, block_bytes: int, block_size: int) -> int:
     return tokens // grain * grain
 
 
-def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
+def free_bytes(devices: Iterable[Any], *, utilization: float) -> int:
     """What an engine may still take on accelerators: ``utilization * total - in use``, the least.
 
     Never more than 95% of what XLA's allocator may take.
@@ -72,25 +64,13 @@ def free_bytes(devices: Iterable[ReportsMemory], *, utilization: float) -> int:
     anything compiles: XLA tries kernels out on the device.
 
     Args:
-        devices: the devices that hold the pages.
+        devices: the `jax.Device`s that hold the pages.
         utilization: share of a device's memory that the engine may use.
 
     Raises:
         CapacityError: a device does not report its memory.
     """
     return min(_free_bytes(device, utilization) for device in devices)
-
-
-def check_addressable(num_blocks: int, most: int) -> None:
-    """Refuse a cache of more blocks than kernels can address.
-
-    Raises:
-        CapacityError: names the most blocks.
-    """
-    if num_blocks > most:
-        raise CapacityError(
-            f"num_kv_blocks={num_blocks} is more than kernels can address; set it to at most {most}"
-        )
 
 
 def bytes_per_device(params: Any) -> int:
@@ -120,7 +100,7 @@ def _most_blocks_on_cpu(block_bytes: int) -> int:
     return int(psutil.virtual_memory().available * _LARGEST_SHARE_OF_RAM) // block_bytes
 
 
-def _free_bytes(device: ReportsMemory, utilization: float) -> int:
+def _free_bytes(device: Any, utilization: float) -> int:
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         raise CapacityError(f"{device} does not report its memory; set num_kv_blocks")

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
+from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.kernels.policy import Kernels
@@ -259,7 +260,11 @@ def _count_blocks(
     """
     most = programs.cache.most_blocks
     if config.num_kv_blocks is not None:
-        memory.check_addressable(config.num_kv_blocks, most)
+        if config.num_kv_blocks > most:
+            raise CapacityError(
+                f"num_kv_blocks={config.num_kv_blocks} is more than kernels can address; set it to "
+                f"at most {most}"
+            )
         return config.num_kv_blocks, []
     block_bytes = programs.cache.block_bytes
     if devices[0].platform == "cpu":

@@ -216,7 +216,6 @@ def test_the_key_comes_from_the_environment(capsys, monkeypatch):
     [
         (["--request-rate", "3"], "--request-rate needs --serve"),
         (["--serve", "http://x", "--dtype", "float32"], "--serve takes no --dtype"),
-        (["--serve", "http://x", "--workload", "W1"], "--serve takes no --workload"),
         (["--serve", "http://x", "--repeats", "2"], "--serve takes no --repeats"),
         (["--serve", "http://x", "--request-rate", "0"], "positive number or inf"),
     ],

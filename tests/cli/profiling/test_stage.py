@@ -23,7 +23,7 @@ def done(monkeypatch, tmp_path):
     def record(llm, arguments, timings, note):
         seen["recorded"].append([timing["run"] for timing in timings])
 
-    monkeypatch.setattr("jaxinfer.measure.models.engines.build_engine", build)
+    monkeypatch.setattr("jaxinfer.measure.random_weights.build_engine", build)
     monkeypatch.setattr("jaxinfer.cli.platform.start_platform", lambda: seen["platform"])
     monkeypatch.setattr(stage, "_time", time)
     monkeypatch.setattr(stage, "_record", record)

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from jaxinfer.profiling.memory import memory_marks
-from jaxinfer.profiling.memory.memory_marks import device_bytes, in_use_bytes, memory_mark
+from jaxinfer.profiling.memory.memory_marks import device_bytes, memory_mark
 
 GIB = 2**30
 
@@ -47,7 +47,6 @@ def driver(monkeypatch):
 def test_the_fullest_device_speaks(driver):
     mark = memory_mark("generating", [_device(5), _device(9), _device(7)])
     assert (mark.in_use_bytes, mark.peak_bytes) == (9, 10)
-    assert in_use_bytes([_device(5), _device(9)]) == 9
 
 
 def test_what_is_outside_the_allocator_is_what_cuda_says_beyond_it(driver):
@@ -66,5 +65,4 @@ def test_a_cpu_says_nothing(driver):
     cpu = _device(0, platform="cpu")
     mark = memory_mark("weights loaded", [cpu])
     assert (mark.in_use_bytes, mark.peak_bytes, mark.outside_bytes) == (None, None, None)
-    assert in_use_bytes([cpu]) is None
     assert device_bytes(cpu) is None

@@ -2,14 +2,18 @@
 
 import json
 
+from jaxinfer.profiling import reading
 from scripts import profile_record as script
+from scripts.docs.pictures.strip import time_line
 from scripts.docs.profiles import profile_lines, profile_pictures, profile_record
-from tests.profiling.synthetic import report
+from tests.profiling.synthetic import recorded, report
 
 
 def _record(platform="gpu", **changes):
     timings = [{"kind": "decode", "run": "as always", "seconds": 0.0015}]
-    kept = profile_record(report(platform=platform, timings=timings, **changes))
+    kept = profile_record(
+        report(platform=platform, timings=timings, **changes), time_line(recorded())
+    )
     machine = {"device": "NVIDIA H200", "cpu": "a CPU", "cpu_cores": 2}
     return {"kind": "profile-x", "machine": machine, "commit": "0123456789", "command": "c", **kept}
 
@@ -22,7 +26,7 @@ def test_a_page_shows_pictures_parts_and_timings_of_its_platform():
     assert "| mlp: dot | 1 |" in page
     assert "| decode, as always | 1.500 | 1.00 | <1% | - | - | - | - | - |" in page
     assert "| decode, recorded | 0.000 |" in page
-    assert "- Bytes and operations by part" in page
+    assert "- Bytes and operations are the least" in page
 
 
 def test_the_readme_shows_a_gpu_once_there_is_one():
@@ -44,7 +48,10 @@ def test_the_newest_record_wins():
     assert "old" not in page
 
 
-def test_the_script_keeps_machine_commit_and_the_command_that_it_is_given(tmp_path, capsys):
+def test_the_script_keeps_machine_commit_and_the_command_that_it_is_given(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(reading, "read_recording", lambda directory: recorded())
     (tmp_path / "report.json").write_text(json.dumps(report().to_dict()))
     kept = tmp_path / "kept"
     flags = ["--name", "tiny", "--command", "jaxinfer profile", "--output-directory", str(kept)]

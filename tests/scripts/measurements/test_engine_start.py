@@ -60,7 +60,7 @@ def test_a_start_is_measured_with_its_parts(monkeypatch, tmp_path):
     params = init_params(config, jax.random.key(0), "float32")
     weights = {"params": params, "config": config}
     monkeypatch.setattr(
-        "jaxinfer.measure.models.engines.random_weights", lambda shape, arguments: weights
+        "jaxinfer.measure.random_weights.random_weights", lambda shape, arguments: weights
     )
     arguments = {
         "compilation_cache_dir": str(tmp_path),

@@ -1,7 +1,7 @@
 """Worker processes trace what this process would, and their absence costs nothing but time."""
 
 import dataclasses
-import json
+import pickle
 import subprocess
 import sys
 
@@ -11,7 +11,7 @@ from jaxinfer.serving.compile import lowering, shared_forward, tracing
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.compile.shared_forward import SharedForward
-from jaxinfer.serving.compile.tracing_worker import describe_work
+from jaxinfer.serving.compile.tracing_worker import make_task
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
@@ -96,16 +96,14 @@ def test_workers_that_fail_leave_the_tracing_to_this_process(
 def test_tracing_needs_no_flax(tmp_path):
     """It takes a third of a worker's start to import."""
     store = ProgramStore(tmp_path)
-    task = describe_work(_programs(), _KEYS[:1], ["decode"], store=store, platform="cpu")
+    task = make_task(_programs(), {_KEYS[0]: "decode"}, store=store, platform="cpu")
     code = (
-        "import json, sys; from jaxinfer.serving.compile.tracing_worker import work; "
-        "work(json.load(sys.stdin)); sys.exit('flax' in sys.modules)"
+        "import pickle, sys; from jaxinfer.serving.compile.tracing_worker import trace; "
+        "trace(pickle.load(sys.stdin.buffer)); sys.exit('flax' in sys.modules)"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, check=False, input=json.dumps(task), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "decode\n")
+    done = subprocess.run(command, check=False, input=pickle.dumps(task), capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"decode\n")
     assert store.holds("decode")
 
 

@@ -62,5 +62,3 @@ def test_one_recording_at_a_time(engine, tmp_path):
             engine.start_profile(tmp_path)
         with pytest.raises(RuntimeError, match="the steps' time is being recorded"):
             engine.time_steps().__enter__()
-    with engine.record_memory(), pytest.raises(RuntimeError, match="memory is being recorded"):
-        engine.time_steps().__enter__()

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.measure.cache_hits import CacheHits
 from jaxinfer.serving.compile.cache import executable_store
 from jaxinfer.serving.compile.cache.executable_store import (
     ExecutableStore,
@@ -21,6 +20,7 @@ from jaxinfer.serving.compile.cache.executable_store import (
 )
 from jaxinfer.serving.compile.compilation import CompilationCounter
 from jaxinfer.serving.sampling.layout import SamplingArrays
+from scripts.speed.cache_hits import CacheHits
 
 _X = jax.ShapeDtypeStruct((3,), jnp.float32)
 

@@ -2,8 +2,8 @@
 
 import ast
 import dataclasses
-import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +14,9 @@ import pytest
 import jaxinfer
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.serving.compile import lowering
-from jaxinfer.serving.compile.key_json import key_from_values, key_values
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
-from jaxinfer.serving.compile.tracing_worker import describe_work
+from jaxinfer.serving.compile.tracing_worker import make_task
 from jaxinfer.serving.programs.buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.registry import KINDS
@@ -30,7 +29,6 @@ from jaxinfer.serving.programs.program_set import (
     uses_pages,
 )
 from jaxinfer.serving.programs.programs import WHOLE
-from jaxinfer.serving.programs.verify.verify_kind import VerifyKey
 from tests.serving.compile.test_lowering import _programs
 from tests.serving.runner.tiny_runner import make_runner
 
@@ -141,29 +139,28 @@ def test_it_goes_to_workers_where_it_is_slow_to_trace(tmp_path, monkeypatch, is_
 
 
 _WORKER = """
-import json, sys
+import pickle, sys
 from jaxinfer.serving.programs.kinds.registry import KINDS
-from jaxinfer.serving.compile.tracing_worker import work
+from jaxinfer.serving.compile.tracing_worker import trace
 from tests.serving.programs.kinds.test_registry import AddKey, AddKind
 KINDS[AddKey] = AddKind()
-work(json.load(sys.stdin))
+trace(pickle.load(sys.stdin.buffer))
 """
 
 
 def test_another_process_traces_it(tmp_path):
     store, programs = ProgramStore(tmp_path), _programs()
     identity = lowering._identity(programs, _KEY, program_of(programs, _KEY))
-    task = describe_work(programs, [_KEY], [identity], store=store, platform="cpu")
+    task = make_task(programs, {_KEY: identity}, store=store, platform="cpu")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, "-c", _WORKER],
         env=environment,
-        input=json.dumps(task),
+        input=pickle.dumps(task),
         stdout=subprocess.PIPE,
-        text=True,
         check=True,
     )
-    assert ran.stdout.split() == [identity]
+    assert ran.stdout.decode().split() == [identity]
     mine = Lowering(store)
     mine.lower(programs, _KEY, {})
     assert (mine.num_traced, mine.num_read) == (0, 1)
@@ -173,17 +170,6 @@ def test_it_is_warmed_up():
     runner = make_runner()
     runner._warm_up([_KEY])
     assert np.asarray(runner.resident.last_tokens).tolist() == [2 * 3] * 5
-
-
-def test_keys_of_every_kind_survive_json():
-    keys = [*all_programs(_BUCKETS, swaps=True), VerifyKey(64, 8, 4, "temperature")]
-    assert {type(key) for key in keys} == {*KINDS}
-    for key in keys:
-        again = key_from_values(json.loads(json.dumps(key_values(key))))
-        assert again == key
-        assert repr(again) == repr(key)
-    with pytest.raises(ValueError, match="NoSuchKey"):
-        key_from_values(["NoSuchKey", {}])
 
 
 def _compared(source):

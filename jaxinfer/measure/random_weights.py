@@ -1,0 +1,87 @@
+"""Builds the engine that a measurement runs on: a user's model, or random weights of a shape.
+
+Random weights are made on the device: no download is needed.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.model.architecture import abstract_params
+from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.sharding import make_mesh
+from jaxinfer.planning.named_shapes import shape_config
+from jaxinfer.serving.replicas.meshes import make_replica_mesh
+
+if TYPE_CHECKING:
+    from jaxinfer import LLM
+
+_STDDEV = 0.02
+
+
+def build_engine(model_shape: str | None, arguments: dict[str, Any]) -> "LLM":
+    """Start an engine for measuring.
+
+    Args:
+        model_shape: a name of `SERVED_SHAPES`, filled with random weights made on the device, or
+            None to load what `arguments` name.
+        arguments: engine arguments as `LLM` takes them.
+    """
+    from jaxinfer import LLM
+
+    if model_shape is None:
+        return LLM(**arguments)
+    return LLM(**random_weights(model_shape, arguments), **arguments)
+
+
+def random_weights(model_shape: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` for a model of random weights: params, config and mesh.
+
+    Args:
+        model_shape: a name of `SERVED_SHAPES`.
+        arguments: engine arguments as `LLM` takes them.
+    """
+    settings = EngineConfig(**arguments)
+    config = shape_config(model_shape)
+    # On a CPU, speed is measured in float32, the dtype served there.
+    dtype = settings.resolve_dtype(config.dtype, jax.default_backend())
+    replicas, devices_each = settings.data_parallel_size, settings.tensor_parallel_size
+    mesh = make_mesh(devices_each) if replicas == 1 else make_replica_mesh(replicas, devices_each)
+    return {"params": random_params(config, dtype, mesh), "config": config, "mesh": mesh}
+
+
+def random_params(config: ModelConfig, dtype: str, mesh: Mesh, seed: int = 0) -> dict[str, Any]:
+    """Parameters whose matrices are normal with deviation 0.02, norms one and biases zero.
+
+    Each leaf is its own small program, compiled once per shape: a single one for a whole model
+    takes longer to compile than the benchmark to run, and holds float32 temporaries of it all.
+
+    Args:
+        config: the model's shape.
+        dtype: of every leaf.
+        mesh: leaves get the engine's shardings on it.
+        seed: of the values.
+    """
+    described = abstract_params(config, dtype, mesh)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(described)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    values = [_leaf(path, leaf, key) for (path, leaf), key in zip(leaves, keys, strict=True)]
+    return jax.tree_util.tree_unflatten(structure, values)
+
+
+def _leaf(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+    if len(leaf.shape) > 1:
+        return _NORMAL(key, leaf.shape, leaf.dtype, leaf.sharding)
+    fill = 0 if path[-1].key.endswith("_bias") else 1
+    return jnp.full(leaf.shape, fill, leaf.dtype, device=leaf.sharding)
+
+
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.Array:
+    values = _STDDEV * jax.random.normal(key, shape, dtype)
+    return jax.lax.with_sharding_constraint(values, sharding)
+
+
+_NORMAL = jax.jit(_normal, static_argnums=(1, 2, 3))

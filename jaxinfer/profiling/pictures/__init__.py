@@ -1,1 +1,0 @@
-"""A profile as SVG: one step as a strip; and the frame of any picture."""

@@ -1,0 +1,48 @@
+"""Reports what holds the memory of an engine's devices, phase by phase."""
+
+import dataclasses
+from collections.abc import Collection
+
+from jaxinfer.profiling.memory.memory_marks import device_bytes, memory_mark
+from jaxinfer.profiling.memory.phases import memory_phases
+from jaxinfer.profiling.memory.report import MemoryReport
+from jaxinfer.serving.engine.sleep import SleepTag
+from jaxinfer.serving.programs.kinds.kind import ProgramKey
+from jaxinfer.serving.runner.runner import Runner
+
+
+def memory_report(runner: Runner, asleep: Collection[SleepTag] = ()) -> MemoryReport:
+    """What holds the memory of a runner's devices, phase by phase; from any thread.
+
+    Args:
+        runner: of one engine.
+        asleep: its parts that sleep, and so hold nothing now.
+    """
+    memory = runner.memory
+    now = memory_mark("generating", memory.devices)
+    device, largest, held = memory.devices[0], memory.largest_program(), memory.held
+    held_now = held
+    if "weights" in asleep:
+        held_now = dataclasses.replace(held_now, weights=0, step=None)
+    if "kv_cache" in asleep:
+        held_now = dataclasses.replace(held_now, kv_cache=0, slots=0, step=None)
+    return MemoryReport(
+        device=device.device_kind,
+        num_devices=runner.report.num_devices,
+        device_bytes=device_bytes(device),
+        is_measured=now.in_use_bytes is not None,
+        phases=memory_phases([*memory.marks, now], held, now=held_now),
+        largest_program=None if largest is None else program_name(largest),
+    )
+
+
+def program_name(key: ProgramKey) -> str:
+    """A program's kind and sizes, without what is 0 or empty.
+
+    >>> from jaxinfer.serving.programs.layout import DecodeShape
+    >>> program_name(DecodeShape(rows=16, width=64))
+    'DecodeShape(rows=16, width=64)'
+    """
+    values = {name: getattr(key, name) for name in key.__dataclass_fields__}
+    sizes = ", ".join(f"{name}={value}" for name, value in values.items() if value)
+    return f"{type(key).__name__}({sizes})"

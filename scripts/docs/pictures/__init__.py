@@ -1,0 +1,1 @@
+"""Pictures of profiles and of memory as SVG, without a package that draws."""
