@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """examples:
   jaxinfer plan Qwen3-8B
   jaxinfer plan Qwen3-32B --device h100 --tp 2 --context 8192 --batch 1,16,64
-  jaxinfer plan Qwen3-14B --compare h100,2xa100,4xl40s --plot plan.svg
+  jaxinfer plan Qwen3-14B --compare h100,2xa100,4xl40s
   jaxinfer plan ./my-model --device 24:600:125 --json
 
 exit status: 0, or 1 if a plan does not fit or can't be made"""
@@ -92,9 +92,6 @@ def build_parser() -> CommandParser:
         help="other devices, several of one like 2xh100, or models, with commas between, in one "
         "table (default: none)",
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", help="write TPOT and tokens a second as an SVG (default: none)"
-    )
     engine = parser.add_argument_group("engine")
     for name, reading in _SIZES.items():
         default = _MAX_NUM_SEQS if name == "max_num_seqs" else None
@@ -113,22 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: "argparse.Namespace") -> int:
-    from pathlib import Path
-
-    if arguments.plot is not None and not arguments.plot.lower().endswith(".svg"):
-        raise ValueError(
-            f"--plot writes SVG: name a file that ends in .svg, got {arguments.plot!r}"
-        )
     plans = _plans(arguments)
-    if arguments.plot is not None:
-        from jaxinfer.cli.planning.plot import plot
-
-        Path(arguments.plot).write_text(plot(plans), encoding="utf-8")
     if arguments.json and not arguments.quiet:
         values = [plan.to_dict() for plan in plans]
         print(json.dumps(values if arguments.compare else values[0], indent=2))
     elif not arguments.quiet:
-        from jaxinfer.cli.planning.tables import comparison_lines, plan_lines
+        from jaxinfer.cli.plan_tables import comparison_lines, plan_lines
 
         print("\n".join(comparison_lines(plans) if arguments.compare else plan_lines(plans[0])))
     return OK if all(plan.fits for plan in plans) else FAILED
