@@ -1,4 +1,4 @@
-"""Reports of measurements: records for JSON, and the lines that `jaxinfer bench` prints."""
+"""Reports of measurements: records for JSON, and their lines for people."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,7 @@ def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:
-    """The report of `jaxinfer bench` for people."""
+    """The report for people."""
     body = _workload_lines(report) if "workload" in report else _speed_lines(report)
     return [*_heading(report), "", *body]
 
