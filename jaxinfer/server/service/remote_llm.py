@@ -5,11 +5,9 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from jaxinfer.config import EngineConfig
 from jaxinfer.errors import (
     EngineDeadError,
     EngineRestartingError,
-    JaxinferError,
     ShuttingDownError,
 )
 from jaxinfer.model.config import ModelConfig
@@ -19,9 +17,8 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.call_arguments import RemoteCallArguments
 from jaxinfer.server.service.description import EngineDescription, engine_message
 from jaxinfer.server.service.engine_link import EngineLink
-from jaxinfer.server.service.messages import Add, End, Step
-from jaxinfer.server.service.metrics import metrics_from_message
-from jaxinfer.server.service.open_stream import OpenStream
+from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message
+from jaxinfer.server.service.remote_request import RemoteRequest
 from jaxinfer.server.service.scores import scores_of_rows
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
@@ -38,8 +35,8 @@ _RETRY_AFTER_S = 5
 class RemoteLLM:
     """A model in another process that completes prompts for the tasks of one event loop.
 
-    It has `AsyncLLM`'s interface, and the same outputs: the engine's process makes tokens and
-    log-probabilities, this one text, with a tokenizer of its own. It imports no JAX.
+    It is an `EngineClient` whose outputs are those of `AsyncLLM`: the engine's process makes tokens
+    and log-probabilities, this one text, with a tokenizer of its own. It imports no JAX.
 
     Args:
         link: the connection, not started yet.
@@ -62,7 +59,7 @@ class RemoteLLM:
         """The model's shape."""
         self._reopen = reopen
         self._reopening: asyncio.Task[None] | None = None
-        self._streams: dict[int, OpenStream] = {}
+        self._streams: dict[int, RemoteRequest] = {}
         self._is_draining = False
         self._is_closed = False
         self._use(link)
@@ -72,7 +69,6 @@ class RemoteLLM:
         self._link = link
         self._description = link.description
         self._arguments = RemoteCallArguments(link.description, self.tokenizer, self.model_config)
-        self._weight_version = 0
         self._sent_params: SamplingParams | None = None
         link.on_step = self._take_step
         link.on_refused = self._refuse
@@ -99,57 +95,18 @@ class RemoteLLM:
         return self._description
 
     @property
-    def engine_config(self) -> EngineConfig:
-        """The arguments that the engine was made with."""
-        return self._description.config
-
-    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self._description.max_model_len
 
     @property
-    def num_kv_blocks(self) -> int:
-        """Blocks of the KV cache, each replica's reserved block 0 included."""
-        return self._description.num_kv_blocks
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV cache on each device."""
-        return self._description.kv_bytes
-
-    @property
-    def weight_version(self) -> int:
-        """The number of times that the weights were swapped, as far as answers have shown."""
-        return self._weight_version
-
-    @property
-    def num_open_requests(self) -> int:
-        """Requests of this front end that have not ended."""
-        return len(self._streams)
-
-    @property
     def is_running(self) -> bool:
         """True if it takes requests."""
-        return not (self._is_closed or self._is_draining or self.errored)
-
-    @property
-    def errored(self) -> bool:
-        """True if the engine's process has ended or failed for good."""
-        return self.dead_error is not None
-
-    @property
-    def dead_error(self) -> JaxinferError | None:
-        """Why it takes no requests for good; None if it does, or was shut down."""
-        return None if self._is_closed else self._link.failure
+        return not (self._is_closed or self._is_draining or self._link.failure)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of a call that gives none; a copy."""
         return self._description.default_params.clone()
-
-    async def get_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None if only token ids go in and out."""
-        return self.tokenizer
 
     def generate(
         self,
@@ -160,19 +117,8 @@ class RemoteLLM:
         priority: int = 0,
         prefill_only: bool = False,
         answer: AnswerFormat | None = None,
-        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """Complete one prompt, for `async for`; as `AsyncLLM.generate`.
-
-        Args:
-            prompt: as there.
-            sampling_params: as there.
-            request_id: as there.
-            priority: as there.
-            prefill_only: as there.
-            answer: as there.
-            timeout: seconds until it is aborted; None is the service's own limit, and more than
-                that is cut to it.
+        """Complete one prompt, for `async for`; arguments as for `AsyncLLM.generate`.
 
         Returns:
             An iterator of outputs. The last has `finished`; after `abort`, and when a limit of the
@@ -197,7 +143,7 @@ class RemoteLLM:
             prefill_only=prefill_only,
             answer=answer,
         )
-        return self._stream(request, self._time_limit(timeout))
+        return self._stream(request)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names that came through this front end.
@@ -259,17 +205,6 @@ class RemoteLLM:
         """True if any part of the engine sleeps."""
         return await self._call("is_sleeping")
 
-    async def update_params(self, params: Any, **options: Any) -> None:
-        """Refused: weights do not go over the socket.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "weights can't be swapped in a service's engine: use AsyncLLM in the process that has "
-            "the new weights, or restart the service with them"
-        )
-
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what the engine's process does, until `stop_profile`."""
         await self._call("start_profile", str(directory))
@@ -320,22 +255,13 @@ class RemoteLLM:
         self._check_not_restarting()
         return await self._link.call(name, *arguments)
 
-    def _time_limit(self, given: float | None) -> float:
-        """Seconds; 0 for any time."""
-        own = self._description.limits.request_timeout
-        if given is None:
-            return own
-        if given <= 0:
-            raise ValueError(f"timeout must be above 0 seconds, got {given}")
-        return min(given, own) if own else given
-
-    async def _stream(self, request: NewRequest, limit: float) -> AsyncGenerator[RequestOutput]:
+    async def _stream(self, request: NewRequest) -> AsyncGenerator[RequestOutput]:
         if self._link.failure is not None:
             raise self._link.failure
         number = self._link.new_number()
-        stream = self._streams[number] = OpenStream(request, self.tokenizer)
+        stream = self._streams[number] = RemoteRequest(request, self.tokenizer)
         loop, timers = asyncio.get_running_loop(), []
-        if limit:
+        if limit := self._description.limits.request_timeout:
             timers.append(loop.call_later(limit, self._expire, number, limit))
         if (asked := request.params.timeout) is not None:
             timers.append(loop.call_later(asked, self._time_out, number))
@@ -360,10 +286,8 @@ class RemoteLLM:
             stream = self._streams.get(row.number)
             if stream is None:
                 continue
-            if row.news is not None:
-                self._weight_version = max(self._weight_version, row.news.weight_version)
             self._end_in_engine(row.number, stream.take(row, step.time, scores.get(i, ())))
-            if stream.num_undelivered > most:
+            if stream.num_undelivered > most and not stream.is_whole:
                 reason = f"its reader left more than {most} tokens untaken"
                 self._end_in_engine(row.number, stream.end("abort", reason))
 
