@@ -1,6 +1,7 @@
 """`jaxinfer bench`: sends a load to a running OpenAI server, and measures its answers."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,6 @@ from jaxinfer.cli.flags.fields import add_field_flag
 from jaxinfer.cli.flags.parser import CommandParser, given, positive_integer
 from jaxinfer.cli.flags.server import add_server_flags, chosen_server
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.cli.report import print_report
 
 _LOAD_FIELDS = frozenset(
     {*("num_prompts", "input_len", "output_len", "vocab_size"), "max_concurrency", "request_rate"}
@@ -65,7 +65,8 @@ def _run(arguments: argparse.Namespace) -> int:
     load = Load(model=model, seed=arguments.seed, **fields)
     report = measure_server(target, load, slos=slos, num_processes=arguments.client_processes)
     if not arguments.quiet:
-        print_report(report, report_lines, as_json=arguments.json)
+        shown = json.dumps(report, indent=2) if arguments.json else "\n".join(report_lines(report))
+        print(shown)
     return FAILED if report["errors"] else OK
 
 
