@@ -37,7 +37,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     front = front_of(request)
     front.check_model(body.model)
     body.check_together()
-    plan = plan_answer(front, body.tools or (), body.tool_choice, parallel=body.parallel_tool_calls)
+    plan = plan_answer(front, body.function_tools, body.tool_choice, body.parallel_tool_calls)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     begin = head(kind, "chatcmpl", front)
     params = _params(body, front)

@@ -41,9 +41,7 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
     front = front_of(request)
     front.check_model(body.model)
     body.check_together()
-    plan = plan_answer(
-        front, body.chat_tools, body.chat_tool_choice, parallel=body.parallel_tool_calls
-    )
+    plan = plan_answer(front, body.tools or (), body.tool_choice, body.parallel_tool_calls)
     with client_errors(ResponsesBody.model_fields, lambda word: _NAMES.get(word, word)):
         params = _params(body, front)
     answer = _in_progress(body, params, front)
