@@ -14,7 +14,6 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import TIMEOUT, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.service.call_arguments import RemoteCallArguments
 from jaxinfer.server.service.description import EngineDescription, engine_message
 from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message
@@ -23,7 +22,8 @@ from jaxinfer.server.service.scores import scores_of_rows
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
-from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
+from jaxinfer.serving.requests.prompts import match_params, split_prompts
 
 LONGEST_SILENCE_S = 30.0
 """The engine's process answers pings at all times but while it traces a program, for seconds."""
@@ -68,7 +68,8 @@ class RemoteLLM:
         """Send requests over this connection from now on."""
         self._link = link
         self._description = link.description
-        self._arguments = RemoteCallArguments(link.description, self.tokenizer, self.model_config)
+        self._reader = link.description.prompt_reader(self.tokenizer, self.model_config)
+        self._last: tuple[SamplingParams, SamplingParams] | None = None  # a copy, and as checked
         self._sent_params: SamplingParams | None = None
         link.on_step = self._take_step
         link.on_refused = self._refuse
@@ -135,12 +136,28 @@ class RemoteLLM:
             EngineDeadError: the engine's process has ended; in the iteration.
         """
         self._check_open()
-        request = self._arguments.one(
-            prompt,
-            sampling_params,
-            priority,
-            request_id or "",
+        parts = split_prompts(prompt)
+        if len(parts) != 1:
+            raise ValueError(f"expected one prompt, got {len(parts)}; make a call for each")
+        (given,) = match_params(sampling_params, 1, self._description.default_params)
+        params = self._checked(given)
+        (checked,) = self._reader.read_parts(
+            parts, [self._reader.prompt_limit(params)], num_outputs=0 if prefill_only else 1
+        )
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority must be an integer, got {priority!r}")
+        if priority and self._description.config.scheduling_policy == "fcfs":
+            raise ValueError(
+                f"priority is {priority}, but requests are served first come, first served; "
+                "start the service with --scheduling-policy fair, or leave it 0"
+            )
+        request = NewRequest(
+            prompt=checked,
+            params=params,
+            kind=wanted_outputs(params),
             prefill_only=prefill_only,
+            priority=priority,
+            label=request_id or "",
             answer=answer,
         )
         return self._stream(request)
@@ -254,6 +271,16 @@ class RemoteLLM:
     async def _call(self, name: str, *arguments: Any) -> Any:
         self._check_not_restarting()
         return await self._link.call(name, *arguments)
+
+    def _checked(self, given: SamplingParams) -> SamplingParams:
+        """A copy, checked; the same one for the prompts of a call, whose parameters are equal.
+
+        Checks go through all bad words and token ids, and a call may have a thousand prompts.
+        """
+        if self._last is None or vars(self._last[0]) != vars(given):
+            copy = given.clone()
+            self._last = copy, self._reader.check_params(copy)
+        return self._last[1]
 
     async def _stream(self, request: NewRequest) -> AsyncGenerator[RequestOutput]:
         if self._link.failure is not None:
