@@ -1,134 +1,88 @@
-"""`jaxinfer bench`: measures speed on this machine beside the hardware's limits, or a server's."""
+"""`jaxinfer bench`: sends a load to a running OpenAI server, and measures its answers."""
 
+import argparse
+import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
-from jaxinfer.cli.flags.fields import flag_of
-from jaxinfer.cli.flags.load import add_load_flags, load_arguments, load_report
-from jaxinfer.cli.flags.parser import CommandParser, comma_separated_integers, positive_integer
-from jaxinfer.cli.flags.process import process_arguments
+from jaxinfer.cli.client.load import Load
+from jaxinfer.cli.client.load_report import measure_server, parse_slos, report_lines
+from jaxinfer.cli.flags.fields import add_field_flag
+from jaxinfer.cli.flags.parser import CommandParser, given, positive_integer
+from jaxinfer.cli.flags.server import add_server_flags, chosen_server
 from jaxinfer.cli.process import FAILED, OK, end_process, run_command
-from jaxinfer.cli.report import print_report
-from jaxinfer.planning.named_shapes import SERVED_SHAPES
 
-if TYPE_CHECKING:
-    import argparse
-
-_OF_AN_ENGINE = ("batch_sizes", "prompt_lengths", "decode_steps", "model_shape", "repeats")
-_REPEATS = 3
+_LOAD_FIELDS = frozenset(
+    {*("num_prompts", "input_len", "output_len", "vocab_size"), "max_concurrency", "request_rate"}
+)
 _EXAMPLES = """examples:
-  jaxinfer bench
-  jaxinfer bench --model-shape 0.6b --batch-sizes 1,16,256 --prompt-lengths 512
+  jaxinfer bench --serve http://localhost:8000 --num-prompts 512 --input-len 1024
   jaxinfer bench --serve http://localhost:8000 --request-rate 8 --goodput ttft:500 tpot:50"""
 
 
 def build_parser() -> CommandParser:
     """The flags of `jaxinfer bench`."""
-    parser = CommandParser("bench", "Measure prefill and decode speed on this machine.", _EXAMPLES)
+    parser = CommandParser("bench", "Measure a running OpenAI server under load.", _EXAMPLES)
     parser.add_argument(
-        "--model-shape",
-        choices=SERVED_SHAPES,
-        help="random weights of this Qwen3's shape (default: a model's own)",
+        "--serve", required=True, metavar="URL", help="the server, such as http://localhost:8000"
     )
+    add_server_flags(parser)
+    for name in Load.__dataclass_fields__:
+        if name in _LOAD_FIELDS:
+            reading = {"type": _rate if name == "request_rate" else positive_integer}
+            add_field_flag(parser, Load, name, flagged=_LOAD_FIELDS, reading=reading)
     parser.add_argument(
-        "--serve",
-        metavar="URL",
-        help="send requests to a running OpenAI server (default: none; an engine of its own)",
-    )
-    parser.add_argument(
-        "--batch-sizes", type=comma_separated_integers, help="numbers of sequences (default: 1,8)"
-    )
-    parser.add_argument(
-        "--prompt-lengths", type=comma_separated_integers, help="numbers of tokens (default: 128)"
-    )
-    parser.add_argument(
-        "--decode-steps", type=positive_integer, help="steps to time decoding over (default: 32)"
-    )
-    parser.add_argument(
-        "--repeats",
+        "--client-processes",
         type=positive_integer,
-        help="runs to take the median of (default: 3)",
+        default=1,
+        help="processes that send the requests (default: 1)",
     )
+    parser.add_argument(
+        "--goodput",
+        nargs="+",
+        metavar="NAME:MS",
+        default=[],
+        help="also count requests that meet ttft:MS, tpot:MS and e2el:MS (default: none)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    add_load_flags(parser)
-    add_engine_flags(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="no report: the status says all")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
-    if arguments.model_shape is not None and "model" in arguments:
-        parser.error("--model and --model-shape exclude each other")
-    if arguments.serve is not None and (misplaced := _misplaced(arguments)):
-        parser.error(f"--serve takes no {misplaced[0]}")
-    if arguments.serve is None and (of_a_load := load_arguments(arguments)):
-        parser.error(f"{flag_of(next(iter(of_a_load)))} needs --serve, the server to send it to")
+    arguments = build_parser().parse_args(argv)
     return run_command("bench", lambda: _run(arguments))
 
 
-def _misplaced(arguments: "argparse.Namespace") -> list[str]:
-    """Flags of an engine, which --serve would ignore."""
-    given = [flag_of(name) for name in _OF_AN_ENGINE if getattr(arguments, name) is not None]
-    others = {**engine_arguments(arguments), **process_arguments(arguments)}
-    return given + [flag_of(name) for name in others if name != "seed"]
-
-
-def _run(arguments: "argparse.Namespace") -> int:
-    if arguments.serve is not None:
-        return measure_load(arguments)
-    from jaxinfer.cli.engine import speaking_of_flags
-    from jaxinfer.cli.platform import start_platform
-
-    start_platform(process_arguments(arguments))
-    with speaking_of_flags():
-        report = speed_report(arguments)
-    if report is not None:
-        from jaxinfer.measure.report import report_lines
-
-        print_report(report, report_lines, as_json=arguments.json)
-    return OK
-
-
-def measure_load(arguments: "argparse.Namespace") -> int:
+def _run(arguments: argparse.Namespace) -> int:
     """Send a load to a server and print its figures; the exit status."""
-    from jaxinfer.cli.client.load_report import report_lines
-
-    report = load_report(arguments)
-    print_report(report, report_lines, as_json=arguments.json)
+    slos = parse_slos(arguments.goodput)
+    target, model = chosen_server(arguments.serve, arguments)
+    fields: dict[str, Any] = given(arguments, _LOAD_FIELDS)
+    load = Load(model=model, seed=arguments.seed, **fields)
+    report = measure_server(target, load, slos=slos, num_processes=arguments.client_processes)
+    if not arguments.quiet:
+        shown = json.dumps(report, indent=2) if arguments.json else "\n".join(report_lines(report))
+        print(shown)
     return FAILED if report["errors"] else OK
 
 
-def speed_report(arguments: "argparse.Namespace") -> dict[str, Any] | None:
-    """Prefill and decode speed for every batch size and prompt length, as JSON-like values.
+def _rate(text: str) -> float | None:
+    """Arrivals a second; None for "inf".
 
-    None on processes that follow process 0.
+    Raises:
+        argparse.ArgumentTypeError: it is no positive number.
     """
-    from jaxinfer.measure.random_weights import build_engine
-    from jaxinfer.measure.report import describe_engine, speed_record
-    from jaxinfer.measure.speed import fitting_arguments, measure_speeds
-
-    batch_sizes, prompt_lengths = arguments.batch_sizes or [1, 8], arguments.prompt_lengths or [128]
-    steps, repeats = arguments.decode_steps or 32, arguments.repeats or _REPEATS
-    wanted = fitting_arguments(batch_sizes, prompt_lengths, steps) | engine_arguments(arguments)
-    wanted = {"show_progress": not arguments.quiet} | wanted
-    with build_engine(arguments.model_shape, wanted) as llm:
-        if llm.follows:
-            llm.follow()
-            return None
-        speeds = measure_speeds(
-            llm, batch_sizes, prompt_lengths, decode_steps=steps, repeats=repeats
-        )
-        return {
-            **describe_engine(llm, arguments.model_shape),
-            "repeats": repeats,
-            "num_compilations": sum(speed.num_compilations for speed in speeds),
-            "speeds": [speed_record(llm, speed) for speed in speeds],
-        }
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not rate > 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number or inf, got {text!r}")
+    return None if rate == float("inf") else rate
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.flags.engine import add_engine_flags
 from jaxinfer.cli.flags.parser import CommandParser
@@ -22,8 +21,9 @@ from jaxinfer.cli.texts import text_argument
 if TYPE_CHECKING:
     import argparse
 
-    from jaxinfer import LLM, SamplingParams
-    from jaxinfer.cli.answers.answer import Answer
+    from jaxinfer import LLM
+    from jaxinfer.cli.answers.local_model import LocalModel
+    from jaxinfer.cli.client.served_model import ServedModel
     from jaxinfer.cli.conversation import Conversation
 
 _MAX_TOKENS = 2048
@@ -47,19 +47,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     check_url_flags(parser, arguments)
-    run = _run if arguments.url is None else _run_with_server
-    return run_command("chat", lambda: run(arguments))
+    return run_command("chat", lambda: _run(arguments))
 
 
 def _run(arguments: "argparse.Namespace") -> int:
-    from jaxinfer.cli.answers.answer import tokenizer_of
-    from jaxinfer.cli.conversation import Conversation
+    from jaxinfer.cli.answers.local_model import LocalModel
+    from jaxinfer.cli.client.served_model import ServedModel
     from jaxinfer.cli.engine import open_engine, speaking_of_flags
     from jaxinfer.cli.platform import start_platform
-    from jaxinfer.cli.texts import prepare_lines
 
     with speaking_of_flags():
         check_sampling(sampling_arguments(arguments))
+    if arguments.url is not None:
+        target, name = chosen_server(arguments.url, arguments)
+        if not arguments.quiet:
+            print(f"{name} at {target.url}", file=sys.stderr)
+        _converse(ServedModel(target, name), arguments, seed_argument(arguments))
+        return OK
     start_platform(process_arguments(arguments))
     # Another conversation every time, unless --seed asks for the same one.
     defaults = {"compile_ahead": False, "max_num_seqs": 1, "seed": secrets.randbits(31)}
@@ -67,41 +71,10 @@ def _run(arguments: "argparse.Namespace") -> int:
         if llm.follows:
             llm.follow()
             return OK
-        prepare_lines()
+        model = LocalModel(llm)
         # A missing template is an error now, not after the user has typed a message.
-        tokenizer_of(llm).apply_chat_template([{"role": "user", "content": "hello"}])
-        conversation = Conversation(
-            system=arguments.system,
-            sampling={"max_tokens": _default_max_tokens(llm)} | sampling_arguments(arguments),
-            thinking=False if arguments.no_thinking else None,
-        )
-        _converse(conversation, lambda line: _answer(llm, conversation, line, arguments.quiet))
-    return OK
-
-
-def _run_with_server(arguments: "argparse.Namespace") -> int:
-    from jaxinfer.cli.client.chat import answer_from_server
-    from jaxinfer.cli.conversation import Conversation
-    from jaxinfer.cli.engine import speaking_of_flags
-    from jaxinfer.cli.texts import prepare_lines
-
-    with speaking_of_flags():
-        check_sampling(sampling_arguments(arguments))
-    target, model = chosen_server(arguments.url, arguments)
-    prepare_lines()
-    conversation = Conversation(
-        system=arguments.system,
-        sampling=seed_argument(arguments) | sampling_arguments(arguments),
-        thinking=False if arguments.no_thinking else None,
-    )
-    if not arguments.quiet:
-        print(f"{model} at {target.url}", file=sys.stderr)
-    quiet = arguments.quiet
-
-    def answer(line: str) -> None:
-        answer_from_server(target, model, conversation, line, quiet=quiet)
-
-    _converse(conversation, answer)
+        model.request([{"role": "user", "content": "hello"}], {})
+        _converse(model, arguments, {"max_tokens": _default_max_tokens(llm)})
     return OK
 
 
@@ -110,11 +83,27 @@ def _default_max_tokens(llm: "LLM") -> int:
     return min(_MAX_TOKENS, max(1, llm.max_model_len // 2))
 
 
-def _converse(conversation: "Conversation", answer: Callable[[str], None]) -> None:
-    """Read and answer until the user leaves."""
+def _converse(
+    model: "LocalModel | ServedModel", arguments: "argparse.Namespace", sampling: dict[str, Any]
+) -> None:
+    """Read and answer until the user leaves.
+
+    Args:
+        model: answers.
+        arguments: of the command.
+        sampling: the command's own defaults.
+    """
+    from jaxinfer.cli.conversation import Conversation
     from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.terminal import prepare_line_editing, read_message
+    from jaxinfer.cli.texts import prepare_lines
 
+    prepare_lines()
+    conversation = Conversation(
+        system=arguments.system,
+        sampling=sampling | sampling_arguments(arguments),
+        thinking=False if arguments.no_thinking else None,
+    )
     prepare_line_editing()
     if sys.stdin.isatty():
         print("/help lists commands, Ctrl-D leaves", file=sys.stderr)
@@ -128,7 +117,7 @@ def _converse(conversation: "Conversation", answer: Callable[[str], None]) -> No
                 print(reply, file=sys.stderr)
             elif line.strip():
                 with speaking_of_flags():
-                    answer(line)
+                    _answer(model, conversation, line, arguments.quiet)
         except EOFError:
             return
         except KeyboardInterrupt:  # at the prompt, or a second one while an answer ends
@@ -138,61 +127,37 @@ def _converse(conversation: "Conversation", answer: Callable[[str], None]) -> No
             print_error("chat", " ".join(str(error).split()))
 
 
-def _answer(llm: "LLM", conversation: "Conversation", line: str, quiet: bool) -> None:
+def _answer(model: Any, conversation: "Conversation", line: str, quiet: bool) -> None:
     """Answer `line`; Ctrl-C stops the answer and keeps what has been said.
 
     Raises:
-        ValueError: the conversation does not fit the model, or a setting is out of its range.
+        ValueError: the conversation does not fit the model, a setting is out of its range, or a
+            server refuses or goes away.
         KeyboardInterrupt: a second Ctrl-C.
     """
-    from jaxinfer.cli.answers.answer import Answer, cut_reason, tokenizer_of
-    from jaxinfer.cli.answers.thinking import OPEN, is_thinking
-    from jaxinfer.cli.answers.turn import take_turn
+    from jaxinfer.cli.answers.answer import Answer
+    from jaxinfer.cli.answers.statistics import answer_line
+    from jaxinfer.cli.answers.turn import is_thinking, take_turn
     from jaxinfer.cli.terminal import note
 
-    params = llm.get_default_sampling_params().clone(**conversation.sampling)
-    prompt = tokenizer_of(llm).apply_chat_template(
-        conversation.messages(line), enable_thinking=conversation.thinking
-    )
-    inside = prompt.rstrip().endswith(OPEN)
+    messages = conversation.messages(line)
+    request = model.request(messages, conversation.sampling, conversation.thinking)
     answer = Answer()
-    pieces = _pieces(llm, prompt, params, answer)
-    said, is_whole = take_turn(conversation, line, answer, pieces, inside=inside)
+    pieces = model.stream(request, answer)
+    said, is_whole = take_turn(conversation, line, answer, pieces, inside=request.inside)
     if not is_whole:
-        note(_stopped(said))
+        forgotten = f"before anything was said, so your message is forgotten{model.when_stopped}"
+        note(f"(stopped{'; what was said is kept' if said else ' ' + forgotten}; Ctrl-D leaves)")
     if quiet:
         return
-    reason = cut_reason(answer, params, llm.max_model_len, setting="/set max_tokens")
-    if reason is not None:
-        while_thinking = is_thinking(answer.text, inside=inside)
+    if reason := model.cut_reason(request, answer, setting="/set max_tokens"):
+        while_thinking = is_thinking(answer.text, inside=request.inside)
         note(f"({reason}{_IN_THOUGHT if while_thinking else ''})")
-    if answer.statistics is not None and answer.token_ids:
-        note(answer.statistics.line())
+    if answer.times is not None and answer.generation_tokens:
+        note(answer_line(answer, answer.times))
 
 
 _IN_THOUGHT = "; it was still thinking, which /set thinking off leaves out"
-
-
-def _stopped(said: str) -> str:
-    """The note after Ctrl-C."""
-    if said:
-        return "(stopped; what was said is kept; Ctrl-D leaves)"
-    return (
-        "(stopped before anything was said, so your message is forgotten; what the engine compiles "
-        "or computes just now ends before the next answer begins; Ctrl-D leaves)"
-    )
-
-
-def _pieces(
-    llm: "LLM", prompt: str, params: "SamplingParams", answer: "Answer"
-) -> Generator[tuple[bool, str]]:
-    """Stream an answer, filling in `answer`; tags in the text tell what is thinking."""
-    from jaxinfer.cli.answers.answer import stream_answer, tokenizer_of
-
-    token_ids = tokenizer_of(llm).encode(prompt, add_special_tokens=False)
-    with closing(stream_answer(llm, {"prompt_token_ids": token_ids}, params, answer)) as pieces:
-        for piece in pieces:
-            yield False, piece
 
 
 if __name__ == "__main__":

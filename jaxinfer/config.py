@@ -25,6 +25,22 @@ _MAX_SEQS = 1 << 16
 _MAX_CACHE_TOKENS = (1 << 31) - 1
 _SHORT_STEP_CPU_BYTES = 64 << 20
 _SHORT_STEP_GPU_BYTES = 4 << 30
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1),
+    "max_model_len": (1, _MAX_LENGTH),
+    "max_logprobs": (-1, _MAX_LENGTH),
+    "max_num_seqs": (1, _MAX_SEQS),
+    "max_num_batched_tokens": (1, _MAX_LENGTH),
+    "block_size": (8, 256),
+    "num_kv_blocks": (2, _MAX_CACHE_TOKENS),
+    "gpu_memory_utilization": (0.0, 1.0),
+    "swap_space": (0.0, 1e6),
+    "tensor_parallel_size": (1, 4096),
+    "data_parallel_size": (1, 4096),
+    "num_decode_steps": (1, 1024),
+    "device_timeout": (0.0, 1e6),
+}
+"""Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""
 VLLM_DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -177,75 +193,42 @@ class EngineConfig:
             _check_text(name, getattr(self, name), may_be_empty=name == "compilation_cache_dir")
         _check_overrides(self.hf_overrides)
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
-        _check_choice("dtype", self.dtype, typing.get_args(DType))
-        _check_choice(
-            "generation_config", self.generation_config, typing.get_args(GenerationDefaults)
-        )
-        if self.skip_tokenizer_init is True and self.tokenizer is not None:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if typing.get_origin(field.type) is Literal:
+                _check_choice(name, value, typing.get_args(field.type))
+            elif field.type is bool:
+                check_flag(name, value)
+            elif name in _RANGES and (value is not None or field.default is not None):
+                check: Any = check_real if isinstance(_RANGES[name][0], float) else check_integer
+                object.__setattr__(self, name, check(name, value, *_RANGES[name]))
+        if self.skip_tokenizer_init and self.tokenizer is not None:
             raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, typing.get_args(KVCacheDType))
-        _check_choice("preemption_mode", self.preemption_mode, typing.get_args(PreemptionMode))
-        _check_choice("logprobs_mode", self.logprobs_mode, typing.get_args(LogprobsMode))
-        _check_choice(
-            "scheduling_policy", self.scheduling_policy, typing.get_args(SchedulingPolicy)
-        )
-        _check_choice(
-            "attention_backend", self.attention_backend, typing.get_args(AttentionBackend)
-        )
-        self._check_integer("seed", 0, 2**63 - 1)
-        self._check_integer("max_logprobs", -1, _MAX_LENGTH)
-        self._check_integer("max_num_seqs", 1, _MAX_SEQS)
-        self._check_integer("tensor_parallel_size", 1, 4096)
-        self._check_integer("data_parallel_size", 1, 4096)
-        self._check_integer("block_size", 8, 256)
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two, got {self.block_size}")
-        if self.num_decode_steps is not None:
-            self._check_integer("num_decode_steps", 1, 1024)
-        if self.max_model_len is not None:
-            self._check_integer("max_model_len", 1, _MAX_LENGTH)
-        if self.num_kv_blocks is not None:
-            self._check_integer("num_kv_blocks", 2, _MAX_CACHE_TOKENS)
-            if self.num_kv_blocks > max_kv_blocks(self.block_size):
-                raise ValueError(
-                    f"num_kv_blocks ({self.num_kv_blocks}) times block_size ({self.block_size}) "
-                    "must be below 2**31, for places in the KV cache are int32; set num_kv_blocks "
-                    f"to at most {max_kv_blocks(self.block_size)}"
-                )
-        if self.max_num_batched_tokens is not None:
-            self._check_integer("max_num_batched_tokens", 1, _MAX_LENGTH)
-            budget = self.max_num_batched_tokens
-            if budget < self.max_num_seqs:
-                raise ValueError(
-                    f"max_num_batched_tokens ({budget}) must be at least max_num_seqs "
-                    f"({self.max_num_seqs}); lower max_num_seqs or raise it"
-                )
-        self._check_real("gpu_memory_utilization", 0.0, 1.0)
+        if self.num_kv_blocks is not None and self.num_kv_blocks > max_kv_blocks(self.block_size):
+            raise ValueError(
+                f"num_kv_blocks ({self.num_kv_blocks}) times block_size ({self.block_size}) must "
+                "be below 2**31, for places in the KV cache are int32; set num_kv_blocks to at "
+                f"most {max_kv_blocks(self.block_size)}"
+            )
+        budget = self.max_num_batched_tokens
+        if budget is not None and budget < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({budget}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}); lower max_num_seqs or raise it"
+            )
         if self.gpu_memory_utilization == 0:
             raise ValueError("gpu_memory_utilization must be above 0, got 0")
-        self._check_real("swap_space", 0.0, 1e6)
         if self.preemption_mode == "swap" and self.swap_space == 0:
             raise ValueError(
                 "preemption_mode='swap' needs host memory: set swap_space (GiB) above 0"
             )
-        if self.device_timeout is not None:
-            self._check_real("device_timeout", 0.0, 1e6)
-        flags = ("enable_prefix_caching", "show_progress", "skip_tokenizer_init", "online", "eager")
-        for name in flags:
-            check_flag(name, getattr(self, name))
         ahead = self.compile_ahead
         if not isinstance(ahead, bool | None):
             raise TypeError(f"compile_ahead must be True, False or None, got {show(ahead)}")
         if ahead and self.eager:
             raise ValueError("compile_ahead and eager exclude each other; leave one out")
-
-    def _check_integer(self, name: str, low: int, high: int) -> None:
-        """Check a field and keep it as a plain int."""
-        object.__setattr__(self, name, check_integer(name, getattr(self, name), low, high))
-
-    def _check_real(self, name: str, low: float, high: float) -> None:
-        """Check a field and keep it as a plain float."""
-        object.__setattr__(self, name, check_real(name, getattr(self, name), low, high))
 
     @classmethod
     def from_keywords(

@@ -1,5 +1,6 @@
 """`jaxinfer env`: versions, devices, and the backend an engine would use here, and why."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 from jaxinfer.cli.answers.statistics import count
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.cli.report import print_report
 
 # The shape for which a backend is chosen; head_dim 64 has the same kernels.
 _HEAD_DIM, _GROUP_SIZE, _BLOCK_SIZE = 128, 2, 16
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(*, as_json: bool, quiet: bool) -> int:
     report = environment()
     if not quiet:
-        print_report(report, _lines, as_json=as_json)
+        print(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
     return OK
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -10,16 +10,21 @@ from jaxinfer.cli.flags.engine import add_engine_flags
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_first_process, is_one_of_several, process_arguments
 from jaxinfer.cli.flags.sampling import add_sampling_flags, check_sampling, sampling_arguments
-from jaxinfer.cli.flags.server import add_url_flags, check_url_flags
+from jaxinfer.cli.flags.server import (
+    add_url_flags,
+    check_url_flags,
+    chosen_server,
+    seed_argument,
+)
 from jaxinfer.cli.process import FAILED, OK, end_process, print_error, run_command
 from jaxinfer.cli.texts import text_argument
 
 if TYPE_CHECKING:
     import argparse
 
-    from jaxinfer import LLM, SamplingParams
     from jaxinfer.cli.answers.answer import Answer
-    from jaxinfer.cli.answers.statistics import BatchStatistics, RunStatistics
+    from jaxinfer.cli.answers.local_model import LocalModel
+    from jaxinfer.cli.client.served_model import ServedModel
     from jaxinfer.cli.prompts import PromptLine
 
 _MAX_TOKENS = 256
@@ -88,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: "argparse.Namespace") -> int:
+    from jaxinfer.cli.answers.local_model import LocalModel
+    from jaxinfer.cli.client.served_model import ServedModel
     from jaxinfer.cli.engine import open_engine, speaking_of_flags
     from jaxinfer.cli.platform import start_platform
 
@@ -98,10 +105,11 @@ def _run(arguments: "argparse.Namespace") -> int:
         lines: list[PromptLine] = []
         out = sys.stdout
         if arguments.url is not None:
-            from jaxinfer.cli.client.generate import generate_from_server
-
             lines, out = _read(arguments, stack)
-            return generate_from_server(lines, out, arguments, _MAX_TOKENS) if lines else OK
+            if not lines:
+                return OK
+            served = ServedModel(*chosen_server(arguments.url, arguments))
+            return _answer(served, lines, out, arguments, seed_argument(arguments))
         if not is_one_of_several(arguments):
             lines, out = _read(arguments, stack)
             if not lines:
@@ -115,11 +123,7 @@ def _run(arguments: "argparse.Namespace") -> int:
         if llm.follows:
             llm.follow()
             return OK
-        if not lines:
-            return OK
-        if arguments.prompts_file is None:
-            return _one(llm, lines[0], out, arguments)
-        return _many(llm, lines, out, arguments)
+        return _answer(LocalModel(llm), lines, out, arguments, {}) if lines else OK
 
 
 def _read(
@@ -140,109 +144,105 @@ def _read(
     return lines[num_done:], file
 
 
-def _sampling_params(
-    llm: "LLM", line: "PromptLine", arguments: "argparse.Namespace"
-) -> "SamplingParams":
-    """The model's defaults, then the flags, then the line's own fields."""
-    from jaxinfer.cli.engine import speaking_of_flags
+def _answer(
+    model: "LocalModel | ServedModel",
+    lines: "list[PromptLine]",
+    out: TextIO,
+    arguments: "argparse.Namespace",
+    sampling: Mapping[str, Any],
+) -> int:
+    """Answer all prompts, with these fields of sampling beside those of flags and lines."""
+    fields = {"max_tokens": _MAX_TOKENS, **sampling, **sampling_arguments(arguments)}
+    requests = [_request(model, line, fields, arguments) for line in lines]
+    as_json = arguments.json or arguments.output is not None
+    if arguments.prompts_file is None:
+        return _one(model, lines[0], requests[0], out if as_json else None, arguments)
+    return _many(model, lines, requests, out if as_json else None, arguments)
 
-    given = {"max_tokens": _MAX_TOKENS} | sampling_arguments(arguments)
-    with speaking_of_flags():
-        params = llm.get_default_sampling_params().clone(**given)
-    try:
-        return params.clone(**line.sampling)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{line.where}: {error}") from None
 
+def _request(
+    model: Any, line: "PromptLine", fields: Mapping[str, Any], arguments: "argparse.Namespace"
+) -> Any:
+    """The request of a prompt: the text, or a chat."""
+    from jaxinfer.cli.engine import in_flags
 
-def _prompt(llm: "LLM", line: "PromptLine", arguments: "argparse.Namespace") -> dict[str, Any]:
-    """The engine's prompt: the text, or the ids of a chat, whose template has its own BOS."""
-    if not arguments.chat:
-        return {"prompt": line.text}
-    from jaxinfer.cli.answers.answer import tokenizer_of
-
-    messages = [{"role": "user", "content": line.text}]
-    if arguments.system is not None:
-        messages.insert(0, {"role": "system", "content": arguments.system})
+    prompt: Any = line.text
+    if arguments.chat:
+        system = [] if arguments.system is None else [("system", arguments.system)]
+        turns = [*system, ("user", line.text)]
+        prompt = [{"role": role, "content": content} for role, content in turns]
     thinking = False if arguments.no_thinking else None
-    tokenizer = tokenizer_of(llm)
-    text = tokenizer.apply_chat_template(messages, enable_thinking=thinking)
-    return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+    try:
+        return model.request(prompt, {**fields, **line.sampling}, thinking)
+    except (TypeError, ValueError) as error:
+        where = f"{line.where}: {error}" if line.sampling else in_flags(str(error))
+        raise ValueError(where) from None
 
 
-def _one(llm: "LLM", line: "PromptLine", out: TextIO, arguments: "argparse.Namespace") -> int:
-    """Stream the only answer."""
-    from jaxinfer.cli.answers.answer import Answer, cut_reason, stream_answer
+def _one(
+    model: Any,
+    line: "PromptLine",
+    request: Any,
+    out: TextIO | None,
+    arguments: "argparse.Namespace",
+) -> int:
+    """Stream the only answer; JSON goes to `out`."""
+    from jaxinfer.cli.answers.answer import Answer
+    from jaxinfer.cli.answers.statistics import answer_line
     from jaxinfer.cli.engine import speaking_of_flags
     from jaxinfer.cli.terminal import note, show
 
-    as_json = arguments.json or arguments.output is not None
-    answer, params = Answer(), _sampling_params(llm, line, arguments)
-    prompt = _prompt(llm, line, arguments)
+    answer = Answer()
     with speaking_of_flags():
-        for text in stream_answer(llm, prompt, params, answer):
-            if not as_json:
-                show(text)
-    if as_json:
+        for thinking, text in model.stream(request, answer):
+            if out is None:
+                show(text, dim=thinking)
+    if out is not None:
         _write_json(answer, line, out)
     else:
         print(flush=True)
     if not arguments.quiet:
-        if reason := cut_reason(answer, params, llm.max_model_len, setting="--max-tokens"):
+        if reason := model.cut_reason(request, answer, setting="--max-tokens"):
             note(f"({reason})")
-        _print_statistics(answer.statistics)
+        if answer.times is not None:
+            print(answer_line(answer, answer.times), file=sys.stderr)
     return OK
 
 
 def _many(
-    llm: "LLM", lines: "list[PromptLine]", out: TextIO, arguments: "argparse.Namespace"
+    model: Any,
+    lines: "list[PromptLine]",
+    requests: list[Any],
+    out: TextIO | None,
+    arguments: "argparse.Namespace",
 ) -> int:
-    """Run all prompts as one batch; each answer is written when it and all before it are done."""
-    from jaxinfer.cli.answers.batch import answer_all, batch_statistics
-    from jaxinfer.cli.answers.statistics import Stopwatch
+    """Write each answer when it and all before it are done; JSON goes to `out`."""
+    from jaxinfer.cli.answers.statistics import batch_line
     from jaxinfer.cli.terminal import show
-
-    as_json = arguments.json or arguments.output is not None
-    watch, answers, status = Stopwatch(llm), [], OK
-    params = [_sampling_params(llm, line, arguments) for line in lines]
-    prompts = [_prompt(llm, line, arguments) for line in lines]
-    answered = answer_all(llm, lines, prompts, params)
-    for line, answer in zip(lines, _counted(answered, len(lines), out, arguments), strict=True):
-        answers.append(answer)
-        if answer.error is not None:
-            status = FAILED
-            print_error("generate", f"{line.where}: {answer.error}")
-        if as_json:
-            _write_json(answer, line, out)
-        else:
-            show(f"=== {line.text}\n{answer.text}\n\n")
-    if not arguments.quiet:
-        _print_statistics(batch_statistics(answers, watch))
-    return status
-
-
-def _counted(
-    answers: "Iterator[Answer]", total: int, out: TextIO, arguments: "argparse.Namespace"
-) -> "Iterator[Answer]":
-    """The same answers, counted by a progress bar unless they are written to the terminal."""
     from jaxinfer.progress import ProgressBar
 
-    enabled = not arguments.quiet and not out.isatty()
-    with ProgressBar(total, "Answered prompts", enabled=enabled) as bar:
-        for answer in answers:
-            yield answer
+    watch, answers, status = model.watch(), [], OK
+    enabled = not arguments.quiet and not (out or sys.stdout).isatty()
+    with ProgressBar(len(lines), "Answered prompts", enabled=enabled) as bar:
+        for line, answer in zip(lines, model.answer_all(lines, requests), strict=True):
+            answers.append(answer)
+            if answer.error is not None:
+                status = FAILED
+                print_error("generate", f"{line.where}: {answer.error}")
+            if out is not None:
+                _write_json(answer, line, out)
+            else:
+                show(f"=== {line.text}\n{answer.text}\n\n")
             bar.update()
+    if watch is not None and not arguments.quiet:
+        print(batch_line(answers, watch.times()), file=sys.stderr)
+    return status
 
 
 def _write_json(answer: "Answer", line: "PromptLine", out: TextIO) -> None:
     from jaxinfer.cli.answers.json_lines import json_line
 
     print(json_line(answer.record(line), out.encoding or "utf-8"), file=out, flush=True)
-
-
-def _print_statistics(statistics: "RunStatistics | BatchStatistics | None") -> None:
-    if statistics is not None:
-        print(statistics.line(), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def _run(arguments: "argparse.Namespace") -> int:
         values = [plan.to_dict() for plan in plans]
         print(json.dumps(values if arguments.compare else values[0], indent=2))
     elif not arguments.quiet:
-        from jaxinfer.cli.planning.tables import comparison_lines, plan_lines
+        from jaxinfer.cli.plan_tables import comparison_lines, plan_lines
 
         print("\n".join(comparison_lines(plans) if arguments.compare else plan_lines(plans[0])))
     return OK if all(plan.fits for plan in plans) else FAILED

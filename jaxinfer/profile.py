@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxinfer.cli.flags.process import process_arguments
-from jaxinfer.cli.flags.profile import profile_schedule
+from jaxinfer.cli.flags.profile import build_parser, profile_schedule
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.cli.profiling.parser import build_parser
 
 if TYPE_CHECKING:
     import argparse

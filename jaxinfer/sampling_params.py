@@ -60,6 +60,28 @@ class RequestOutputKind(enum.IntEnum):
     """One output, at the end."""
 
 
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "n": (1, MAX_N),
+    "temperature": (0.0, MAX_TEMPERATURE),
+    "top_k": (-1, MAX_INT32),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, MAX_REPETITION_PENALTY),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "timeout": (0.0, MAX_TIMEOUT),
+    "min_tokens": (0, MAX_INT32),
+    "seed": (-(2**63), 2**63 - 1),
+    "max_tokens": (1, MAX_INT32),
+    "logprobs": (-1, MAX_INT32),
+    "prompt_logprobs": (-1, MAX_INT32),
+    "truncate_prompt_tokens": (-1, MAX_INT32),
+    "thinking_token_budget": (-1, MAX_INT32),
+    "output_kind": (0, max(RequestOutputKind)),
+}
+"""Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""
+
+
 @no_type_check  # its fields check themselves, by name; run-time checkers would come first
 @dataclass(unsafe_hash=True)
 class SamplingParams:
@@ -188,37 +210,18 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         put = self._put
-        put("n", check_integer("n", self.n, 1, MAX_N))
-        put("temperature", check_real("temperature", self.temperature, 0.0, MAX_TEMPERATURE))
-        put("top_k", check_integer("top_k", self.top_k, -1, MAX_INT32))
-        put("top_p", check_real("top_p", self.top_p, 0.0, 1.0))
-        if self.top_p == 0.0:
-            raise ValueError("top_p must be above 0 and at most 1, got 0")
-        put("min_p", check_real("min_p", self.min_p, 0.0, 1.0))
-        put(
-            "repetition_penalty",
-            check_real("repetition_penalty", self.repetition_penalty, 0.01, MAX_REPETITION_PENALTY),
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            put(name, check_real(name, getattr(self, name), -2.0, 2.0))
-        if self.timeout is not None:
-            put("timeout", check_real("timeout", self.timeout, 0.0, MAX_TIMEOUT))
-            if self.timeout == 0.0:
-                raise ValueError("timeout must be above 0 seconds, got 0; None sets no limit")
-        put("min_tokens", check_integer("min_tokens", self.min_tokens, 0, MAX_INT32))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is True:  # as in vLLM
                 put(name, 1)
-        for name, low, high in (
-            ("seed", -(2**63), 2**63 - 1),
-            ("max_tokens", 1, MAX_INT32),
-            ("logprobs", -1, MAX_INT32),
-            ("prompt_logprobs", -1, MAX_INT32),
-            ("truncate_prompt_tokens", -1, MAX_INT32),
-            ("thinking_token_budget", -1, MAX_INT32),
-        ):
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            put(name, None if value is None else check_integer(name, value, low, high))
+            if value is not None or name not in _MAY_BE_NONE:
+                check: Any = check_real if isinstance(low, float) else check_integer
+                put(name, check(name, value, low, high))
+        if self.top_p == 0.0:
+            raise ValueError("top_p must be above 0 and at most 1, got 0")
+        if self.timeout == 0.0:
+            raise ValueError("timeout must be above 0 seconds, got 0; None sets no limit")
         if self.truncate_prompt_tokens == 0:
             raise ValueError(
                 "truncate_prompt_tokens must be at least 1, or -1 for all that fit, got 0"
@@ -226,8 +229,7 @@ class SamplingParams:
         for name in ("seed", "thinking_token_budget"):
             if getattr(self, name) == -1:
                 put(name, None)
-        kind = check_integer("output_kind", self.output_kind, 0, len(RequestOutputKind) - 1)
-        put("output_kind", RequestOutputKind(kind))
+        put("output_kind", RequestOutputKind(self.output_kind))
 
     def _check_collections(self) -> None:
         put = self._put
@@ -385,6 +387,11 @@ class SamplingParams:
         if config.get("do_sample") is False:
             values["temperature"] = 0.0
         return cls(**(values | given))
+
+
+_MAY_BE_NONE = frozenset(
+    name for name, field in SamplingParams.__dataclass_fields__.items() if "None" in str(field.type)
+)
 
 
 def _unknown_field(name: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from jaxinfer.cli.engine import speaking_of_flags
 from jaxinfer.cli.flags.config_file import with_config_file
-from jaxinfer.cli.flags.connections import allowed_hosts, connection_settings
 from jaxinfer.cli.flags.engine import add_engine_flags, engine_arguments
 from jaxinfer.cli.flags.parser import CommandParser
 from jaxinfer.cli.flags.process import is_one_of_several
@@ -17,8 +16,7 @@ from jaxinfer.cli.flags.serve import (
     SERVE_DEFAULTS,
     add_serve_flags,
     default_front_ends,
-    http_settings,
-    monitoring_settings,
+    service_settings,
 )
 from jaxinfer.cli.flags.vllm_flags import instead_of_vllm_flags, refuse_vllm_flags
 from jaxinfer.cli.process import end_process, run_command
@@ -89,17 +87,21 @@ def _serve(arguments: argparse.Namespace) -> int:
         counts = os.path.join(directory, "counts")
         os.mkdir(counts)
         address = arguments.uds or listener.getsockname()[0]
-        http = http_settings(arguments) | {"allowed_hosts": allowed_hosts(arguments, address)}
+        settings = service_settings(arguments, address)
         place = f"/v1 at {arguments.uds}" if at_path else f"{_url(listener)}/v1"
-        said = f"{place} with model {http['served_model_names'][0]}"
+        said = f"{place} with model {settings['http']['served_model_names'][0]}"
         plan = ServicePlan(
-            engine={"engine": engine, "limits": _limits(arguments), "socket": path},
+            engine={"engine": engine, "limits": settings["limits"], "socket": path},
             front_end={
                 "socket": path,
-                "http": http,
-                "connections": connection_settings(arguments),
+                "http": settings["http"],
+                "connections": settings["connections"],
                 "middleware": arguments.middleware,
-                "monitoring": monitoring_settings(arguments, counts),
+                "monitoring": {
+                    "directory": counts,
+                    "prefix": arguments.metrics_prefix,
+                    "access_log": arguments.access_log,
+                },
                 "shutdown_timeout": arguments.shutdown_timeout,
             },
             num_front_ends=arguments.api_server_count or default_front_ends(),
@@ -135,11 +137,6 @@ def listen(host: str, port: int) -> socket.socket:
 def _url(listener: socket.socket) -> str:
     address, port = listener.getsockname()[:2]
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-
-
-def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("max_waiting_requests", "max_undelivered_tokens", "request_timeout")
-    return {name: getattr(arguments, name) for name in names}
 
 
 def _check(engine: dict[str, Any]) -> None:

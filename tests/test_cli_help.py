@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from jaxinfer.__main__ import COMMANDS, dispatch
-from jaxinfer.bench import build_parser
 from jaxinfer.config import EngineConfig
+from jaxinfer.generate import build_parser
 
 HEAVY = ("jax", "flax", "orbax", "tokenizers", "huggingface_hub", "transformers", "torch")
 
@@ -68,7 +68,7 @@ def test_help_shows_the_default_of_every_value(name):
         for action in group._group_actions:
             if not action.option_strings or action.nargs == 0 or group.title == from_the_model:
                 continue
-            if action.dest in ("prompt", "prompts_file"):  # one of them must be given
+            if action.dest in ("prompt", "prompts_file", "serve"):  # must be given
                 continue
             assert "default:" in (action.help or ""), action.option_strings
 

@@ -80,8 +80,7 @@ def test_json_is_an_object_or_a_list(capsys):
         (["Qwen3-8B", "--max-num-seqs", "4", "--batch", "8"], "a batch of 8 is more than max_num"),
     ],
 )
-def test_mistakes_are_one_line(capsys, arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_are_one_line(capsys, arguments, message):
     assert main(arguments) == 1
     output = capsys.readouterr()
     assert output.out == ""

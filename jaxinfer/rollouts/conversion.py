@@ -14,7 +14,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.sources import Assignment
-from jaxinfer.rollouts.trees import Leaves, described_leaves, leaves_by_path, nested
+from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
 
 
 class _Target(NamedTuple):
@@ -107,7 +107,7 @@ def _targets(wanted: Any) -> tuple[_Target, ...]:
     # In JAX's order, which that of donated arrays has to match.
     return tuple(
         _Target(path, tuple(like.shape), jnp.dtype(like.dtype), like.sharding)
-        for path, like in described_leaves(wanted).items()
+        for path, like in leaves_by_path(wanted).items()
     )
 
 

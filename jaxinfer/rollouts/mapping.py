@@ -16,7 +16,7 @@ from jaxinfer.rollouts.sources import (
     nearest,
     without_layer,
 )
-from jaxinfer.rollouts.trees import Leaves, canonical, described_leaves, leaves_by_path
+from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ParamsMapping:
                 layers. Names the first.
             TypeError: a source is no array.
         """
-        targets = described_leaves(wanted)
+        targets = leaves_by_path(wanted)
         found: dict[str, Assignment] = {}
         for each in _expanded(self, tuple(targets)):
             if each.target in found:

@@ -1,6 +1,5 @@
 """Flattens a trainer's parameters, a tree of any kind, to a dictionary from path to array."""
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,33 +41,6 @@ def leaves_by_path(tree: Any) -> Leaves:
             raise ValueError(f"params have {path} twice, as {'.'.join(parts)} and in other words")
         found[path] = leaf
     return found
-
-
-def described_leaves(wanted: Any) -> Leaves:
-    """`leaves_by_path` of an engine's description of its parameters, made once for each.
-
-    Args:
-        wanted: a tree of `jax.ShapeDtypeStruct` that never changes.
-    """
-    return _described(_Same(wanted))
-
-
-class _Same:
-    """A tree as a key: equal to itself alone, and held, so that its id stays its own."""
-
-    def __init__(self, tree: Any) -> None:
-        self.tree = tree
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.tree is self.tree
-
-    def __hash__(self) -> int:
-        return id(self.tree)
-
-
-@functools.lru_cache(maxsize=16)
-def _described(wanted: _Same) -> Leaves:
-    return leaves_by_path(wanted.tree)
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:

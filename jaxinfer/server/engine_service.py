@@ -11,7 +11,7 @@ from jaxinfer.server.service.description import (
 )
 from jaxinfer.server.service.engine_server import EngineServer
 from jaxinfer.server.service.limits import ServiceLimits
-from jaxinfer.server.service.metrics import metrics_to_message
+from jaxinfer.server.service.messages import metrics_to_message
 from jaxinfer.serving.engine_handle import EngineHandle
 
 
@@ -26,8 +26,6 @@ def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
         max_model_len=loaded.reader.max_model_len,
         max_logprobs=loaded.reader.max_logprobs,
         default_params=loaded.default_params,
-        num_kv_blocks=loaded.report.num_kv_blocks,
-        kv_bytes=loaded.report.kv_bytes,
         limits=limits,
         device_kind=devices[0].device_kind,
         devices_of_a_replica=len(devices),

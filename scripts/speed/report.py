@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.measure.report import describe_engine, heading
+from scripts.speed.engine_report import describe_engine, heading
+
 from jaxinfer.profiling.figures import share_text
 from scripts.measurements.results import machine_record
 

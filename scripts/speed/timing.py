@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.measure.speed import timed_run
+from scripts.speed.batch_speeds import timed_run
 from scripts.speed.workloads import Workload
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from scripts.speed.engine_report import num_devices
+
 from jaxinfer.measure.random_weights import build_engine
-from jaxinfer.measure.report import num_devices
 from jaxinfer.planning.devices import find_chip
 from scripts.speed.cache_hits import CacheHits
 from scripts.speed.device_time import device_time

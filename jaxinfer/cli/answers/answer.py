@@ -1,16 +1,36 @@
-"""Runs one prompt as a stream of text, with the statistics of the run."""
+"""The answer to one prompt, of an engine here or of a server, and its record as JSON."""
 
 import dataclasses
-from collections.abc import Generator
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.answers.statistics import RunStatistics, Stopwatch, peak_memory_bytes
 from jaxinfer.cli.prompts import PromptLine
 
 if TYPE_CHECKING:
-    from jaxinfer import LLM, SamplingParams, Tokenizer
-    from jaxinfer.outputs import RequestMetrics, RequestOutput
+    from jaxinfer.outputs import RequestMetrics
+
+Piece = tuple[bool, str]
+"""A piece of an answer: True if it is marked as thinking, and its text."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunTimes:
+    """Time and memory of one run, as its caller measures them.
+
+    Attributes:
+        first_token_s: seconds from submission to the first token.
+        total_s: seconds from submission to the last token.
+        first_compile_s: seconds of `first_token_s` spent compiling.
+        compile_s: seconds of `total_s` spent compiling.
+        num_compilations: programs that were compiled within `total_s`.
+        peak_memory_bytes: of the process; 0 if it is not known.
+    """
+
+    first_token_s: float
+    total_s: float
+    first_compile_s: float = 0.0
+    compile_s: float = 0.0
+    num_compilations: int = 0
+    peak_memory_bytes: int = 0
 
 
 @dataclasses.dataclass
@@ -19,123 +39,44 @@ class Answer:
 
     Attributes:
         text: the output so far.
-        token_ids: its tokens.
+        token_ids: its tokens; None from a server, which sends text.
         finish_reason: "stop", "length" or "error"; None if the stream was left early.
         error: what went wrong, with "error".
         prompt_tokens: tokens of the prompt.
         cached_tokens: of these, tokens whose KV was already in the cache.
-        metrics: its times and counts.
-        statistics: of the run; None until it ends, and for the answers of a batch.
+        generation_tokens: tokens of the output.
+        metrics: the engine's own times; None from a server.
+        times: of the run; None until it ends, and for an engine's answers of a batch.
     """
 
     text: str = ""
-    token_ids: list[int] = dataclasses.field(default_factory=list)
+    token_ids: list[int] | None = None
     finish_reason: str | None = None
     error: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    generation_tokens: int = 0
     metrics: "RequestMetrics | None" = None
-    statistics: RunStatistics | None = None
-
-    def extend(self, output: "RequestOutput") -> None:
-        """Add the new part of `output`."""
-        piece = output.outputs[0]
-        self.text += piece.text
-        self.token_ids.extend(piece.token_ids)
-        self.finish_reason, self.error = piece.finish_reason, output.error
-        self.prompt_tokens = len(output.prompt_token_ids)
-        self.cached_tokens, self.metrics = output.num_cached_tokens, output.metrics
+    times: RunTimes | None = None
 
     def record(self, line: PromptLine) -> dict[str, Any]:
         """The answer to `line` as JSON-like values; times are in seconds from its arrival."""
         record: dict[str, Any] = {} if line.id is None else {"id": line.id}
-        record |= {
-            "prompt": line.text,
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-        }
+        record |= {"prompt": line.text, "text": self.text}
+        if self.token_ids is not None:
+            record["token_ids"] = self.token_ids
+        record["finish_reason"] = self.finish_reason
         if self.error is not None:
             record["error"] = self.error
+        times = self.times
+        first_token_s, total_s = times and times.first_token_s, times and times.total_s
+        if self.metrics is not None:
+            first_token_s, total_s = self.metrics.ttft, self.metrics.e2e_latency
         record["statistics"] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "generation_tokens": len(self.token_ids),
-            "first_token_s": self.metrics and self.metrics.ttft,
-            "total_s": self.metrics and self.metrics.e2e_latency,
+            "generation_tokens": self.generation_tokens,
+            "first_token_s": first_token_s,
+            "total_s": total_s,
         }
         return record
-
-
-def tokenizer_of(llm: "LLM") -> "Tokenizer":
-    """The engine's tokenizer.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if llm.tokenizer is None:
-        raise ValueError("the model has no tokenizer, and a command needs one: give --tokenizer")
-    return llm.tokenizer
-
-
-def stream_answer(
-    llm: "LLM", prompt: Any, params: "SamplingParams", answer: Answer
-) -> Generator[str]:
-    """Yield the text of an answer piece by piece and fill in `answer`.
-
-    Closing the iterator aborts the request.
-
-    Args:
-        llm: the engine.
-        prompt: as `LLM.stream` takes it.
-        params: the sampling parameters.
-        answer: an empty one, to be filled in.
-
-    Raises:
-        ValueError: the prompt does not fit the model, or the request failed.
-    """
-    watch = Stopwatch(llm)
-    outputs: Any = llm.stream(prompt, params)
-    try:
-        with closing(outputs):
-            for output in outputs:
-                if output.error is not None:
-                    raise ValueError(f"the request failed: {output.error}")
-                if output.outputs[0].token_ids:
-                    watch.mark_first_token()
-                answer.extend(output)
-                yield output.outputs[0].text
-    finally:
-        answer.statistics = RunStatistics(
-            prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
-            generation_tokens=len(answer.token_ids),
-            finish_reason=answer.finish_reason,
-            first_token_s=watch.first_token_s(),
-            first_compile_s=watch.first_compile_s(),
-            total_s=watch.elapsed(),
-            num_compilations=watch.num_compilations(),
-            compile_s=watch.compile_s(),
-            peak_memory_bytes=peak_memory_bytes(),
-        )
-
-
-def cut_reason(
-    answer: Answer, params: "SamplingParams", max_model_len: int, *, setting: str
-) -> str | None:
-    """Why an answer ended before the model ended it, and what to change; None if it was not cut.
-
-    Args:
-        answer: the complete answer.
-        params: its sampling parameters.
-        max_model_len: most tokens of prompt and output together.
-        setting: how the user sets the maximum number of tokens, for example "--max-tokens".
-    """
-    if answer.finish_reason != "length":
-        return None
-    if params.max_tokens is not None and len(answer.token_ids) >= params.max_tokens:
-        return f"cut at {setting} {params.max_tokens}; raise it for a longer answer"
-    return (
-        f"cut where prompt and answer fill the context of {max_model_len} tokens; "
-        "--max-model-len sets it"
-    )

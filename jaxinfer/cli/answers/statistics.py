@@ -1,71 +1,16 @@
-"""Statistics of a command's run, its speed and memory: one line on stderr, or fields of JSON."""
+"""Statistics of a command's run, its speed and memory, as one line on stderr."""
 
-import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from jaxinfer.cli.answers.answer import Answer, RunTimes
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
 
-GIGABYTE = 10**9
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunStatistics:
-    """Time and memory of one run, as its caller measures them.
-
-    Attributes:
-        prompt_tokens: tokens read.
-        cached_tokens: of these, tokens whose KV was already in the cache.
-        generation_tokens: tokens written.
-        finish_reason: why the answer ended; None if it was left early.
-        first_token_s: seconds from submission to the first token.
-        first_compile_s: seconds of `first_token_s` spent compiling.
-        total_s: seconds from submission to the last token.
-        num_compilations: programs that were compiled within `total_s`.
-        compile_s: seconds of `total_s` spent compiling.
-        peak_memory_bytes: see `peak_memory_bytes`.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    generation_tokens: int
-    finish_reason: str | None
-    first_token_s: float
-    first_compile_s: float
-    total_s: float
-    num_compilations: int
-    compile_s: float
-    peak_memory_bytes: int
-
-    @property
-    def prompt_tokens_per_s(self) -> float:
-        """Tokens read a second, up to the first token, compiling left out; 0 if unknown."""
-        seconds = self.first_token_s - self.first_compile_s
-        return self.prompt_tokens / seconds if seconds > 0 else 0.0
-
-    @property
-    def generation_tokens_per_s(self) -> float:
-        """Tokens written a second after the first, compiling left out; 0 if unknown."""
-        compiling = self.compile_s - self.first_compile_s
-        seconds = self.total_s - self.first_token_s - compiling
-        return max(0, self.generation_tokens - 1) / seconds if seconds > 0 else 0.0
-
-    def line(self) -> str:
-        """The statistics in one line."""
-        cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
-        memory = self.peak_memory_bytes
-        parts = [
-            f"prompt {count(self.prompt_tokens, 'token')}{cached}{_rate(self.prompt_tokens_per_s)}",
-            f"generation {count(self.generation_tokens, 'token')}"
-            f"{_rate(self.generation_tokens_per_s)}",
-            *_compiled(self.num_compilations, self.compile_s),
-            f"first token {self.first_token_s:.3f} s",
-            *([f"ended by {self.finish_reason}"] if self.finish_reason else []),
-            *([f"peak memory {memory / GIGABYTE:.2f} GB"] if memory else []),
-        ]
-        return " | ".join(parts)
+_GIGABYTE = 10**9
 
 
 class Stopwatch:
@@ -80,27 +25,64 @@ class Stopwatch:
     def mark_first_token(self) -> None:
         """Note the time of the first token; later calls change nothing."""
         if self._first is None:
-            self._first = self.elapsed(), self.compile_s()
+            self._first = self._now()
 
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self._start
+    def times(self) -> RunTimes:
+        """All so far; where no first token was marked, it comes now."""
+        total_s, compile_s = self._now()
+        first_token_s, first_compile_s = self._first or (total_s, compile_s)
+        return RunTimes(
+            first_token_s=first_token_s,
+            total_s=total_s,
+            first_compile_s=first_compile_s,
+            compile_s=compile_s,
+            num_compilations=self._llm.num_compilations - self._num_compilations,
+            peak_memory_bytes=peak_memory_bytes(),
+        )
 
-    def num_compilations(self) -> int:
-        """Programs compiled since the start."""
-        return self._llm.num_compilations - self._num_compilations
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter() - self._start, self._llm.compile_seconds - self._compile_s
 
-    def compile_s(self) -> float:
-        """Seconds spent compiling since the start."""
-        return self._llm.compile_seconds - self._compile_s
 
-    def first_token_s(self) -> float:
-        """Seconds from the start to the first token, or to now when none has come."""
-        return self._first[0] if self._first else self.elapsed()
+def answer_line(answer: Answer, times: RunTimes) -> str:
+    """One answer's tokens with their speeds, compiling left out, times and memory."""
+    cached = f" ({answer.cached_tokens} cached)" if answer.cached_tokens else ""
+    prompt_s = times.first_token_s - times.first_compile_s
+    generation_s = times.total_s - times.compile_s - prompt_s
+    generated = answer.generation_tokens
+    parts = [
+        f"prompt {count(answer.prompt_tokens, 'token')}{cached}"
+        f"{_rate(answer.prompt_tokens, prompt_s)}",
+        f"generation {count(generated, 'token')}{_rate(generated - 1, generation_s)}",
+        *_compiled(times),
+        f"first token {times.first_token_s:.3f} s",
+        *([f"ended by {answer.finish_reason}"] if answer.finish_reason else []),
+        *_memory(times),
+    ]
+    return " | ".join(parts)
 
-    def first_compile_s(self) -> float:
-        """Seconds spent compiling before the first token."""
-        return self._first[1] if self._first else self.compile_s()
+
+def batch_line(answers: Sequence[Answer], times: RunTimes) -> str:
+    """The same of requests that were submitted together; their times are from their own clocks."""
+    metrics = [answer.metrics for answer in answers if answer.metrics is not None]
+    start = min((metric.arrival_time for metric in metrics), default=0.0)
+    firsts = [metric.first_token_time for metric in metrics if metric.first_token_time is not None]
+    ends = [metric.finished_time for metric in metrics if metric.finished_time is not None]
+    total_s = max(ends, default=start) - start
+    generated = sum(answer.generation_tokens for answer in answers)
+    num_cut = sum(answer.finish_reason == "length" for answer in answers)
+    parts = [
+        f"{count(len(answers), 'prompt')}, "
+        f"{count(sum(answer.prompt_tokens for answer in answers), 'token')} "
+        f"({sum(answer.cached_tokens for answer in answers)} cached)",
+        f"generation {count(generated, 'token')} in {total_s:.2f} s"
+        f"{_rate(generated, total_s - times.compile_s)}",
+        *_compiled(times),
+        f"first token {min(firsts, default=start) - start:.3f} s",
+        *([f"{num_cut} of {len(answers)} cut at their maximum length"] if num_cut else []),
+        *_memory(times),
+    ]
+    return " | ".join(parts)
 
 
 def count(number: int, noun: str) -> str:
@@ -108,14 +90,19 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _rate(tokens_per_s: float) -> str:
+def _rate(tokens: int, seconds: float) -> str:
     """A rate as the end of a part of the line; empty if it is unknown."""
-    return f", {tokens_per_s:.1f} tok/s" if tokens_per_s > 0 else ""
+    return f", {tokens / seconds:.1f} tok/s" if tokens > 0 and seconds > 0 else ""
 
 
-def _compiled(number: int, seconds: float) -> list[str]:
-    """The time spent compiling, as a part of the line; empty if there was none."""
-    return [f"compiling {count(number, 'program')}, {seconds:.1f} s"] if number else []
+def _compiled(times: RunTimes) -> list[str]:
+    number = times.num_compilations
+    return [f"compiling {count(number, 'program')}, {times.compile_s:.1f} s"] if number else []
+
+
+def _memory(times: RunTimes) -> list[str]:
+    peak = times.peak_memory_bytes
+    return [f"peak memory {peak / _GIGABYTE:.2f} GB"] if peak else []
 
 
 def peak_memory_bytes() -> int:
@@ -140,49 +127,3 @@ def _peak_resident_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchStatistics:
-    """Time and memory of requests that were submitted together.
-
-    Attributes:
-        num_prompts: requests.
-        prompt_tokens: tokens read.
-        cached_tokens: of these, tokens whose KV was already in the cache.
-        generation_tokens: tokens written.
-        first_token_s: seconds from submission to the first token of any.
-        total_s: seconds from submission to the last token of all.
-        num_cut: answers that ended with "length".
-        num_compilations: programs that were compiled meanwhile.
-        compile_s: seconds spent compiling.
-        peak_memory_bytes: see `peak_memory_bytes`.
-    """
-
-    num_prompts: int
-    prompt_tokens: int
-    cached_tokens: int
-    generation_tokens: int
-    first_token_s: float
-    total_s: float
-    num_cut: int
-    num_compilations: int
-    compile_s: float
-    peak_memory_bytes: int
-
-    def line(self) -> str:
-        """The statistics in one line."""
-        seconds = self.total_s - self.compile_s
-        rate = self.generation_tokens / seconds if seconds > 0 else 0.0
-        cut = f"{self.num_cut} of {self.num_prompts} cut at their maximum length"
-        parts = [
-            f"{count(self.num_prompts, 'prompt')}, {count(self.prompt_tokens, 'token')} "
-            f"({self.cached_tokens} cached)",
-            f"generation {count(self.generation_tokens, 'token')} in {self.total_s:.2f} s, "
-            f"{rate:.1f} tok/s",
-            *_compiled(self.num_compilations, self.compile_s),
-            f"first token {self.first_token_s:.3f} s",
-            *([cut] if self.num_cut else []),
-            f"peak memory {self.peak_memory_bytes / GIGABYTE:.2f} GB",
-        ]
-        return " | ".join(parts)

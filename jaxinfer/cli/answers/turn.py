@@ -1,19 +1,21 @@
 """One turn of a chat: shows an answer as it streams, and keeps it in the conversation."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 
 from jaxinfer.cli import terminal
-from jaxinfer.cli.answers.answer import Answer
-from jaxinfer.cli.answers.thinking import ThinkingSplitter, spoken
+from jaxinfer.cli.answers.answer import Answer, Piece
 from jaxinfer.cli.conversation import Conversation
+from jaxinfer.outputs import Content, Reasoning
+from jaxinfer.outputs import Piece as Part
+from jaxinfer.serving.parsers.answer import AnswerParser, content_of
 
 
 def take_turn(
     conversation: Conversation,
     line: str,
     answer: Answer,
-    pieces: Generator[tuple[bool, str]],
+    pieces: Generator[Piece],
     *,
     inside: bool = False,
 ) -> tuple[str, bool]:
@@ -35,21 +37,35 @@ def take_turn(
     """
     is_whole = False
     try:
-        _show(pieces, ThinkingSplitter(inside=inside))
+        parser = _parser(inside)
+        with closing(pieces):
+            for is_marked, text in pieces:
+                _show([Reasoning(text)] if is_marked else parser.feed(text))
+        _show(parser.finish())
         is_whole = True
     except KeyboardInterrupt:  # at any point: only the contents of `answer` are certain
         pass
     terminal.end_line(was_cut=not is_whole)
-    said = spoken(answer.text, inside=inside, is_whole=is_whole)
+    parser = _parser(inside)
+    parts = [*parser.feed(answer.text), *(parser.finish() if is_whole else ())]
+    said = content_of(parts).strip()
     if said or is_whole:
         conversation.keep(line, said)
     return said, is_whole
 
 
-def _show(pieces: Generator[tuple[bool, str]], splitter: ThinkingSplitter) -> None:
-    with closing(pieces):
-        for is_marked, piece in pieces:
-            for thinking, text in [(True, piece)] if is_marked else splitter.feed(piece):
-                terminal.show(text, dim=thinking)
-    for thinking, text in splitter.finish():
-        terminal.show(text, dim=thinking)
+def is_thinking(text: str, *, inside: bool) -> bool:
+    """True if an answer ends in the middle of thinking; `inside` as for `take_turn`."""
+    parser = _parser(inside)
+    parser.feed(text)
+    return parser.reasoning_state == "open"
+
+
+def _parser(inside: bool) -> AnswerParser:
+    return AnswerParser(reasoning="qwen3", is_open=inside)
+
+
+def _show(parts: Iterable[Part]) -> None:
+    for part in parts:
+        if isinstance(part, Reasoning | Content):
+            terminal.show(part.text, dim=isinstance(part, Reasoning))

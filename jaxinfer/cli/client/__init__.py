@@ -1,1 +1,1 @@
-"""`generate --url` and `chat --url`: commands as clients of a running OpenAI server."""
+"""Commands as clients of a running OpenAI server: prompts to answer, and a load to measure it."""

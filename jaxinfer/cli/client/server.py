@@ -51,12 +51,11 @@ class Target:
         )
 
     def request(self, method: str, path: str, body: Any = None) -> bytes:
-        """An HTTP request, after which the server closes the connection."""
+        """An HTTP/1.0 request: its answer is no chunks, and ends with the connection."""
         content = b"" if body is None else json.dumps(body).encode()
         lines = [
-            f"{method} {self.path}{path} HTTP/1.1",
+            f"{method} {self.path}{path} HTTP/1.0",
             f"Host: {self.host}:{self.port}",
-            "Connection: close",
             "Accept: */*",
             *(f"{name}: {value}" for name, value in self.headers.items()),
         ]

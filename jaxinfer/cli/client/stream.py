@@ -1,4 +1,4 @@
-"""Sends one streamed completion request over HTTP/1.1 and records the time of every event.
+"""Sends one streamed completion request over HTTP/1.0 and records the time of every event.
 
 No HTTP library: at 20,000 events a second the client must cost less than the server. A connection
 a request; of an event only the first bytes are parsed, and the last ones once all have come.
@@ -50,10 +50,9 @@ class _Stream(asyncio.Protocol):
         self._request = request
         self._record = record
         self._ended = ended
-        self._raw = b""
+        self._head = b""
         self._text = b""
         self._status = 0
-        self._is_chunked = False
         self._is_done = False
         self._latest: list[bytes] = []
 
@@ -64,17 +63,17 @@ class _Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
         if not self._status:
-            self._raw += data
-            head, found, data = self._raw.partition(b"\r\n\r\n")
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
             if not found:
                 return
-            self._raw = b""
-            self._read_head(head)
-        body = self._dechunk(data) if self._is_chunked else data
+            words = head.split(maxsplit=2)
+            is_http = len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit()
+            self._status = int(words[1]) if is_http else -1
         if self._status != 200:
-            self._text = (self._text + body)[:_MOST_ERROR_BYTES]
-        elif body:
-            self._read_events(body, now)
+            self._text = (self._text + data)[:_MOST_ERROR_BYTES]
+        elif data:
+            self._read_events(data, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
         record = self._record
@@ -84,33 +83,6 @@ class _Stream(asyncio.Protocol):
             record.error = self._failure(exc)
         if not self._ended.done():
             self._ended.set_result(None)
-
-    def _read_head(self, head: bytes) -> None:
-        lines = head.lower().split(b"\r\n")
-        words = lines[0].split()
-        is_http = len(words) > 1 and words[0].startswith(b"http/") and words[1].isdigit()
-        self._status = int(words[1]) if is_http else -1
-        self._is_chunked = any(
-            line.startswith(b"transfer-encoding:") and b"chunked" in line for line in lines
-        )
-
-    def _dechunk(self, data: bytes) -> bytes:
-        """The complete part of the chunked body; the rest waits in `_raw`."""
-        raw = self._raw + data if self._raw else data
-        position, parts = 0, []
-        while (end := raw.find(b"\r\n", position)) >= 0:
-            try:
-                size = int(raw[position:end].partition(b";")[0], 16)
-            except ValueError:
-                self._record.error = "the server's answer is no HTTP"
-                return b""
-            stop = end + 2 + size
-            if len(raw) < stop + 2:
-                break
-            parts.append(raw[end + 2 : stop])
-            position = stop + 2
-        self._raw = raw[position:]
-        return b"".join(parts)
 
     def _read_events(self, body: bytes, now: float) -> None:
         *events, self._text = (self._text + body.replace(b"\r", b"")).split(b"\n\n")

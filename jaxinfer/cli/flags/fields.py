@@ -21,7 +21,7 @@ def flag_of(name: str) -> str:
 
 
 def add_field_flag(
-    group: argparse._ArgumentGroup,
+    group: "argparse._ActionsContainer",
     kind: Any,
     name: str,
     *flags: str,

@@ -1,19 +1,24 @@
-"""The flags of `jaxinfer serve`, under vLLM's names."""
+"""The flags of `jaxinfer serve`, under vLLM's names, and the settings that they come to.
+
+Most are fields of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, where their defaults,
+texts and checks are.
+"""
 
 import argparse
+import dataclasses
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.cli.flags.connections import add_connection_flags
-from jaxinfer.cli.flags.parser import positive_integer
+from jaxinfer.cli.flags.fields import add_field_flag, flag_of
+from jaxinfer.cli.flags.parser import given, positive_integer
 from jaxinfer.cores import usable_cores
-from jaxinfer.serving.parsers.names import (
-    AUTO,
-    NONE,
-    REASONING_PARSER_NAMES,
-    TOOL_PARSER_NAMES,
-)
+from jaxinfer.server.openai.connections.addresses import is_loopback
+from jaxinfer.server.openai.connections.limits import ConnectionLimits
+from jaxinfer.server.openai.settings import ServerSettings
+from jaxinfer.server.service.limits import ServiceLimits
+from jaxinfer.serving.parsers.names import AUTO, NONE, REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 
 SERVE_DEFAULTS = {
     "max_num_batched_tokens": "8192 on a GPU, 2048 on a CPU",
@@ -26,68 +31,55 @@ _BUNDLED_NAME = "jaxinfer"
 _CORES_OF_A_FRONT_END = 4
 _MOST_FRONT_ENDS = 8
 
+_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "served_model_names": ("--served-model-name",),
+    "api_keys": ("--api-key",),
+    "enable_tokenizer_info": ("--enable-tokenizer-info", "--enable-tokenizer-info-endpoint"),
+    "profile_directory": ("--profiler-dir",),
+    "body_seconds": ("--timeout-body",),
+    "stalled_seconds": ("--timeout-body",),
+    "head_seconds": ("--timeout-head",),
+    "idle_seconds": ("--timeout-keep-alive",),
+    "max_head_bytes": ("--h11-max-incomplete-event-size",),
+    "max_headers": ("--h11-max-header-count",),
+    "trusted_proxies": ("--forwarded-allow-ips",),
+}
+"""vLLM's names of fields, where they are not the field's."""
+
+_SHOWN: Mapping[str, str] = {
+    "served_model_names": "MODEL as given",
+    "api_keys": "all are let in",
+    "allowed_hosts": "none where --host is a loopback address and there is no --api-key, else all",
+    "profile_directory": "it answers 501",
+    "trusted_proxies": "none",
+}
+"""Defaults, where --help can't show the field's."""
+
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that are about the service and not about its engine."""
-    _add_http_flags(parser.add_argument_group("HTTP"))
-    add_connection_flags(parser.add_argument_group("connections"))
-    _add_answer_flags(parser.add_argument_group("tools and thinking"))
-    _add_limit_flags(parser.add_argument_group("limits and shutdown"))
-    _add_monitoring_flags(parser.add_argument_group("monitoring"))
-
-
-def _add_http_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    http = parser.add_argument_group("HTTP")
+    http.add_argument(
         "--host", type=_host, default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
     )
-    group.add_argument(
+    http.add_argument(
         "--port",
         type=_port,
         default=8000,
         help="port to listen on; 0 takes a free one (default: 8000)",
     )
-    group.add_argument(
+    http.add_argument(
         "--uds",
         metavar="PATH",
         help="Unix domain socket to listen at, in place of --host and --port (default: none)",
     )
-    group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="let only requests with this key in; may be repeated (default: all are let in)",
-    )
-    group.add_argument(
-        "--served-model-name",
-        nargs="+",
-        metavar="NAME",
-        help="names that requests may call the model; answers bear the first "
-        "(default: MODEL as given)",
-    )
-    group.add_argument(
-        "--enable-admin",
-        action="store_true",
-        help="serve routes that change the engine; needs --api-key",
-    )
-    group.add_argument(
-        "--profiler-dir",
-        metavar="DIR",
-        help="where /start_profile writes; needs --enable-admin (default: it answers 501)",
-    )
-    group.add_argument(
-        "--enable-tokenizer-info",
-        "--enable-tokenizer-info-endpoint",
-        action="store_true",
-        help="serve /tokenizer_info, which shows the chat template",
-    )
-    group.add_argument(
-        "--page",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="serve a chat page at / (default: True)",
-    )
-    group.add_argument(
+    _add(http, ServerSettings, "served_model_names", nargs="+", metavar="NAME")
+    _add(http, ServerSettings, "api_keys", action="append", metavar="KEY")
+    _add(http, ServerSettings, "enable_admin", action="store_true")
+    _add(http, ServerSettings, "profile_directory", metavar="DIR")
+    _add(http, ServerSettings, "enable_tokenizer_info", action="store_true")
+    _add(http, ServerSettings, "page")
+    http.add_argument(
         "-asc",
         "--api-server-count",
         type=positive_integer,
@@ -95,7 +87,7 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="number of front-end processes (default: one for every "
         f"{_CORES_OF_A_FRONT_END} cores, at most {_MOST_FRONT_ENDS})",
     )
-    group.add_argument(
+    http.add_argument(
         "--middleware",
         action="append",
         default=[],
@@ -103,62 +95,32 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="ASGI middleware of your own, a class or a coroutine function; may be repeated "
         "(default: none)",
     )
-    group.add_argument(
+    http.add_argument(
         "--config", metavar="FILE", help="YAML with flags; the command line wins (default: none)"
     )
-
-
-def _add_answer_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--enable-auto-tool-choice",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="let the model decide whether it calls a tool (default: True)",
-    )
-    group.add_argument(
-        "--tool-call-parser",
-        choices=(AUTO, NONE, *TOOL_PARSER_NAMES),
-        default=AUTO,
-        help="how tool calls are read out of answers; auto goes by the chat template "
-        "(default: auto)",
-    )
-    group.add_argument(
-        "--reasoning-parser",
-        choices=(AUTO, NONE, *REASONING_PARSER_NAMES),
-        default=AUTO,
-        help="how reasoning is read out of answers; auto goes by the chat template (default: auto)",
-    )
-
-
-def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-waiting-requests",
-        type=_not_negative,
-        default=1024,
-        help="completions that may wait for a slot; more are answered 503 (default: 1024)",
-    )
-    group.add_argument(
-        "--max-undelivered-tokens",
-        type=positive_integer,
-        default=4096,
-        help="tokens that the reader of a stream may be behind before it is aborted "
-        "(default: 4096)",
-    )
-    group.add_argument(
-        "--request-timeout",
-        type=_seconds,
-        default=0.0,
-        help="seconds after which a request is aborted; 0 for never (default: 0)",
-    )
+    group = parser.add_argument_group("connections")
+    _add(group, ServerSettings, "allowed_hosts", type=_names, metavar="NAME[,NAME...]")
+    _add(group, ConnectionLimits, "trusted_proxies", type=_names, metavar="ADDRESS[,ADDRESS...]")
+    for name in ("head_seconds", "idle_seconds"):
+        _add(group, ConnectionLimits, name, type=float, metavar="SECONDS")
+    _add(group, ServerSettings, "body_seconds", type=float, metavar="SECONDS")
+    _add(group, ConnectionLimits, "max_head_bytes", type=int, metavar="BYTES")
+    _add(group, ConnectionLimits, "max_headers", type=int, metavar="COUNT")
+    group = parser.add_argument_group("tools and thinking")
+    _add(group, ServerSettings, "enable_auto_tool_choice")
+    tools, reasoning = (AUTO, NONE, *TOOL_PARSER_NAMES), (AUTO, NONE, *REASONING_PARSER_NAMES)
+    _add(group, ServerSettings, "tool_call_parser", choices=tools)
+    _add(group, ServerSettings, "reasoning_parser", choices=reasoning)
+    group = parser.add_argument_group("limits and shutdown")
+    for field in dataclasses.fields(ServiceLimits):
+        _add(group, ServiceLimits, field.name)
     group.add_argument(
         "--shutdown-timeout",
         type=_seconds,
         default=30.0,
         help="seconds that SIGTERM lets requests go on; a second signal aborts them (default: 30)",
     )
-
-
-def _add_monitoring_flags(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("monitoring")
     group.add_argument(
         "--access-log",
         action="store_true",
@@ -174,63 +136,82 @@ def _add_monitoring_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def monitoring_settings(arguments: argparse.Namespace, directory: str) -> dict[str, Any]:
-    """The monitoring settings of front ends (counts, access log) as JSON values.
+def service_settings(arguments: argparse.Namespace, address: str) -> dict[str, dict[str, Any]]:
+    """What the flags set of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, as JSON.
 
     Args:
         arguments: of the command.
-        directory: for the counts of this run's front ends; empty.
-    """
-    return {
-        "directory": directory,
-        "prefix": arguments.metrics_prefix,
-        "access_log": arguments.access_log,
-    }
+        address: that the server listens on. Without a key, a page of another site could reach a
+            server that only this machine can: its name may lead to 127.0.0.1 by the time that its
+            script runs.
 
-
-def http_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `ServerSettings` that the flags set, as JSON has them.
+    Returns:
+        The fields, under "http", "connections" and "limits".
 
     Raises:
-        ValueError: --enable-admin without a key, --profiler-dir without --enable-admin, or a model
-            that was read as a name of it.
+        TypeError, ValueError: one is out of range, contradicts another, or is a model that was read
+            as a name of it; names the flag.
     """
-    if arguments.enable_admin and not arguments.api_key:
-        raise ValueError("--enable-admin needs --api-key, for its routes change the engine")
-    if arguments.profiler_dir is not None and not arguments.enable_admin:
-        raise ValueError("--profiler-dir needs --enable-admin, which serves /start_profile")
-    directory = arguments.profiler_dir
     _check_names(arguments)
-    names = arguments.served_model_name or [getattr(arguments, "model", None) or _BUNDLED_NAME]
-    return {
-        "served_model_names": names,
-        "api_keys": arguments.api_key,
-        "body_seconds": arguments.timeout_body,
-        "enable_admin": arguments.enable_admin,
-        "enable_tokenizer_info": arguments.enable_tokenizer_info,
-        "enable_auto_tool_choice": arguments.enable_auto_tool_choice,
-        "tool_call_parser": arguments.tool_call_parser,
-        "reasoning_parser": arguments.reasoning_parser,
-        "page": arguments.page,
-        "profile_directory": None if directory is None else os.path.abspath(directory),
-    }
-
-
-def _check_names(arguments: argparse.Namespace) -> None:
-    """Refuse names of which the last one was meant as MODEL: --served-model-name takes several."""
-    if getattr(arguments, "model", None) is not None or not arguments.served_model_name:
-        return
-    *others, last = arguments.served_model_name
-    if os.path.isdir(last) or (others and "/" in last):
-        raise ValueError(
-            f"--served-model-name has taken {last} as a name, and there is no MODEL; write MODEL "
-            f"before it, or --model {last}"
-        )
+    http = _given(arguments, ServerSettings)
+    names = [getattr(arguments, "model", None) or _BUNDLED_NAME]
+    is_private = is_loopback(address) and "api_keys" not in http
+    http = {"served_model_names": names, "allowed_hosts": [] if is_private else ["*"]} | http
+    if (directory := http.get("profile_directory")) is not None:
+        http["profile_directory"] = os.path.abspath(directory)
+    connections = _given(arguments, ConnectionLimits)
+    if "body_seconds" in http:
+        connections["stalled_seconds"] = http["body_seconds"]
+    limits = _given(arguments, ServiceLimits)
+    try:
+        ServerSettings(**http)
+        ConnectionLimits(**connections)
+        ServiceLimits(**limits)
+    except (TypeError, ValueError) as error:
+        raise ValueError(_NAME.sub(lambda found: _flag(found[0]), str(error))) from None
+    return {"http": http, "connections": connections, "limits": limits}
 
 
 def default_front_ends() -> int:
     """The number of front ends for this machine's cores."""
     return max(1, min(_MOST_FRONT_ENDS, usable_cores() // _CORES_OF_A_FRONT_END))
+
+
+_FIELDS = {
+    field.name
+    for kind in (ServerSettings, ConnectionLimits, ServiceLimits)
+    for field in dataclasses.fields(kind)
+}
+_NAME = re.compile(rf"\b({'|'.join(name for name in _FIELDS if '_' in name)})\b")
+
+
+def _flag(name: str) -> str:
+    return _FLAGS.get(name, (flag_of(name),))[0]
+
+
+def _add(group: argparse._ArgumentGroup, kind: Any, name: str, **reading: Any) -> None:
+    flags, shown = _FLAGS.get(name, ()), _SHOWN.get(name)
+    if reading.get("action") == "store_true":
+        shown = ""
+    add_field_flag(group, kind, name, *flags, flagged=(), default=shown, reading=reading)
+
+
+def _given(arguments: argparse.Namespace, kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass that the user gave."""
+    return given(arguments, frozenset(field.name for field in dataclasses.fields(kind)))
+
+
+def _check_names(arguments: argparse.Namespace) -> None:
+    """Refuse names of which the last one was meant as MODEL: --served-model-name takes several."""
+    names = getattr(arguments, "served_model_names", None)
+    if getattr(arguments, "model", None) is not None or not names:
+        return
+    *others, last = names
+    if os.path.isdir(last) or (others and "/" in last):
+        raise ValueError(
+            f"--served-model-name has taken {last} as a name, and there is no MODEL; write MODEL "
+            f"before it, or --model {last}"
+        )
 
 
 def _host(text: str) -> str:
@@ -247,16 +228,16 @@ def _host(text: str) -> str:
 
 
 def _port(text: str) -> int:
-    number = _not_negative(text)
-    if number > 65535:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
-    return number
-
-
-def _not_negative(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
     return int(text)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names with commas between, got {text!r}")
+    return names
 
 
 def _seconds(text: str) -> float:

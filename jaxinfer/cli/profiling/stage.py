@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.flags.engine import engine_arguments
-from jaxinfer.cli.flags.profile import profile_schedule
+from jaxinfer.cli.flags.profile import build_parser, profile_schedule
 from jaxinfer.cli.process import OK, end_process, run_command
-from jaxinfer.cli.profiling.parser import build_parser
 from jaxinfer.cli.profiling.stages import MEMORY_TEXT, read_result, write_result
 
 if TYPE_CHECKING:

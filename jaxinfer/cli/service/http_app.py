@@ -11,7 +11,6 @@ from jaxinfer.server.openai.settings import ServerSettings
 from jaxinfer.server.service.remote_llm import RemoteLLM
 from jaxinfer.server.telemetry.access_log import AccessLog, App
 from jaxinfer.server.telemetry.telemetry import Telemetry
-from jaxinfer.server.telemetry.utilization import StepFloors
 
 
 def make_app(
@@ -35,24 +34,18 @@ def make_app(
     plain: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()
     }
-    of_app = ServerSettings(**plain)
+    of_app, described = ServerSettings(**plain), llm.description
     telemetry = Telemetry(
         of_app.served_model_names[0],
         prefix=monitoring["prefix"],
         directory=Path(monitoring["directory"]),
-        floors=_floors(llm),
+        floors=step_floors(
+            llm.model_config,
+            described.device_kind,
+            bytes_per_value=described.bytes_per_value,
+            num_devices=described.devices_of_a_replica,
+        ),
     )
     app = create_app(llm, of_app, telemetry=telemetry)
     add_middleware(app, load_middleware(middleware))
     return AccessLog(app) if monitoring["access_log"] else app
-
-
-def _floors(llm: RemoteLLM) -> StepFloors | None:
-    """The least cost of the engine's steps; None where the devices' speeds are unknown."""
-    described = llm.description
-    return step_floors(
-        llm.model_config,
-        described.device_kind,
-        bytes_per_value=described.bytes_per_value,
-        num_devices=described.devices_of_a_replica,
-    )

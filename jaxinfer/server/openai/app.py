@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from jaxinfer import __version__
 from jaxinfer.server.openai.engine_client import EngineClient
-from jaxinfer.server.openai.errors import ApiError, as_api_error
+from jaxinfer.server.openai.errors import ApiError, ErrorAnswer, as_api_error
 from jaxinfer.server.openai.front import Front
 from jaxinfer.server.openai.middleware.auth import PROBES, Auth
 from jaxinfer.server.openai.middleware.body_limit import BodyLimit
@@ -22,7 +22,6 @@ from jaxinfer.server.openai.middleware.hosts import AllowedHosts
 from jaxinfer.server.openai.middleware.request_id import RequestId
 from jaxinfer.server.openai.page import routes as page
 from jaxinfer.server.openai.page.files import PAGE_PATHS
-from jaxinfer.server.openai.protocol.documented_errors import DOCUMENTED_ERRORS
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.routes import (
     admin,
@@ -35,6 +34,24 @@ from jaxinfer.server.openai.routes import (
 )
 from jaxinfer.server.openai.settings import ServerSettings
 from jaxinfer.server.telemetry.telemetry import Telemetry
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": why}
+    for status, why in {
+        400: "The request can't be run as it is.",
+        401: "No valid key.",
+        403: "The server does not answer for this host.",
+        404: "No such route or model.",
+        405: "The route has other methods.",
+        408: "The body did not come in time.",
+        413: "The body is too large.",
+        415: "The body is not declared as JSON.",
+        500: "The engine failed.",
+        501: "This model or server does not have it.",
+        503: "Too many requests wait, or the engine has ended.",
+    }.items()
+}
+"""The errors that openapi.json lists for every route."""
 
 
 def create_app(
@@ -61,7 +78,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # redirects would repeat the Host header
         lifespan=lifespan,
-        responses=DOCUMENTED_ERRORS,
+        responses=_ERRORS,
     )
     app.state.front = front
     app.state.max_nesting = settings.max_nesting

@@ -13,25 +13,26 @@ class ServerSettings:
     """Settings of one front end, checked at construction.
 
     Attributes:
-        served_model_names: names that requests may call the model; the first one is in answers.
-        api_keys: any of these is let in; empty lets everybody in.
-        allowed_hosts: names besides this machine's own that requests may be for; "*" for all.
-        enable_admin: serve the routes that change the engine; needs a key.
+        served_model_names: names that requests may call the model; answers bear the first.
+        api_keys: let only requests with this key in. Empty lets everybody in.
+        allowed_hosts: names besides this machine's own that requests may be for, as the Host and
+            Origin headers say; * for all.
+        enable_admin: serve routes that change the engine; needs a key.
         enable_tokenizer_info: serve `/tokenizer_info`, which shows the chat template.
-        page: serve the chat page at `/`; its files need no key, its requests do.
+        page: serve a chat page at `/`. Its files need no key, its requests do.
         max_body_bytes: of a request for an answer.
         max_tokenize_bytes: of the body of a request to tokenize, or the reverse.
         max_other_bytes: of the body of any other request; none of these carries texts.
         max_unfinished_bytes: of all requests' bodies that are still coming, together.
-        body_seconds: for a request's body to come.
+        body_seconds: for a request's body to come, and for a client to read some of an answer that
+            waits for it.
         max_nesting: most levels of JSON in a request.
         keep_alive_seconds: of silence after which a stream gets a comment.
         template_kwargs: names that `chat_template_kwargs` of a request may set.
         enable_auto_tool_choice: let the model decide whether it calls a tool.
-        tool_call_parser: reads calls out of answers: one of `TOOL_PARSER_NAMES`, "none", or "auto"
-            for the one that the chat template calls for.
-        reasoning_parser: reads reasoning: one of `REASONING_PARSER_NAMES`, "none" or "auto".
-        profile_directory: where `/start_profile` writes; None refuses it.
+        tool_call_parser: how tool calls are read out of answers; auto goes by the chat template.
+        reasoning_parser: how reasoning is read out of answers; auto goes by the chat template.
+        profile_directory: where `/start_profile` writes; needs the admin routes. None refuses it.
 
     Raises:
         ValueError: names the setting.
@@ -62,14 +63,16 @@ class ServerSettings:
         if not all(self.api_keys):
             raise ValueError("api_keys holds an empty key; leave it out or give it a value")
         if self.enable_admin and not self.api_keys:
-            raise ValueError("enable_admin needs a key; set api_keys too")
+            raise ValueError("enable_admin needs api_keys, for its routes change the engine")
+        if self.profile_directory is not None and not self.enable_admin:
+            raise ValueError("profile_directory needs enable_admin, which serves /start_profile")
         tool_parser_name(self.tool_call_parser, None)
         reasoning_parser_name(self.reasoning_parser, None)
         for name in (
             *("max_body_bytes", "max_tokenize_bytes", "max_other_bytes"),
             *("max_unfinished_bytes", "body_seconds", "max_nesting", "keep_alive_seconds"),
         ):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     @property

@@ -39,8 +39,6 @@ class EngineDescription:
         max_model_len: most tokens of prompt and output together.
         max_logprobs: most log-probabilities at a position.
         default_params: what a call without sampling parameters uses.
-        num_kv_blocks: blocks of its KV cache.
-        kv_bytes: bytes of its KV cache on each device.
         limits: what the service takes on.
         device_kind: as JAX names the devices; empty if unknown.
         devices_of_a_replica: devices that share a model.
@@ -52,8 +50,6 @@ class EngineDescription:
     max_model_len: int
     max_logprobs: int
     default_params: SamplingParams
-    num_kv_blocks: int
-    kv_bytes: int
     limits: ServiceLimits
     device_kind: str = ""
     devices_of_a_replica: int = 1

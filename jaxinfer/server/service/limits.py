@@ -12,12 +12,12 @@ class ServiceLimits:
     """Bounds of a service, the same for each of its front ends.
 
     Attributes:
-        max_waiting_requests: completions that may wait for a slot; one more is refused with
-            `QueueFullError`. Completions that get a free slot at the next step don't count.
-        max_undelivered_tokens: tokens of a streamed request that its reader has not taken yet; with
-            more it is aborted. The engine never waits for a reader.
-        request_timeout: seconds from a request's arrival to its end, after which it is aborted; 0
-            for any time. A call may set a shorter one.
+        max_waiting_requests: completions that may wait for a slot; more are answered 503.
+            Completions that get a free slot at the next step don't count.
+        max_undelivered_tokens: tokens that the reader of a stream may be behind before it is
+            aborted. The engine never waits for a reader.
+        request_timeout: seconds after which a request is aborted; 0 for never. A call may set a
+            shorter one.
 
     Raises:
         TypeError, ValueError: a field is no number, or out of range; names it.

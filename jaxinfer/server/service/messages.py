@@ -1,10 +1,13 @@
 """Messages between an engine's process and its front ends: MessagePack, length first."""
 
 import asyncio
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+
+from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, Metric
 
 _MAX_FRAME_BYTES = 1 << 28
 _LENGTH_BYTES = 4
@@ -182,6 +185,19 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     value: Any = None
     kind: str = ""
     message: str = ""
+
+
+_METRICS = {kind.__name__: kind for kind in (Counter, Gauge, Histogram)}
+
+
+def metrics_to_message(metrics: Iterable[Metric]) -> list[list[Any]]:
+    """Plain values that `metrics_from_message` makes the same of."""
+    return [[type(each).__name__, dataclasses.asdict(each)] for each in metrics]
+
+
+def metrics_from_message(message: Iterable[Any]) -> list[Metric]:
+    """The metrics that `metrics_to_message` was given."""
+    return [_METRICS[name](**fields) for name, fields in message]
 
 
 ToEngine = Add | End | Call

@@ -5,28 +5,25 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from jaxinfer.config import EngineConfig
 from jaxinfer.errors import (
     EngineDeadError,
     EngineRestartingError,
-    JaxinferError,
     ShuttingDownError,
 )
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import TIMEOUT, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.service.call_arguments import RemoteCallArguments
 from jaxinfer.server.service.description import EngineDescription, engine_message
 from jaxinfer.server.service.engine_link import EngineLink
-from jaxinfer.server.service.messages import Add, End, Step
-from jaxinfer.server.service.metrics import metrics_from_message
-from jaxinfer.server.service.open_stream import OpenStream
+from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message
+from jaxinfer.server.service.remote_request import RemoteRequest
 from jaxinfer.server.service.scores import scores_of_rows
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
-from jaxinfer.serving.requests.new_request import NewRequest
+from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
+from jaxinfer.serving.requests.prompts import match_params, split_prompts
 
 LONGEST_SILENCE_S = 30.0
 """The engine's process answers pings at all times but while it traces a program, for seconds."""
@@ -38,8 +35,8 @@ _RETRY_AFTER_S = 5
 class RemoteLLM:
     """A model in another process that completes prompts for the tasks of one event loop.
 
-    It has `AsyncLLM`'s interface, and the same outputs: the engine's process makes tokens and
-    log-probabilities, this one text, with a tokenizer of its own. It imports no JAX.
+    It is an `EngineClient` whose outputs are those of `AsyncLLM`: the engine's process makes tokens
+    and log-probabilities, this one text, with a tokenizer of its own. It imports no JAX.
 
     Args:
         link: the connection, not started yet.
@@ -62,7 +59,7 @@ class RemoteLLM:
         """The model's shape."""
         self._reopen = reopen
         self._reopening: asyncio.Task[None] | None = None
-        self._streams: dict[int, OpenStream] = {}
+        self._streams: dict[int, RemoteRequest] = {}
         self._is_draining = False
         self._is_closed = False
         self._use(link)
@@ -71,8 +68,8 @@ class RemoteLLM:
         """Send requests over this connection from now on."""
         self._link = link
         self._description = link.description
-        self._arguments = RemoteCallArguments(link.description, self.tokenizer, self.model_config)
-        self._weight_version = 0
+        self._reader = link.description.prompt_reader(self.tokenizer, self.model_config)
+        self._last: tuple[SamplingParams, SamplingParams] | None = None  # a copy, and as checked
         self._sent_params: SamplingParams | None = None
         link.on_step = self._take_step
         link.on_refused = self._refuse
@@ -99,57 +96,18 @@ class RemoteLLM:
         return self._description
 
     @property
-    def engine_config(self) -> EngineConfig:
-        """The arguments that the engine was made with."""
-        return self._description.config
-
-    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self._description.max_model_len
 
     @property
-    def num_kv_blocks(self) -> int:
-        """Blocks of the KV cache, each replica's reserved block 0 included."""
-        return self._description.num_kv_blocks
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the KV cache on each device."""
-        return self._description.kv_bytes
-
-    @property
-    def weight_version(self) -> int:
-        """The number of times that the weights were swapped, as far as answers have shown."""
-        return self._weight_version
-
-    @property
-    def num_open_requests(self) -> int:
-        """Requests of this front end that have not ended."""
-        return len(self._streams)
-
-    @property
     def is_running(self) -> bool:
         """True if it takes requests."""
-        return not (self._is_closed or self._is_draining or self.errored)
-
-    @property
-    def errored(self) -> bool:
-        """True if the engine's process has ended or failed for good."""
-        return self.dead_error is not None
-
-    @property
-    def dead_error(self) -> JaxinferError | None:
-        """Why it takes no requests for good; None if it does, or was shut down."""
-        return None if self._is_closed else self._link.failure
+        return not (self._is_closed or self._is_draining or self._link.failure)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of a call that gives none; a copy."""
         return self._description.default_params.clone()
-
-    async def get_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None if only token ids go in and out."""
-        return self.tokenizer
 
     def generate(
         self,
@@ -160,19 +118,8 @@ class RemoteLLM:
         priority: int = 0,
         prefill_only: bool = False,
         answer: AnswerFormat | None = None,
-        timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """Complete one prompt, for `async for`; as `AsyncLLM.generate`.
-
-        Args:
-            prompt: as there.
-            sampling_params: as there.
-            request_id: as there.
-            priority: as there.
-            prefill_only: as there.
-            answer: as there.
-            timeout: seconds until it is aborted; None is the service's own limit, and more than
-                that is cut to it.
+        """Complete one prompt, for `async for`; arguments as for `AsyncLLM.generate`.
 
         Returns:
             An iterator of outputs. The last has `finished`; after `abort`, and when a limit of the
@@ -189,15 +136,31 @@ class RemoteLLM:
             EngineDeadError: the engine's process has ended; in the iteration.
         """
         self._check_open()
-        request = self._arguments.one(
-            prompt,
-            sampling_params,
-            priority,
-            request_id or "",
+        parts = split_prompts(prompt)
+        if len(parts) != 1:
+            raise ValueError(f"expected one prompt, got {len(parts)}; make a call for each")
+        (given,) = match_params(sampling_params, 1, self._description.default_params)
+        params = self._checked(given)
+        (checked,) = self._reader.read_parts(
+            parts, [self._reader.prompt_limit(params)], num_outputs=0 if prefill_only else 1
+        )
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority must be an integer, got {priority!r}")
+        if priority and self._description.config.scheduling_policy == "fcfs":
+            raise ValueError(
+                f"priority is {priority}, but requests are served first come, first served; "
+                "start the service with --scheduling-policy fair, or leave it 0"
+            )
+        request = NewRequest(
+            prompt=checked,
+            params=params,
+            kind=wanted_outputs(params),
             prefill_only=prefill_only,
+            priority=priority,
+            label=request_id or "",
             answer=answer,
         )
-        return self._stream(request, self._time_limit(timeout))
+        return self._stream(request)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End all requests of these names that came through this front end.
@@ -259,17 +222,6 @@ class RemoteLLM:
         """True if any part of the engine sleeps."""
         return await self._call("is_sleeping")
 
-    async def update_params(self, params: Any, **options: Any) -> None:
-        """Refused: weights do not go over the socket.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "weights can't be swapped in a service's engine: use AsyncLLM in the process that has "
-            "the new weights, or restart the service with them"
-        )
-
     async def start_profile(self, directory: str | os.PathLike[str]) -> None:
         """Record what the engine's process does, until `stop_profile`."""
         await self._call("start_profile", str(directory))
@@ -320,22 +272,23 @@ class RemoteLLM:
         self._check_not_restarting()
         return await self._link.call(name, *arguments)
 
-    def _time_limit(self, given: float | None) -> float:
-        """Seconds; 0 for any time."""
-        own = self._description.limits.request_timeout
-        if given is None:
-            return own
-        if given <= 0:
-            raise ValueError(f"timeout must be above 0 seconds, got {given}")
-        return min(given, own) if own else given
+    def _checked(self, given: SamplingParams) -> SamplingParams:
+        """A copy, checked; the same one for the prompts of a call, whose parameters are equal.
 
-    async def _stream(self, request: NewRequest, limit: float) -> AsyncGenerator[RequestOutput]:
+        Checks go through all bad words and token ids, and a call may have a thousand prompts.
+        """
+        if self._last is None or vars(self._last[0]) != vars(given):
+            copy = given.clone()
+            self._last = copy, self._reader.check_params(copy)
+        return self._last[1]
+
+    async def _stream(self, request: NewRequest) -> AsyncGenerator[RequestOutput]:
         if self._link.failure is not None:
             raise self._link.failure
         number = self._link.new_number()
-        stream = self._streams[number] = OpenStream(request, self.tokenizer)
+        stream = self._streams[number] = RemoteRequest(request, self.tokenizer)
         loop, timers = asyncio.get_running_loop(), []
-        if limit:
+        if limit := self._description.limits.request_timeout:
             timers.append(loop.call_later(limit, self._expire, number, limit))
         if (asked := request.params.timeout) is not None:
             timers.append(loop.call_later(asked, self._time_out, number))
@@ -360,10 +313,8 @@ class RemoteLLM:
             stream = self._streams.get(row.number)
             if stream is None:
                 continue
-            if row.news is not None:
-                self._weight_version = max(self._weight_version, row.news.weight_version)
             self._end_in_engine(row.number, stream.take(row, step.time, scores.get(i, ())))
-            if stream.num_undelivered > most:
+            if stream.num_undelivered > most and not stream.is_whole:
                 reason = f"its reader left more than {most} tokens untaken"
                 self._end_in_engine(row.number, stream.end("abort", reason))
 

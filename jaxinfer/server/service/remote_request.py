@@ -1,5 +1,6 @@
-"""The front end's side of a request: tokens come in, text and outputs go out."""
+"""The front end's side of a request: tokens come in and wait, text and outputs go out."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,8 @@ class RemoteRequest:
     """Makes of an engine's tokens exactly what an engine of this process would have made.
 
     Both use `RequestGroup` for text, stop strings and log-probabilities. An exception on the way
-    ends this request with the reason "error".
+    ends this request with the reason "error". Outputs are made when the reader asks, so that a slow
+    one costs the memory of its tokens alone. Of one event loop.
 
     Args:
         new: as the caller asks for it.
@@ -26,18 +28,17 @@ class RemoteRequest:
     """
 
     def __init__(self, new: NewRequest, tokenizer: Tokenizer | None) -> None:
-        self.new = new
+        self.label = new.label
+        self.is_whole = new.kind == "final"
+        """The reader gets one output, at the end."""
+        self._has_news = asyncio.Event()
+        self._error: Exception | None = None
         self._group = RequestGroup(new, seed=0, arrival_time=time.monotonic(), tokenizer=tokenizer)
         count = new.params.prompt_logprobs
         length = len(new.prompt.token_ids)
         self._prompt_logprobs = None if count is None else PromptLogprobs(length, count, tokenizer)
         self.num_undelivered = 0
         """Tokens that came since the last `output`."""
-
-    @property
-    def is_finished(self) -> bool:
-        """True if every completion has ended."""
-        return self._group.is_finished
 
     @property
     def unfinished(self) -> list[int]:
@@ -58,6 +59,14 @@ class RemoteRequest:
         completion = self._group.completions[row.index]
         if completion.finish_reason is not None:
             return []
+        ended = self._take(completion, row, now, scores)
+        if not self.is_whole or self._group.is_finished:
+            self._has_news.set()
+        return ended
+
+    def _take(
+        self, completion: Completion, row: Row, now: float, scores: Sequence[ReceivedScores]
+    ) -> list[int]:
         news = row.news
         try:
             if news is not None:
@@ -82,7 +91,28 @@ class RemoteRequest:
         for index in unfinished:
             self._group.completions[index].finish(reason)
             self._group.completions[index].stop_reason = stop_reason
+        self._has_news.set()
         return unfinished
+
+    def refuse(self, error: Exception) -> None:
+        """End it with an exception, which the reader gets."""
+        self._error = error
+        self.end("error", str(error))
+
+    async def next_output(self) -> RequestOutput:
+        """The next output, as soon as there is something new.
+
+        Raises:
+            Exception: the reason of a refusal.
+        """
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            if self._error is not None:
+                raise self._error
+            output = self.output()
+            if output is not None:
+                return output
 
     def fail(self, error: str) -> list[int]:
         """End it because something of its own raised here; the completions that were unfinished."""

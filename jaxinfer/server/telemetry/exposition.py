@@ -32,100 +32,75 @@ _HELP = {
     "prefill_attention_pairs": "Pairs of a prompt token and a token that it attends to.",
     "decode_context_tokens": "Tokens whose keys and values decode steps read.",
     "iteration_tokens_total": "Tokens fed by a step.",
+    "engine_step_floor_seconds": "Least seconds of the steps: decodes by bytes, prefills by "
+    "operations.",
+    "decode_mbu_perc": "Share of the memory's speed that decode steps reach.",
+    "prefill_mfu_perc": "Share of the peak operations that prefill steps reach.",
 }
+_HELP |= {spec.name: spec.help for spec in itertools.chain(series.COUNTERS, series.HISTOGRAMS)}
 _OWN = frozenset(counter.name for counter in series.COUNTERS)
 """Counters of the front ends: tokens and ends that clients were told of."""
 
+ALL_NAMES = tuple(_HELP)
+"""Names of all families that can be shown, without prefix."""
 
-def engine_families(metrics: Iterable[Metric], labels: Sequence[tuple[str, str]]) -> list[Family]:
-    """Families of an engine's counts, without the names that front ends count.
 
-    Args:
-        metrics: as `AsyncLLM.get_metrics` returns them.
-        labels: names and values that every series gets.
-    """
-    families: dict[str, Family] = {}
+def engine_metrics(metrics: Iterable[Metric]) -> Iterator[tuple[str, Metric]]:
+    """An engine's metrics by name without prefix, less those that front ends count."""
     for metric in metrics:
         name = metric.name.removeprefix(ENGINE_PREFIX)
         if name not in _OWN:
-            _add(families, name, _HELP.get(name, name), metric, labels)
-    return list(families.values())
+            yield name, metric
 
 
-def request_families(
-    values: Sequence[float], labels: Sequence[tuple[str, str]]
-) -> Iterator[Family]:
-    """Families of what front ends count, from the sums over their tables."""
-    families: dict[str, Family] = {}
+def request_metrics(values: Sequence[float]) -> Iterator[tuple[str, Metric]]:
+    """What front ends count, from the sums over their tables."""
     for counter in series.COUNTERS:
-        metric = Counter(counter.name, values[counter.offset], dict(counter.labels))
-        _add(families, counter.name, counter.help, metric, labels)
+        value = values[counter.offset]
+        yield counter.name, Counter(counter.name, value, dict(counter.labels))
     for spec in series.HISTOGRAMS:
         counts, total = spec.read(values)
-        metric = histogram(spec.name, spec.bounds, counts, total)
-        _add(families, spec.name, spec.help, metric, labels)
-    yield from families.values()
+        yield spec.name, histogram(spec.name, spec.bounds, counts, total)
 
 
-def utilization_families(
-    total: Utilization, recent: Utilization, labels: Sequence[tuple[str, str]]
-) -> list[Family]:
-    """Families of how much of the devices' speed steps reach.
+def utilization_metrics(total: Utilization, recent: Utilization) -> Iterator[tuple[str, Metric]]:
+    """How much of the devices' speed steps reach.
 
     Args:
         total: since the engine was made; its floors become counters.
         recent: since the last scrape; its shares become gauges, left out without steps.
+    """
+    name = "engine_step_floor_seconds"
+    for kind, floor in (("decode", total.decode_floor_s), ("prefill", total.prefill_floor_s)):
+        yield name, Counter(name, floor, {"kind": kind})
+    for name, share in (("decode_mbu_perc", recent.mbu), ("prefill_mfu_perc", recent.mfu)):
+        if share is not None:
+            yield name, Gauge(name, share)
+
+
+def families(
+    metrics: Iterable[tuple[str, Metric]], prefix: str, labels: Sequence[tuple[str, str]]
+) -> list[Family]:
+    """Families of metrics, one of each name.
+
+    Args:
+        metrics: by name.
+        prefix: begins every name.
         labels: names and values that every series gets.
     """
-    families: dict[str, Family] = {}
-    for kind, floor in (("decode", total.decode_floor_s), ("prefill", total.prefill_floor_s)):
-        metric = Counter("engine_step_floor_seconds", floor, {"kind": kind})
-        help = "Least seconds of the steps: decodes by bytes, prefills by operations."
-        _add(families, metric.name, help, metric, labels)
-    for name, share, help in (
-        ("decode_mbu_perc", recent.mbu, "Share of the memory's speed that decode steps reach."),
-        ("prefill_mfu_perc", recent.mfu, "Share of the peak operations that prefill steps reach."),
-    ):
-        if share is not None:
-            _add(families, name, help, Gauge(name, share), labels)
-    return list(families.values())
-
-
-def _add(
-    families: dict[str, Family],
-    name: str,
-    help: str,
-    metric: Metric,
-    labels: Sequence[tuple[str, str]],
-) -> None:
-    """Add a series to the family of its name."""
-    own = [*labels, *metric.labels.items()]
-    family = families.get(name)
-    if family is None:
-        kinds = {
-            Counter: CounterMetricFamily,
-            Gauge: GaugeMetricFamily,
-            Histogram: HistogramMetricFamily,
-        }
-        family = families[name] = kinds[type(metric)](name, help, labels=[key for key, _ in own])
-    values = [value for _, value in own]
-    match family, metric:
-        case HistogramMetricFamily(), Histogram():
-            family.add_metric(values, list(metric.buckets.items()), metric.sum)
-        case CounterMetricFamily() | GaugeMetricFamily(), Counter() | Gauge():
-            family.add_metric(values, metric.value)
-
-
-def with_prefix(families: Iterable[Family], prefix: str) -> Iterator[Family]:
-    """The same families, with `prefix` before the names of families and samples."""
-    for family in families:
-        family.name = prefix + family.name
-        family.samples = [sample._replace(name=prefix + sample.name) for sample in family.samples]
-        yield family
-
-
-def all_names() -> list[str]:
-    """Names of all families that can be shown, without prefix."""
-    of_requests = [spec.name for spec in itertools.chain(series.COUNTERS, series.HISTOGRAMS)]
-    own = ["engine_step_floor_seconds", "decode_mbu_perc", "prefill_mfu_perc"]
-    return list(dict.fromkeys([*_HELP, *of_requests, *own]))
+    made: dict[str, Family] = {}
+    kinds = {Counter: CounterMetricFamily, Gauge: GaugeMetricFamily}
+    kinds |= {Histogram: HistogramMetricFamily}
+    for name, metric in metrics:
+        own = [*labels, *metric.labels.items()]
+        family = made.get(name)
+        if family is None:
+            kind, help = kinds[type(metric)], _HELP.get(name, name)
+            family = made[name] = kind(prefix + name, help, labels=[key for key, _ in own])
+        values = [value for _, value in own]
+        match family, metric:
+            case HistogramMetricFamily(), Histogram():
+                family.add_metric(values, list(metric.buckets.items()), metric.sum)
+            case CounterMetricFamily() | GaugeMetricFamily(), Counter() | Gauge():
+                family.add_metric(values, metric.value)
+    return list(made.values())

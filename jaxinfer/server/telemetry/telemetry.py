@@ -1,23 +1,19 @@
 """Metrics of a server for Prometheus: one object in each front end."""
 
+import itertools
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+import types
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.server.telemetry import exposition
 from jaxinfer.server.telemetry import request_series as series
-from jaxinfer.server.telemetry.exposition import (
-    ENGINE_PREFIX,
-    engine_families,
-    request_families,
-    utilization_families,
-    with_prefix,
-)
+from jaxinfer.server.telemetry.exposition import ENGINE_PREFIX
 from jaxinfer.server.telemetry.number_table import NumberTable
 from jaxinfer.server.telemetry.request_watch import RequestWatch, watched
 from jaxinfer.server.telemetry.utilization import StepFloors, Utilization, utilization
@@ -89,18 +85,21 @@ class Telemetry:
             engine_metrics: as `AsyncLLM.get_metrics` returns them.
         """
         metrics = list(engine_metrics)
-        families = [
-            *engine_families(metrics, self._labels),
-            *request_families(self._table.totals(), self._labels),
-            *self._utilization_families(metrics),
-        ]
-        registry = CollectorRegistry()
-        registry.register(_Families(with_prefix(families, self._prefix)))
+        shown = exposition.families(
+            itertools.chain(
+                exposition.engine_metrics(metrics),
+                exposition.request_metrics(self._table.totals()),
+                self._utilization(metrics),
+            ),
+            self._prefix,
+            self._labels,
+        )
+        registry: Any = types.SimpleNamespace(collect=lambda: shown)  # all that is asked of one
         return generate_latest(registry)
 
-    def _utilization_families(self, metrics: Iterable[Metric]) -> list[Family]:
+    def _utilization(self, metrics: Iterable[Metric]) -> Iterable[tuple[str, Metric]]:
         if self._floors is None:
-            return []
+            return ()
         counters = {
             (m.name.removeprefix(ENGINE_PREFIX), m.labels.get("kind", "")): m.value
             for m in metrics
@@ -108,19 +107,4 @@ class Telemetry:
         }
         total = utilization(self._floors, counters)
         before, self._before = self._before, total
-        return utilization_families(total, total.since(before), self._labels)
-
-
-class _Families(Collector):
-    """A collector of families that were made before."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = list(families)
-
-    def describe(self) -> Iterator[Family]:
-        """Nothing: names need no check, and each family is there once."""
-        return iter(())
-
-    def collect(self) -> Iterator[Family]:
-        """All families."""
-        return iter(self._families)
+        return exposition.utilization_metrics(total, total.since(before))

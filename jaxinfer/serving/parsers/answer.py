@@ -7,7 +7,7 @@ from typing import Any
 from jaxinfer.outputs import CallArguments, CallStart, Content, Piece, Reasoning, new_call_id
 from jaxinfer.serving.parsers.reasoning import ReasoningState
 from jaxinfer.serving.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
-from jaxinfer.serving.parsers.stream_parser import ToolParser
+from jaxinfer.serving.parsers.tool_parser import ToolParser
 
 
 @dataclass
@@ -84,7 +84,7 @@ class AnswerParser:
         Args:
             text: the next part.
             state: of the reasoning, where tokens say it, so that no tag of it is in any part; see
-                `ReasoningParser.feed_at`. None: tags in the text say it.
+                `Qwen3ReasoningParser.feed_at`. None: tags in the text say it.
         """
         if self._reasoning is None:
             return self._wanted(_fed(self._tools, text))

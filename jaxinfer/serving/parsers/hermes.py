@@ -10,11 +10,11 @@ around both. It is then read once it is whole. What is malformed before that is 
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxinfer.outputs import CallArguments, CallStart, Content, Piece
-from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
+from jaxinfer.outputs import Piece
+from jaxinfer.serving.parsers.held_back import partial_tag
 from jaxinfer.serving.parsers.json_object import (
     Member,
     ObjectEnd,
@@ -22,7 +22,7 @@ from jaxinfer.serving.parsers.json_object import (
     mended,
     object_members,
 )
-from jaxinfer.serving.parsers.stream_parser import MAX_BLOCKS
+from jaxinfer.serving.parsers.tool_parser import MAX_BLOCKS, ToolParser
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -34,15 +34,9 @@ _HEAD = re.compile(
 _TAG = re.compile("</?tool_call>")
 _BETWEEN = re.compile(r"[\s,;\[\]]*+")
 
-_State = Callable[[str, int], int | None]
-"""(text, position) -> the position to go on at with the state that is set by then. None: the rest,
-from `_held_from`, waits for more text."""
 
-
-class HermesToolParser:
-    """Reads `<tool_call>` blocks; the rest is content.
-
-    White space beside a call is left out.
+class HermesToolParser(ToolParser):
+    """Reads `<tool_call>` blocks.
 
     Args:
         tools: not needed; other parsers read the types of arguments there.
@@ -50,52 +44,28 @@ class HermesToolParser:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         del tools
-        self._state: _State = self._content
-        self._spaces = HeldBack()
-        self._pieces: list[Piece] = []
-        self._held = ""
-        self._held_from = 0
+        super().__init__()
         self._block: list[str] = []
         self._is_first = True
-        self._num_blocks = 0
-        self._num_calls = 0
         self._end = ObjectEnd()
 
-    @property
-    def is_in_content(self) -> bool:
-        """See `ToolParser`."""
-        return self._state == self._content
-
-    def feed(self, text: str) -> Sequence[Piece]:
-        """See `StreamParser`."""
-        if not text:
-            return ()
-        if self._state == self._content and self._num_blocks == MAX_BLOCKS:
-            return [Content(text)]
-        self._pieces = []
-        for start in range(0, len(text), _MOST_PART_CHARS):
-            self._feed(self._held + text[start : start + _MOST_PART_CHARS])
-        return self._pieces
-
     def finish(self) -> Sequence[Piece]:
-        """See `StreamParser`."""
+        """See `ToolParser`."""
         self._pieces = []
         held = self._held
         if self._state == self._content:
             self._add_content(held)
             self._add_raw(self._spaces.take())
         elif self._state == self._arguments:
-            self._add_arguments(held)
+            self._add_part(held)
         elif self._state in (self._head, self._whole):
             self._end_block("".join(self._block) + held, closed=False)
             self._add_raw(self._spaces.take())
         return self._pieces
 
-    def _feed(self, text: str) -> None:
-        position: int | None = 0
-        while position is not None:
-            position = self._state(text, position)
-        self._held = text[self._held_from :]
+    def _take(self, text: str) -> None:
+        for start in range(0, len(text), _MOST_PART_CHARS):
+            self._run(self._held + text[start : start + _MOST_PART_CHARS])
 
     def _content(self, text: str, start: int) -> int | None:
         if self._num_blocks == MAX_BLOCKS:
@@ -143,7 +113,7 @@ class HermesToolParser:
         end = close if close >= 0 else partial_tag(text, start, (OPEN, CLOSE))
         if close < 0:
             end = certain_length(text, start, end)
-        over = self._add_arguments(text[start:end])
+        over = self._add_part(text[start:end])
         if over is not None:
             self._end = ObjectEnd(depth=1)
             self._state = self._rest if over[1] else self._content
@@ -184,9 +154,6 @@ class HermesToolParser:
         self._state = self._content
         return tag.end() if tag[0] == CLOSE else tag.start()
 
-    def _wait(self, position: int) -> None:
-        self._held_from = position
-
     def _begin_call(self) -> None:
         self._num_blocks += 1
         self._block = []
@@ -199,28 +166,15 @@ class HermesToolParser:
         self._num_blocks += max(0, len(calls) - 1)
         for name, arguments in calls:
             self._start_call(name)
-            self._pieces.append(CallArguments(self._num_calls - 1, arguments))
+            self._add_arguments(arguments)
 
-    def _start_call(self, name: str) -> None:
-        self._spaces = HeldBack(drops_start=True)
-        self._pieces.append(CallStart(self._num_calls, name))
-        self._num_calls += 1
-
-    def _add_arguments(self, part: str) -> tuple[int, bool] | None:
+    def _add_part(self, part: str) -> tuple[int, bool] | None:
         """Pass on what belongs to the arguments; where they are over, see `ObjectEnd.find`."""
         in_string = self._end.in_string
         over = self._end.find(part, OPEN)
         given = mended(part if over is None else part[: over[0]], in_string=in_string)
-        if given:
-            self._pieces.append(CallArguments(self._num_calls - 1, given))
+        self._add_arguments(given)
         return over
-
-    def _add_content(self, text: str) -> None:
-        self._add_raw(self._spaces.add(text))
-
-    def _add_raw(self, text: str) -> None:
-        if text:
-            self._pieces.append(Content(text))
 
 
 def _read_calls(block: str) -> list[tuple[str, str]]:

@@ -8,14 +8,14 @@ begins within another ends it, once it is certain that it is no part of a value.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxinfer.outputs import CallArguments, CallStart, Content, Piece
+from jaxinfer.outputs import Piece
 from jaxinfer.serving.parsers.arguments.types import ANY, ArgumentTypes, FunctionSchema
 from jaxinfer.serving.parsers.arguments.writer import ValueWriter
-from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
-from jaxinfer.serving.parsers.stream_parser import MAX_BLOCKS
+from jaxinfer.serving.parsers.held_back import partial_tag
+from jaxinfer.serving.parsers.tool_parser import MAX_BLOCKS, ToolParser
 
 MAX_PARAMETERS = 1024
 """Most parameters of one call; later ones are left out."""
@@ -57,29 +57,18 @@ _FOLLOWING: Mapping[tuple[str, ...], tuple[re.Pattern[str], re.Pattern[str]]] = 
 }
 """Of tags, patterns of white space with one of them behind it, whole and begun."""
 
-_State = Callable[[str, int], int | None]
-"""A state of the parser: a function as in `hermes.py`."""
 
-
-class Qwen3CoderToolParser:
-    """Reads `<function=...>` blocks, within `<tool_call>` or without; the rest is content.
-
-    White space beside a call is left out.
+class Qwen3CoderToolParser(ToolParser):
+    """Reads `<function=...>` blocks, within `<tool_call>` or without.
 
     Args:
         tools: of the request; their schemas say which values are texts.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__()
         self._types = ArgumentTypes(tools)
-        self._state: _State = self._content
-        self._spaces = HeldBack()
-        self._pieces: list[Piece] = []
-        self._held = ""
-        self._held_from = 0
         self._is_last = False
-        self._num_blocks = 0
-        self._num_calls = 0
         self._opening = ""
         self._head_text = ""
         self._function = ""
@@ -93,23 +82,8 @@ class Qwen3CoderToolParser:
         self._depth = 0
         self._holds_nested = True
 
-    @property
-    def is_in_content(self) -> bool:
-        """See `ToolParser`."""
-        return self._state == self._content
-
-    def feed(self, text: str) -> Sequence[Piece]:
-        """See `StreamParser`."""
-        if not text:
-            return ()
-        if self._state == self._content and self._num_blocks == MAX_BLOCKS:
-            return [Content(text)]
-        self._pieces = []
-        self._run(self._held + text)
-        return self._pieces
-
     def finish(self) -> Sequence[Piece]:
-        """See `StreamParser`."""
+        """See `ToolParser`."""
         self._pieces = []
         self._is_last = True
         self._run(self._held)
@@ -122,12 +96,6 @@ class Qwen3CoderToolParser:
         elif self._state == self._between and self._schema.required.keys() <= self._given:
             self._add_arguments("}")
         return self._pieces
-
-    def _run(self, text: str) -> None:
-        position: int | None = 0
-        while position is not None:
-            position = self._state(text, position)
-        self._held = text[self._held_from :]
 
     def _content(self, text: str, start: int) -> int | None:
         if self._num_blocks == MAX_BLOCKS:
@@ -170,12 +138,10 @@ class Qwen3CoderToolParser:
             self._add_content(self._head_text)
             self._state = self._content
             return start
-        self._spaces = HeldBack(drops_start=True)
         self._schema = self._types.of(self._function)
         self._given = set()
         self._num_parameters = 0
-        self._pieces.append(CallStart(self._num_calls, self._function))
-        self._num_calls += 1
+        self._start_call(self._function)
         self._add_arguments("{")
         self._state = self._between
         return start
@@ -319,20 +285,6 @@ class Qwen3CoderToolParser:
     def _ready(self, text: str, start: int, tags: tuple[str, ...]) -> int:
         """Up to where no tag may begin that is not complete yet."""
         return len(text) if self._is_last else partial_tag(text, start, tags)
-
-    def _wait(self, position: int) -> None:
-        self._held_from = position
-
-    def _add_arguments(self, text: str) -> None:
-        if text:
-            self._pieces.append(CallArguments(self._num_calls - 1, text))
-
-    def _add_content(self, text: str) -> None:
-        self._add_raw(self._spaces.add(text))
-
-    def _add_raw(self, text: str) -> None:
-        if text:
-            self._pieces.append(Content(text))
 
 
 def _unfinished_tag(text: str, start: int) -> int:

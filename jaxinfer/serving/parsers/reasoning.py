@@ -5,11 +5,9 @@ The line breaks that the format puts around both are left out, as chat templates
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 from jaxinfer.outputs import Content, Piece, Reasoning
 from jaxinfer.serving.parsers.held_back import HeldBack, partial_tag
-from jaxinfer.serving.parsers.stream_parser import StreamParser
 from jaxinfer.structured_outputs import ThinkingStage
 
 OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"
@@ -18,30 +16,14 @@ ReasoningState = ThinkingStage
 """The prompt has opened the reasoning, or said nothing of it, or closed it."""
 
 
-class ReasoningParser(StreamParser, Protocol):
-    """Splits off the reasoning of an answer."""
-
-    @property
-    def state(self) -> ReasoningState:
-        """What of the reasoning is still to come after the text so far."""
-        ...
-
-    def feed_at(self, text: str, state: ReasoningState) -> Sequence[Piece]:
-        """As `feed`, of a text without the tags around the reasoning, which were tokens.
-
-        Args:
-            text: all of it is within the reasoning, or before or behind it.
-            state: which of these.
-        """
-        ...
-
-
 _MOST_SPACES = 64
 """White space before `<think>`; after more of it, the answer has no reasoning."""
 
 
 class Qwen3ReasoningParser:
     """Reasoning is at the beginning of an answer or nowhere; later tags are content.
+
+    Parts, pieces and work are as for `ToolParser`.
 
     Args:
         is_open: the prompt ends within `<think>`, so that the answer begins with reasoning.
@@ -60,11 +42,11 @@ class Qwen3ReasoningParser:
 
     @property
     def state(self) -> ReasoningState:
-        """See `ReasoningParser`."""
+        """What of the reasoning is still to come after the text so far."""
         return self._state
 
     def feed(self, text: str) -> Sequence[Piece]:
-        """See `StreamParser`."""
+        """The pieces that are certain once `text` has come."""
         if not text or (self._state == "over" and not self._is_unclosed):
             return self._content(text)
         text, self._held = self._held + text, ""
@@ -73,7 +55,14 @@ class Qwen3ReasoningParser:
         return self._begin(text) if self._is_at_start else self._think(text)
 
     def feed_at(self, text: str, state: ReasoningState) -> Sequence[Piece]:
-        """See `ReasoningParser`; white space before the reasoning is held until it is known."""
+        """As `feed`, of a text without the tags around the reasoning, which were tokens.
+
+        White space before the reasoning is held until it is known.
+
+        Args:
+            text: all of it is within the reasoning, or before or behind it.
+            state: which of these.
+        """
         self._state = state
         if state == "open":
             self._held, self._drops_breaks = "", True
@@ -85,7 +74,7 @@ class Qwen3ReasoningParser:
         return ()
 
     def finish(self) -> Sequence[Piece]:
-        """See `StreamParser`."""
+        """The rest, at the end of the text. The parser is not used again."""
         if self._state == "open":
             return _reasoning(self._reasoning.add(self._held))
         return self._content(self._held)

@@ -5,8 +5,8 @@ from typing import Any
 
 from jaxinfer.serving.parsers.hermes import HermesToolParser
 from jaxinfer.serving.parsers.qwen3_coder import Qwen3CoderToolParser
-from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser, ReasoningParser
-from jaxinfer.serving.parsers.stream_parser import ToolParser
+from jaxinfer.serving.parsers.reasoning import Qwen3ReasoningParser
+from jaxinfer.serving.parsers.tool_parser import ToolParser
 
 ToolParserFactory = Callable[[Sequence[Mapping[str, Any]]], ToolParser]
 
@@ -17,5 +17,5 @@ TOOL_PARSERS: Mapping[str, ToolParserFactory] = {
 }
 """By the names in `TOOL_PARSER_NAMES`; each is called with a request's tools."""
 
-REASONING_PARSERS: Mapping[str, Callable[..., ReasoningParser]] = {"qwen3": Qwen3ReasoningParser}
+REASONING_PARSERS: Mapping[str, type[Qwen3ReasoningParser]] = {"qwen3": Qwen3ReasoningParser}
 """By the names in `REASONING_PARSER_NAMES`; each is called with `is_open` and `calls`."""

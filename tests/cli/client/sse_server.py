@@ -66,13 +66,15 @@ class Server:
             status, pieces = self.behaviour(method, path, body)
             if self.api_key and headers.get("authorization") != f"bearer {self.api_key}":
                 status, pieces = 401, [b'{"error":{"message":"no key"}}']
-            writer.write(b"HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n" % status)
+            is_chunked = "HTTP/1.0" not in head
+            chunked = b"Transfer-Encoding: chunked\r\n" * is_chunked
+            writer.write(b"HTTP/1.1 %d X\r\n%s\r\n" % (status, chunked))
             for piece in pieces:
-                writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                writer.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
                 await writer.drain()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-            writer.write(b"0\r\n\r\n")
+            writer.write(b"0\r\n\r\n" * is_chunked)
         writer.close()
 
     async def serve(self, port: int, started: Callable[[int], None]) -> None:

@@ -71,7 +71,7 @@ async def serving(handle):
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
                 server.should_exit = True
                 await task
-            assert llm.num_open_requests == 0
+            assert not llm._streams
             await llm.shutdown()
 
 

@@ -9,7 +9,7 @@ from jaxinfer.planning.devices import H200
 from scripts.speed import workload_runs
 from scripts.speed.timing import run_workload
 from scripts.speed.workloads import make_workload
-from tests.measure.fake_engine import FakeEngine
+from tests.scripts.speed.fake_engine import FakeEngine
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_administration_is_off_by_default_and_needs_a_key(client, locked):
     answer = client.get("/tokenizer_info")
     assert answer.status_code == 404
     assert "--enable-tokenizer-info" in answer.text
-    with pytest.raises(ValueError, match="needs a key"):
+    with pytest.raises(ValueError, match="needs api_keys"):
         ServerSettings(enable_admin=True)
 
 

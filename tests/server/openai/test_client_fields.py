@@ -9,7 +9,7 @@ import pytest
 from openai.types.shared.reasoning_effort import ReasoningEffort
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.openai.answering.effort import EFFORT_TOKENS, with_budget
+from jaxinfer.server.openai.answering.conversation import EFFORT_TOKENS, with_budget
 from tests.server.openai.http_server import serving
 from tests.server.openai.scripted import ScriptedEngine
 

@@ -190,7 +190,7 @@ def test_leaving_an_iteration_ends_its_request_alone():
             await stream.aclose()
             assert (await counts_of(service, llm)).finished["abort"] == 1
             assert (await other)[-1].outputs[0].finish_reason == "length"
-            assert llm.num_open_requests == 0
+            assert not llm._streams
 
     run(main())
 
@@ -252,7 +252,6 @@ def test_an_engine_that_goes_ends_every_request_with_its_name():
                 await llm.check_health()
             with pytest.raises(EngineDeadError):
                 await llm.get_metrics()
-            assert llm.errored
             assert not llm.is_running
             await llm.shutdown()
 
@@ -287,7 +286,6 @@ def test_requests_are_refused_until_another_engine_listens_and_work_after_that(t
                 await anext(
                     stream
                 )  # a reader that comes late, and ends no request of the new engine
-            assert llm.num_open_requests == 4
             assert len({*llm._streams}) == 4
             for other in others:
                 assert not (await anext(other)).finished
@@ -356,13 +354,11 @@ def test_a_slow_reader_is_aborted_and_holds_up_nobody():
     run(main())
 
 
-@pytest.mark.parametrize("by_call", [True, False])
-def test_a_request_that_takes_too_long_is_aborted(by_call):
+def test_a_request_that_takes_too_long_is_aborted():
     async def main():
-        limits = ServiceLimits(request_timeout=0 if by_call else 0.05)
+        limits = ServiceLimits(request_timeout=0.05)
         async with long_service(limits=limits).connected() as llm:
-            options = {"timeout": 0.05} if by_call else {}
-            outputs = await collect(llm, [1, 2, 3], LONG, **options)
+            outputs = await collect(llm, [1, 2, 3], LONG)
             assert outputs[-1].outputs[0].finish_reason == "abort"
             assert "time limit, 0.05 s" in outputs[-1].error
 
@@ -530,19 +526,8 @@ def test_a_bad_call_is_refused_at_once():
                     llm.generate(bad)
             with pytest.raises(ValueError, match="first come, first served"):
                 llm.generate([1], priority=1)
-            with pytest.raises(ValueError, match="timeout"):
-                llm.generate([1], timeout=0)
 
     run(main())
-
-
-def test_weights_are_refused_with_what_to_do_instead():
-    async def main():
-        async with ToyService().connected() as llm:
-            with pytest.raises(NotImplementedError, match="use AsyncLLM"):
-                await llm.update_params({})
-
-    asyncio.run(main())
 
 
 def test_an_engine_that_sleeps_takes_no_request_until_it_wakes_up():

@@ -70,7 +70,7 @@ def test_every_request_gets_what_it_would_get_alone(num_requests):
 
             answers = await asyncio.gather(*(one(*request) for request in requests))
             for front in fronts:
-                assert front.num_open_requests == 0
+                assert not front._streams
                 await front.shutdown()
         return answers
 

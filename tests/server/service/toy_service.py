@@ -11,7 +11,7 @@ from jaxinfer.server.service.description import EngineDescription
 from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.engine_server import EngineServer
 from jaxinfer.server.service.limits import ServiceLimits
-from jaxinfer.server.service.metrics import metrics_to_message
+from jaxinfer.server.service.messages import metrics_to_message
 from jaxinfer.server.service.remote_llm import RemoteLLM
 from jaxinfer.serving.engine.driver import EngineDriver
 from tests.serving.constraints.fake_constraint import FakeSource
@@ -57,8 +57,6 @@ class ToyService:
             max_model_len=self.setup.scheduler.max_model_len,
             max_logprobs=5,
             default_params=GREEDY,
-            num_kv_blocks=64,
-            kv_bytes=1,
             limits=self.limits,
         )
         engine = self.engine

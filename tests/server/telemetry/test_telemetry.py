@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxinfer import AsyncLLM, RequestOutputKind, SamplingParams
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jaxinfer.server.telemetry.exposition import all_names
+from jaxinfer.server.telemetry.exposition import ALL_NAMES
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
 from jaxinfer.serving.engine.metrics import EngineCounts
@@ -237,7 +237,7 @@ def test_every_name_that_can_be_shown_is_listed():
     metrics = EngineCounts(steps=steps).metrics(num_compilations=0, compile_seconds=0)
     text = telemetry.render(metrics)
     shown = set(re.findall(r"# TYPE jaxinfer:(\S+)", text.decode()))
-    listed = set(all_names())
+    listed = set(ALL_NAMES)
     assert {name for name in shown if name not in listed} == {
         f"{name}_total" for name in listed - shown
     }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxinfer.outputs import CallArguments, CallStart, Content
 from jaxinfer.serving.parsers.answer import ToolCall, parse_answer
 from jaxinfer.serving.parsers.hermes import HermesToolParser
-from jaxinfer.serving.parsers.stream_parser import MAX_BLOCKS
+from jaxinfer.serving.parsers.tool_parser import MAX_BLOCKS
 from tests.serving.parsers.splitting import parse
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"city": "東京"}}\n</tool_call>'

@@ -8,7 +8,7 @@ from typing import Any
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.openai.errors import client_errors, invalid
 from jaxinfer.server.openai.front import Front
-from jaxinfer.server.openai.protocol.tools import NamedToolChoice, Tool, ToolChoice
+from jaxinfer.server.openai.protocol.tools import FunctionTool, ResponsesToolChoice, ToolChoice
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.parsers.grammar import TAGS, tool_grammar
 from jaxinfer.serving.parsers.reasoning import ReasoningState
@@ -64,9 +64,8 @@ class AnswerPlan:
 
 def plan_answer(
     front: Front,
-    tools: Sequence[Tool],
-    choice: ToolChoice | None,
-    *,
+    tools: Sequence[FunctionTool],
+    choice: ToolChoice | ResponsesToolChoice | None,
     parallel: bool | None = None,
 ) -> AnswerPlan:
     """Decide how an answer is read.
@@ -91,18 +90,17 @@ def plan_answer(
             "server with --tool-call-parser",
             "tools",
         )
-    is_auto = choice in (None, "auto")
-    if is_auto and not front.settings.enable_auto_tool_choice:
+    if choice in (None, "auto") and not front.settings.enable_auto_tool_choice:
         raise invalid(
             "tool_choice 'auto' is off here; write 'none', or start the server with "
             "--enable-auto-tool-choice",
             "tool_choice",
         )
     tokenizer = front.engine.tokenizer
-    strict = [tool.function.name for tool in tools if tool.function.strict]
+    strict = [tool.name for tool in tools if tool.strict]
     forced = None
-    if isinstance(choice, NamedToolChoice):
-        forced = choice.function.name
+    if choice is not None and not isinstance(choice, str):
+        forced = choice.name
     elif choice == "required" or strict:
         forced = choice or "auto"
     return AnswerPlan(

@@ -1,9 +1,9 @@
 """The limits of a client's connection: time, size of a request's head, and work a turn."""
 
 import dataclasses
+import ipaddress
 
 from jaxinfer.checks import check_integer, check_real
-from jaxinfer.server.openai.connections.addresses import check_network
 
 _LEAST_SECONDS, _MOST_SECONDS = 0.001, 1e6
 
@@ -13,15 +13,14 @@ class ConnectionLimits:
     """Limits of each connection of one front end.
 
     Attributes:
-        head_seconds: for a request's head, from the connection's beginning or the head's first
-            byte; a connection that sends nothing is closed after as long.
-        idle_seconds: of silence between two requests of a connection.
+        head_seconds: for a request's headers to come, or a new connection's first byte.
+        idle_seconds: that a connection stays open between two requests.
         stalled_seconds: for which a client may take nothing of an answer that fills its
             connection's buffers.
-        max_head_bytes: of a request's line and headers.
-        max_headers: of a request, and lines of what ends a chunked body.
-        trusted_proxies: addresses or networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are
-            believed; "*" for all.
+        max_head_bytes: most bytes of a request's headers.
+        max_headers: most headers of a request.
+        trusted_proxies: proxies, or networks of these, whose X-Forwarded-For names the client; *
+            for all.
 
     Raises:
         TypeError, ValueError: a field is of another type, or out of range; names it.
@@ -40,5 +39,10 @@ class ConnectionLimits:
         check_integer("max_head_bytes", self.max_head_bytes, 1 << 10, 1 << 24)
         check_integer("max_headers", self.max_headers, 16, 1 << 16)
         for proxy in self.trusted_proxies:
-            if proxy != "*":
-                check_network("trusted_proxies", proxy)
+            try:
+                _ = proxy == "*" or ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ValueError(
+                    f"trusted_proxies: {proxy!r} is neither an address, such as 10.0.0.7, nor a "
+                    "network, such as 10.0.0.0/8"
+                ) from None

@@ -16,7 +16,6 @@ _NAMES = (
     "style.css",
     "theme.js",
     "main.js",
-    "tabs.js",
     "server/api.js",
     "server/events.js",
     "server/key.js",
@@ -38,11 +37,6 @@ _NAMES = (
     "chat/statistics.js",
     "chat/settings.js",
     "chat/announcer.js",
-    "live/live.css",
-    "live/live.js",
-    "live/figures.js",
-    "live/metrics.js",
-    "live/sparkline.js",
 )
 
 PAGE_PATHS: Mapping[str, str] = {"/": "index.html"} | {f"/page/{name}": name for name in _NAMES}

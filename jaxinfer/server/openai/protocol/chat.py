@@ -10,6 +10,7 @@ from jaxinfer.server.openai.protocol.base import Body, Ignored, Refused
 from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, Effort, SamplingFields
 from jaxinfer.server.openai.protocol.tools import (
     MAX_CALLS,
+    FunctionTool,
     MadeToolCall,
     ToolCallAnswer,
     ToolChoice,
@@ -121,12 +122,17 @@ class ChatBody(SamplingFields):
     def check_together(self) -> None:
         """Refuse fields that contradict each other, as `SamplingFields`."""
         super().check_together()
-        check_tools(self.tools or (), self.tool_choice)
+        check_tools(self.function_tools, self.tool_choice)
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs goes with logprobs: true", "top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise invalid("max_tokens and max_completion_tokens differ; send one", "max_tokens")
+
+    @property
+    def function_tools(self) -> list[FunctionTool]:
+        """The tools, which are functions."""
+        return [tool.function for tool in self.tools or ()]
 
     @property
     def most_tokens(self) -> int | None:

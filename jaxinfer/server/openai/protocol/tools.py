@@ -28,6 +28,11 @@ class FunctionTool(Body):
 
     cache_control: Ignored = None
 
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        function = self.model_dump(exclude_none=True, include={"name", "description", "parameters"})
+        return {"type": "function", "function": function}
+
 
 class Tool(Body):
     """A tool of a chat request; there are no others than functions."""
@@ -36,11 +41,6 @@ class Tool(Body):
     function: FunctionTool
 
     cache_control: Ignored = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The tool as chat templates know it."""
-        told = {"name", "description", "parameters"}
-        return self.model_dump(exclude_none=True, include={"type": True, "function": told})
 
 
 class ChosenFunction(Body):
@@ -54,6 +54,18 @@ class NamedToolChoice(Body):
 
     type: Literal["function"]
     function: ChosenFunction
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return self.function.name
+
+
+class ResponsesToolChoice(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: FunctionName
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
@@ -133,13 +145,15 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": read if isinstance(read, dict) else {}}
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+def check_tools(
+    tools: Sequence[FunctionTool], choice: ToolChoice | ResponsesToolChoice | None
+) -> None:
     """Refuse tools that are too large together, share a name, or lack the one that is chosen.
 
     Raises:
         ApiError: 400.
     """
-    names = {tool.function.name for tool in tools}
+    names = {tool.name for tool in tools}
     if len(names) < len(tools):
         raise invalid("tools: two have the same name; names must differ", "tools")
     size = len(msgspec.json.encode([tool.for_template() for tool in tools])) if tools else 0
@@ -149,9 +163,9 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         return
     if not tools:
         raise invalid("tool_choice goes with tools; send them too", "tool_choice")
-    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+    if choice != "required" and choice.name not in names:
         raise invalid(
-            f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice"
+            f"tool_choice names {choice.name!r}, which is none of the tools", "tool_choice"
         )
 
 

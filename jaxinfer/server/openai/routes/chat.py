@@ -10,20 +10,19 @@ from starlette.responses import Response
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.answering.chunks import Chunks
-from jaxinfer.server.openai.answering.effort import with_budget, with_thinking
+from jaxinfer.server.openai.answering.conversation import conversation_job
 from jaxinfer.server.openai.answering.head import head
 from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
-from jaxinfer.server.openai.answering.plan import AnswerPlan, guided, plan_answer
+from jaxinfer.server.openai.answering.plan import plan_answer
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import client_errors
-from jaxinfer.server.openai.front import Front, Job, Outputs, finals, front_of
+from jaxinfer.server.openai.front import Front, Outputs, finals, front_of
 from jaxinfer.server.openai.logprobs import answer_size, prompt_logprobs
 from jaxinfer.server.openai.merging import BEGIN_SECONDS, begun
 from jaxinfer.server.openai.protocol.chat import ChatAnswer, ChatBody
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.routes.chat_choices import ChatChoices
 from jaxinfer.server.openai.sse import DONE, EventStream, encode
-from jaxinfer.serving.parsers.reasoning import reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -38,10 +37,24 @@ async def chat(body: ChatBody, request: Request) -> Response:
     front = front_of(request)
     front.check_model(body.model)
     body.check_together()
-    plan = plan_answer(front, body.tools or (), body.tool_choice, parallel=body.parallel_tool_calls)
+    plan = plan_answer(front, body.function_tools, body.tool_choice, body.parallel_tool_calls)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     begin = head(kind, "chatcmpl", front)
-    job = await _job(body, plan, begin["id"], front)
+    params = _params(body, front)
+    job = await conversation_job(
+        body,
+        [message.for_template() for message in body.messages],
+        params,
+        plan,
+        begin["id"],
+        front,
+        field="messages",
+        effort=body.reasoning_effort,
+        limit=front.prompts.reader.prompt_limit(params),
+        final_message=body.messages[-1].text if body.continue_final_message else None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
     count = UsageCount(has_reasoning=plan.reasoning_parser is not None)
     choices = ChatChoices(body, front.engine.tokenizer)
     outputs = await front.start([job])
@@ -70,39 +83,6 @@ def _params(body: ChatBody, front: Front) -> SamplingParams:
             prompt_logprobs=body.prompt_logprobs,
             output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         )
-
-
-async def _job(body: ChatBody, plan: AnswerPlan, label: str, front: Front) -> Job:
-    """The engine's job for a request."""
-    params = _params(body, front)
-    text = await front.prompts.render(
-        [message.for_template() for message in body.messages],
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template_kwargs=with_thinking(body.chat_template_kwargs, body.reasoning_effort, front),
-        tools=plan.tools,
-    )
-    final_message = body.messages[-1].text if body.continue_final_message else None
-    state = reasoning_state(text, final_message)
-    begin_is_given = "after_thinking" in (body.structured_outputs or {})
-    params = with_budget(params, body.reasoning_effort, state, front)
-    has_calls = plan.has_grammar_of_calls(beside=params.structured_outputs is not None)
-    params = guided(params, plan, state, begin_is_given=begin_is_given)
-    (prompt,) = await front.prompts.read(
-        [text],
-        name="messages",
-        limit=front.prompts.reader.prompt_limit(params),
-        add_special_tokens=False,  # the template has written them already
-        cache_salt=body.cache_salt,
-    )
-    return Job(
-        prompt=prompt,
-        params=params,
-        label=label,
-        priority=body.priority or 0,
-        grammar_field="tools" if has_calls else body.grammar_field,
-        answer=plan.format(state),
-    )
 
 
 def _answer(

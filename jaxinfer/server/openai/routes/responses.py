@@ -1,30 +1,30 @@
 """The route `POST /v1/responses`: answers a text or a conversation."""
 
+import functools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxinfer.outputs import CompletionOutput, Piece, Reasoning, RequestOutput
+from jaxinfer.outputs import CompletionOutput, Piece, Reasoning
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
 from jaxinfer.server.openai.answering.content_logprobs import ContentLogprobs
-from jaxinfer.server.openai.answering.effort import with_budget, with_thinking
+from jaxinfer.server.openai.answering.conversation import conversation_job
 from jaxinfer.server.openai.answering.head import new_id
 from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
 from jaxinfer.server.openai.answering.output_pieces import pieces_of
-from jaxinfer.server.openai.answering.plan import AnswerPlan, guided, plan_answer
+from jaxinfer.server.openai.answering.plan import plan_answer
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import ApiError, client_errors
-from jaxinfer.server.openai.front import Front, Job, Outputs, finals, front_of
+from jaxinfer.server.openai.front import Front, Outputs, finals, front_of
 from jaxinfer.server.openai.merging import BEGIN_SECONDS, begun
 from jaxinfer.server.openai.protocol.responses.answer import ResponsesAnswer
 from jaxinfer.server.openai.protocol.responses.body import ResponsesBody
 from jaxinfer.server.openai.route import ApiRoute
 from jaxinfer.server.openai.routes.response_events import ResponseEvents, whole_answer
 from jaxinfer.server.openai.sse import EventStream, encode
-from jaxinfer.serving.parsers.reasoning import reasoning_state
 
 router = APIRouter(route_class=ApiRoute)
 
@@ -41,30 +41,40 @@ async def respond(body: ResponsesBody, request: Request) -> Response:
     front = front_of(request)
     front.check_model(body.model)
     body.check_together()
-    plan = plan_answer(
-        front, body.chat_tools, body.chat_tool_choice, parallel=body.parallel_tool_calls
-    )
+    plan = plan_answer(front, body.tools or (), body.tool_choice, body.parallel_tool_calls)
     with client_errors(ResponsesBody.model_fields, lambda word: _NAMES.get(word, word)):
         params = _params(body, front)
     answer = _in_progress(body, params, front)
-    job = await _job(body, params, plan, answer["id"], front)
-    pieces = _Pieces(
-        shows_reasoning=body.include_reasoning is not False,
-        logprobs=ContentLogprobs(body.num_logprobs, front.engine.tokenizer, job.answer),
+    job = await conversation_job(
+        body,
+        body.messages(),
+        params,
+        plan,
+        answer["id"],
+        front,
+        field="input",
+        effort=body.effort,
+        limit=_prompt_limit(body, front),
     )
+    logprobs = ContentLogprobs(body.num_logprobs, front.engine.tokenizer, job.answer)
+    pieces = functools.partial(_shown_pieces, shows_reasoning=body.include_reasoning is not False)
     count = UsageCount(has_reasoning=plan.reasoning_parser is not None)
     outputs = await front.start([job])
     if body.stream:
         outputs = await begun(outputs, BEGIN_SECONDS)
         return EventStream(
-            _events(outputs, answer, pieces, count),
+            _events(outputs, answer, pieces, logprobs, count),
             outputs,
             keep_alive_seconds=front.settings.keep_alive_seconds,
             headers=id_header(body.request_id),
             error_event=_error_event,
         )
     (output,) = await finals(outputs)
-    return json_answer(_finished(answer, output, pieces, count), body.request_id)
+    count.add(0, output)
+    (completion,) = output.outputs
+    reason, scores = completion.finish_reason, logprobs.of(completion)
+    whole = whole_answer(answer, pieces(completion), reason, count.usage(), scores)
+    return json_answer(whole, body.request_id)
 
 
 def _params(body: ResponsesBody, front: Front) -> SamplingParams:
@@ -74,36 +84,6 @@ def _params(body: ResponsesBody, front: Front) -> SamplingParams:
         structured_outputs=body.grammar(),
         logprobs=body.num_logprobs,
         **body.drawn(),
-    )
-
-
-async def _job(
-    body: ResponsesBody, params: SamplingParams, plan: AnswerPlan, label: str, front: Front
-) -> Job:
-    """The engine's job for a request."""
-    text = await front.prompts.render(
-        body.messages(),
-        chat_template_kwargs=with_thinking(body.chat_template_kwargs, body.effort, front),
-        tools=plan.tools,
-    )
-    state = reasoning_state(text)
-    (prompt,) = await front.prompts.read(
-        [text],
-        name="input",
-        limit=_prompt_limit(body, front),
-        add_special_tokens=False,
-        cache_salt=body.cache_salt,
-    )
-    begin_is_given = "after_thinking" in (body.structured_outputs or {})
-    has_calls = plan.has_grammar_of_calls(beside=params.structured_outputs is not None)
-    params = with_budget(params, body.effort, state, front)
-    return Job(
-        prompt=prompt,
-        params=guided(params, plan, state, begin_is_given=begin_is_given),
-        label=label,
-        priority=body.priority or 0,
-        grammar_field="tools" if has_calls else body.grammar_field,
-        answer=plan.format(state),
     )
 
 
@@ -152,36 +132,18 @@ def _in_progress(body: ResponsesBody, params: SamplingParams, front: Front) -> R
     }
 
 
-class _Pieces:
-    """The pieces of an answer that the client wants to see.
-
-    Args:
-        shows_reasoning: whether reasoning is among them.
-        logprobs: those of its text's tokens.
-    """
-
-    def __init__(self, *, shows_reasoning: bool, logprobs: ContentLogprobs) -> None:
-        self.logprobs = logprobs
-        self._shows_reasoning = shows_reasoning
-
-    def of(self, completion: CompletionOutput) -> list[Piece]:
-        """The events of the next output."""
-        shows = self._shows_reasoning
-        return [p for p in pieces_of(completion) if shows or not isinstance(p, Reasoning)]
-
-
-def _finished(
-    answer: ResponsesAnswer, output: RequestOutput, pieces: _Pieces, count: UsageCount
-) -> ResponsesAnswer:
-    count.add(0, output)
-    (completion,) = output.outputs
-    reason = completion.finish_reason
-    scores = pieces.logprobs.of(completion)
-    return whole_answer(answer, pieces.of(completion), reason, count.usage(), scores)
+def _shown_pieces(completion: CompletionOutput, *, shows_reasoning: bool) -> list[Piece]:
+    """The pieces of an answer that the client wants to see."""
+    pieces = pieces_of(completion)
+    return [each for each in pieces if shows_reasoning or not isinstance(each, Reasoning)]
 
 
 async def _events(
-    outputs: Outputs, answer: ResponsesAnswer, pieces: _Pieces, count: UsageCount
+    outputs: Outputs,
+    answer: ResponsesAnswer,
+    pieces: Callable[[CompletionOutput], list[Piece]],
+    logprobs: ContentLogprobs,
+    count: UsageCount,
 ) -> AsyncGenerator[bytes]:
     events = ResponseEvents(answer)
     for event in events.begin():
@@ -191,8 +153,8 @@ async def _events(
         count.add(index, output)
         (completion,) = output.outputs
         reason = completion.finish_reason
-        events.add_logprobs(pieces.logprobs.of(completion))
-        for piece in pieces.of(completion):
+        events.add_logprobs(logprobs.of(completion))
+        for piece in pieces(completion):
             yield b"".join(events.add(piece))
     for event in events.end(reason, count.usage()):
         yield event

@@ -91,6 +91,6 @@ async def _text(body: TokenizeBody, front: Front) -> tuple[str, bool]:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
-        tools=[tool.for_template() for tool in body.tools or ()],
+        tools=[tool.function.for_template() for tool in body.tools or ()],
     )
     return text, False

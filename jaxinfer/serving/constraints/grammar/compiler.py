@@ -35,7 +35,7 @@ class GrammarCompiler:
         tokenizer: of the model.
         vocab_size: V.
         eos_token_ids: tokens that end an answer.
-        deadline_s: how long `start` tries, in seconds.
+        deadline_s: how long `start_all` tries, in seconds.
         cache_bytes: most memory that compiled grammars take.
     """
 
@@ -54,8 +54,7 @@ class GrammarCompiler:
         self._deadline_s = deadline_s
         self.cache = GrammarCache(cache_bytes)
         self._vocabulary_lock = threading.Lock()
-        self._lock = threading.Lock()
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._threads = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS, "jaxinfer-grammars")
 
     def get(self, given: StructuredOutputsParams) -> Grammar:
         """The compiled grammar; compiled by the caller's thread if it is not there.
@@ -70,70 +69,54 @@ class GrammarCompiler:
             self.cache.put(given, grammar)
         return grammar
 
-    def start(self, given: StructuredOutputsParams) -> "concurrent.futures.Future[Grammar]":
-        """Have a grammar compiled by another thread; at once if it is known.
-
-        Returns:
-            The grammar, or what `get` raises, or a ValueError when the deadline has passed.
-        """
-        outcome: concurrent.futures.Future[Grammar] = concurrent.futures.Future()
-        if (grammar := self.cache.get(given)) is not None:
-            outcome.set_result(grammar)
-            return outcome
-        timer = threading.Timer(self._deadline_s, _give_up, (outcome, self._deadline_s))
-        timer.daemon = True
-        timer.start()
-        outcome.add_done_callback(lambda _: timer.cancel())
-        self._pool.submit(self._fulfil, outcome, given)
-        return outcome
-
     def start_all(
         self, grammars: Iterable[StructuredOutputsParams | None]
     ) -> "concurrent.futures.Future[None] | None":
-        """Have several grammars compiled by other threads: see `ConstraintSource.start_all`."""
+        """Have several grammars compiled by other threads: see `ConstraintSource.start_all`.
+
+        When the deadline has passed, the result is a ValueError.
+        """
         unknown = {each for each in grammars if each and self.cache.get(each) is None}
         if not unknown:
             return None
-        started = [self.start(given) for given in unknown]
         outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
+        jobs = [self._threads.submit(self.get, given) for given in unknown]
+        timer = threading.Timer(self._deadline_s, self._give_up, (outcome, jobs))
+        timer.daemon = True
+        timer.start()
+        outcome.add_done_callback(lambda _: timer.cancel())
 
         def note(done: "concurrent.futures.Future[Grammar]") -> None:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
+            with contextlib.suppress(
+                concurrent.futures.InvalidStateError, concurrent.futures.CancelledError
+            ):
                 if (error := done.exception()) is not None:
                     outcome.set_exception(error)
-                elif all(each.done() for each in started):
+                elif all(each.done() for each in jobs):
                     outcome.set_result(None)
 
-        for each in started:
+        for each in jobs:
             each.add_done_callback(note)
         return outcome
 
     def close(self) -> None:
         """End the threads when they have done what they were given; safe to repeat."""
-        with self._lock:
-            if self._threads is not None:
-                self._threads.shutdown(wait=False)
-                self._threads = None
+        self._threads.shutdown(wait=False)
 
-    @property
-    def _pool(self) -> concurrent.futures.ThreadPoolExecutor:
-        with self._lock:
-            if self._threads is None:
-                self._threads = concurrent.futures.ThreadPoolExecutor(
-                    _NUM_THREADS, "jaxinfer-grammars"
-                )
-            return self._threads
-
-    def _fulfil(
-        self, outcome: "concurrent.futures.Future[Grammar]", given: StructuredOutputsParams
+    def _give_up(
+        self,
+        outcome: "concurrent.futures.Future[None]",
+        jobs: "list[concurrent.futures.Future[Grammar]]",
     ) -> None:
-        if outcome.done():  # too late already
-            return
+        for job in jobs:
+            job.cancel()
         with contextlib.suppress(concurrent.futures.InvalidStateError):
-            try:
-                outcome.set_result(self.get(given))
-            except BaseException as error:  # a panic of the library's is no Exception
-                outcome.set_exception(error)
+            outcome.set_exception(
+                ValueError(
+                    f"structured_outputs: the grammar was not compiled within "
+                    f"{self._deadline_s:g} s; make it simpler, or try again later"
+                )
+            )
 
     @functools.cached_property
     def _vocabulary(self) -> Any:
@@ -153,13 +136,3 @@ class GrammarCompiler:
             message = one_line(grammar_error(text, state.get_error()))
             raise ValueError(f"structured_outputs.{given.kind}: {message}")
         return Grammar(state, text, self._vocab_size, vocabulary.vocab_size)
-
-
-def _give_up(outcome: "concurrent.futures.Future[Grammar]", deadline_s: float) -> None:
-    with contextlib.suppress(concurrent.futures.InvalidStateError):
-        outcome.set_exception(
-            ValueError(
-                f"structured_outputs: the grammar was not compiled within {deadline_s:g} s; "
-                "make it simpler, or try again later"
-            )
-        )

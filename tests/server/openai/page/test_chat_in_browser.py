@@ -404,11 +404,6 @@ def test_the_keyboard_alone_is_enough(page):
     answered(page)
     assert page.locator(".answer").count() == 1
     assert page.evaluate("document.activeElement.id") == "prompt"
-    page.locator("#tab-chat").focus()
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.id") == "tab-live"
-    assert page.locator("#live").is_visible()
-    assert not page.locator("#chat").is_visible()
     page.locator("#open-settings").focus()
     page.keyboard.press("Enter")
     assert page.locator("#settings").is_visible()

@@ -1,9 +1,7 @@
-// Ties the page together: the composer, the buttons, the model's name, the tabs.
+// Ties the page together: the composer, the buttons, the model's name.
 
 import { Chat } from "./chat/chat.js";
 import { listModels } from "./server/api.js";
-import { Live } from "./live/live.js";
-import { useTabs } from "./tabs.js";
 
 const composer = document.getElementById("composer");
 const prompt = document.getElementById("prompt");
@@ -12,9 +10,7 @@ const model = document.getElementById("model");
 const modelName = document.getElementById("model-name");
 
 const chat = new Chat(() => model.value || undefined);
-const live = new Live();
 
-useTabs(document.querySelector("[role=tablist]"), (panel) => live.show(panel === "live"));
 useComposer();
 useTurns();
 showModels();
@@ -32,7 +28,6 @@ function useComposer() {
   document.getElementById("stop").addEventListener("click", () => chat.stop());
   document.getElementById("new-chat").addEventListener("click", () => {
     chat.clear();
-    document.getElementById("tab-chat").click();
     prompt.focus();
   });
   document.getElementById("welcome").addEventListener("click", (event) => {

@@ -19,12 +19,8 @@ from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, DrawFi
 from jaxinfer.server.openai.protocol.structured import grammar_errors
 from jaxinfer.server.openai.protocol.tools import (
     MAX_TOOLS,
-    ChosenFunction,
-    FunctionName,
     FunctionTool,
-    NamedToolChoice,
-    Tool,
-    ToolChoice,
+    ResponsesToolChoice,
     check_tools,
 )
 from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
@@ -41,18 +37,6 @@ class ResponsesTool(FunctionTool):
     allowed_callers: Ignored = None
     defer_loading: Ignored = None
     output_schema: Ignored = None
-
-    def as_chat_tool(self) -> Tool:
-        """The tool as a chat request has it."""
-        fields = self.model_dump(include=set(FunctionTool.model_fields), exclude_none=True)
-        return Tool(type="function", function=FunctionTool(**fields))
-
-
-class ResponsesToolChoice(Body):
-    """The one function that must be called."""
-
-    type: Literal["function"]
-    name: FunctionName
 
 
 class ReasoningOptions(Body):
@@ -133,7 +117,7 @@ class ResponsesBody(DrawFields, ClientFields):
             raise invalid("stream_options goes with stream: true", "stream_options")
         if self.structured_outputs is not None and self.text_format.type != "text":
             raise invalid("text.format and structured_outputs exclude each other; send one", "text")
-        check_tools(self.chat_tools, self.chat_tool_choice)
+        check_tools(self.tools or (), self.tool_choice)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -169,19 +153,6 @@ class ResponsesBody(DrawFields, ClientFields):
             return self.text_format.grammar()
         with grammar_errors("structured_outputs"):
             return check_structured_outputs(self.structured_outputs)
-
-    @property
-    def chat_tools(self) -> list[Tool]:
-        """The tools as a chat request has them."""
-        return [tool.as_chat_tool() for tool in self.tools or ()]
-
-    @property
-    def chat_tool_choice(self) -> ToolChoice | None:
-        """The choice as a chat request has it."""
-        choice = self.tool_choice
-        if isinstance(choice, ResponsesToolChoice):
-            return NamedToolChoice(type="function", function=ChosenFunction(name=choice.name))
-        return choice
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation, as chat templates know it."""

@@ -42,11 +42,6 @@ export async function listModels() {
   return (await (await send("v1/models")).json()).data;
 }
 
-/** The text of /metrics. */
-export async function readMetrics() {
-  return (await send("metrics")).text();
-}
-
 // Paths are relative, so that a proxy may serve everything below a prefix.
 async function send(path, options = {}) {
   for (;;) {

@@ -3,8 +3,8 @@
 import pytest
 
 from jaxinfer.measure import speed
-from jaxinfer.measure.speed import fitting_arguments, measure_speed, measure_speeds
-from tests.measure.fake_engine import FakeEngine
+from scripts.speed.batch_speeds import fitting_arguments, measure_speed, measure_speeds
+from tests.scripts.speed.fake_engine import FakeEngine
 
 
 def test_every_batch_size_is_measured_with_every_length():

@@ -1,14 +1,14 @@
-"""The report of `jaxinfer bench`: what was measured on what, beside the device's limits."""
+"""Records of engines that were measured, and of their speeds beside the device's limits."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.measure.machine import describe_machine
-from jaxinfer.measure.speed import Speed
 from jaxinfer.planning.cost import decode_step_floor_s, model_cost, prefill_floor_s
 from jaxinfer.planning.devices import find_chip
 from jaxinfer.planning.shapes import shape_of
 from jaxinfer.profiling.figures import share_text
+from scripts.speed.batch_speeds import Speed
 
 if TYPE_CHECKING:
     from jaxinfer import LLM
@@ -35,7 +35,7 @@ def num_devices(llm: "LLM") -> int:
 
 
 def speed_record(llm: "LLM", speed: Speed) -> dict[str, Any]:
-    """A row of `bench` with its floors, which are None for an unknown chip."""
+    """A speed with its floors, which are None for an unknown chip."""
     import jax
 
     record: dict[str, Any] = {
@@ -71,7 +71,7 @@ def heading(report: dict[str, Any]) -> list[str]:
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:
-    """The report of `jaxinfer bench` for people."""
+    """Speeds by rows and prompt lengths, for people."""
     header = ("rows", "prompt", "prefill ms", "prompt tok/s", "decode ms/step", "output tok/s")
     lines = [*heading(report), "", "".join(f"{title:>16}" for title in (*header, "of floor"))]
     for row in report["speeds"]:

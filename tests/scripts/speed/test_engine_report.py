@@ -1,6 +1,6 @@
 """Reports for people name what the figures stand on."""
 
-from jaxinfer.measure.report import report_lines
+from scripts.speed.engine_report import report_lines
 
 HEADING = {
     "model": "Qwen3-0.6b shape",

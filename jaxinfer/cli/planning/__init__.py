@@ -1,1 +1,0 @@
-"""The tables that `jaxinfer plan` prints."""
