@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxinfer.profiling.files import RECORDING, prepare_directory
 from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.serving.recording.one_recording import OneRecording
-from jaxinfer.serving.recording.recorder import StepRecorder
-from jaxinfer.serving.recording.trace_files import start_trace, stop_trace
+from jaxinfer.serving.recording.recorder import StepRecorder, start_trace
 from jaxinfer.serving.replicas.started_engine import StartedEngine
 
 logger = logging.getLogger("jaxinfer")
@@ -100,7 +101,7 @@ class Profiler:
         recorder, self._recorder = self._recorder, None
         self._recording.end()
         if recorder is None:
-            stop_trace()
+            jax.profiler.stop_trace()
             return None
         recorder.close()
         if recorder.error is not None:

@@ -9,10 +9,13 @@ import jax
 import jax.export
 
 from jaxinfer.kernels.implementations import import_all
-from jaxinfer.serving.compile.cache.executable_store import ExecutableStore, compiler_identity
+from jaxinfer.serving.compile.cache.executable_store import (
+    ExecutableStore,
+    KeptProgram,
+    compiler_identity,
+)
 from jaxinfer.serving.compile.cache.persistent_cache import store_directory
 from jaxinfer.serving.compile.compilation import Lowered
-from jaxinfer.serving.compile.kept_program import KeptProgram
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program, identity_of
 from jaxinfer.serving.compile.tracing import TracingWorkers
 from jaxinfer.serving.programs.kinds.kind import ProgramKey

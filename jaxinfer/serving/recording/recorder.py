@@ -13,7 +13,6 @@ from jaxinfer.profiling.schedule import Phase, ProfileSchedule
 from jaxinfer.profiling.trace.programs import read_program
 from jaxinfer.profiling.trace.steps import StepFacts
 from jaxinfer.serving.engine.engine import Engine
-from jaxinfer.serving.recording.trace_files import start_trace, stop_trace
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.scheduler.schedule import Schedule
 
@@ -111,7 +110,7 @@ class StepRecorder:
         if self._phase not in ("warmup", "active") or self.error is not None:
             return
         try:
-            stop_trace()
+            jax.profiler.stop_trace()
             if self._phase == "warmup":
                 shutil.rmtree(self._directory / _DROPPED, ignore_errors=True)
         except Exception as error:  # as above
@@ -136,3 +135,25 @@ def step_facts(schedule: Schedule, programs: tuple[str, ...]) -> StepFacts:
         pairs=sum(row.num_fed * row.start + row.num_fed * (row.num_fed + 1) // 2 for row in rows),
         programs=programs,
     )
+
+
+def start_trace(directory: Path, *, is_small: bool) -> None:
+    """Begin to trace.
+
+    Args:
+        directory: takes `plugins/profile/...`, as TensorBoard expects it.
+        is_small: leave out Python's own calls, the programs, and all but the host's main events.
+
+    Raises:
+        RuntimeError: a trace is running; JAX allows one a process.
+    """
+    options = jax.profiler.ProfileOptions()
+    if is_small:
+        options.python_tracer_level = 0
+        options.host_tracer_level = 1
+        options.enable_hlo_proto = False
+    try:
+        jax.profiler.start_trace(directory, profiler_options=options)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(f"no profile can be recorded now: {reason}") from None

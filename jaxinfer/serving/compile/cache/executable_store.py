@@ -15,6 +15,7 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,38 @@ class ExecutableStore:
             logger.warning("an executable on disk can't be read (%s); compiled anew", cause)
         self._unreadable.add(identity)
         return UnreadableExecutableError(f"{identity}: {cause}")
+
+
+@dataclass(frozen=True)
+class KeptProgram:
+    """Read from disk as it was compiled, or compiled and kept: takes a lowered program's place.
+
+    Attributes:
+        store: where.
+        identity: of what it compiles to.
+        devices: that it runs on.
+        lowered: None where the store holds it.
+    """
+
+    store: ExecutableStore
+    identity: str
+    devices: Sequence[Any]
+    lowered: jax.stages.Lowered | None
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        """Read or compile it; any thread may.
+
+        Args:
+            compiler_options: of XLA, which `identity` holds, too.
+
+        Raises:
+            UnreadableExecutableError: the store's entry can't be read; lower it, and compile that.
+        """
+        if self.lowered is None:
+            return self.store.load(self.identity, self.devices)
+        compiled = self.lowered.compile(compiler_options=compiler_options)
+        self.store.save(self.identity, compiled)
+        return compiled
 
 
 def compiler_identity(devices: Sequence[Any], options: Mapping[str, Any]) -> tuple[object, ...]:
