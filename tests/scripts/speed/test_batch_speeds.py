@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxinfer.measure import speed
+from scripts.speed import batch_speeds as speed
 from scripts.speed.batch_speeds import fitting_arguments, measure_speed, measure_speeds
 from tests.scripts.speed.fake_engine import FakeEngine
 
