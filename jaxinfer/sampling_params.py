@@ -290,6 +290,7 @@ class SamplingParams:
 
     @property
     def _edits_logits(self) -> bool:
+        """Whether a logit is changed or banned before the draw."""
         return self.has_penalties or bool(
             self.logit_bias
             or self.allowed_token_ids is not None
@@ -300,6 +301,7 @@ class SamplingParams:
         )
 
     def _gets_free_logprobs(self, free: FreeLogprobs) -> bool:
+        """Whether the sampler has the wanted log-probabilities at no further cost."""
         if self.logprobs is None:
             return True
         if self.logprobs != 0 or self.is_greedy or free == "none":

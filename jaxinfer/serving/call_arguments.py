@@ -94,10 +94,12 @@ class CallArguments:
         *,
         num_outputs: int = 1,
     ) -> list[Prompt]:
+        """Check prompts, and cut them as their parameters say."""
         limits = [self._reader.prompt_limit(p) for p in params]
         return self._reader.read_parts(parts, limits, num_outputs=num_outputs)
 
     def _priorities(self, given: Any, count: int) -> list[int]:
+        """A priority for each prompt."""
         if given is None:
             return [0] * count
         if type(given) is int:

@@ -325,6 +325,7 @@ class EngineDriver:
         return may_step and bool(self._driven)
 
     def _step(self) -> None:
+        """Run one step of the engine."""
         self._is_stepping = True
         try:
             self._engine.step()
@@ -367,6 +368,7 @@ class EngineDriver:
                 self._engine.abort(key)
 
     def _add_all(self, requests: Sequence[NewRequest], since: float) -> None:
+        """Hand requests to the engine, all or none."""
         self._sleep.check_takes_requests()
         try:
             for request in requests:
@@ -449,6 +451,7 @@ class EngineDriver:
                 self._release()
 
     def _check_open(self) -> None:
+        """Raise RuntimeError if the engine is closed."""
         if self._is_closed:
             raise RuntimeError("the engine is closed; make a new one")
 

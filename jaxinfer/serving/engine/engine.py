@@ -306,12 +306,14 @@ class Engine:
         return self._failure
 
     def _group(self, request: NewRequest, seed: int) -> AnyGroup:
+        """The state of a request's completions: of tokens alone, or of texts too."""
         if request.kind == "tokens":
             return TokenGroup(request, seed=seed)
         now = self._clock()
         return RequestGroup(request, seed=seed, arrival_time=now, tokenizer=self._tokenizer)
 
     def _constraint(self, request: NewRequest) -> Constraint | None:
+        """What limits the request's tokens, if anything does."""
         if self._constraints is None:
             return None
         answer = request.answer
@@ -319,6 +321,7 @@ class Engine:
         return self._constraints.make(request.params, request.prompt.packed, stage, calls=calls)
 
     def _schedule(self) -> Schedule | None:
+        """Plan the next step; None if nothing can run, or if planning raised."""
         try:
             if self._quarantine.suspicions:
                 self._quarantine.settle()
@@ -371,6 +374,7 @@ class Engine:
     def _read_until_fault(
         self, *, leave: int, take: Callable[[Schedule, StepResult], None] | None = None
     ) -> _Fault | None:
+        """Read launched steps until `leave` are in flight; returns the fault of one that raised."""
         take = take or self._requests.take_step
         while len(self._in_flight) > leave:
             schedule, step = self._in_flight.popleft()

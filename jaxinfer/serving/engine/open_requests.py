@@ -78,6 +78,7 @@ class OpenRequests:
         self._outputs: list[RequestOutput] = []
 
     def __contains__(self, request_id: str) -> bool:
+        """Whether a request of this key is unfinished."""
         return request_id in self._groups
 
     def __bool__(self) -> bool:
@@ -168,6 +169,7 @@ class OpenRequests:
         return outputs
 
     def _apply(self, member: _Member, update: RowUpdate, sampled: TokenScores, now: float) -> None:
+        """Pass a row's tokens to its completion, and end what they end."""
         group, completion = member
         token_ids = update.token_ids
         if self._unread:
@@ -272,6 +274,7 @@ class OpenRequests:
         self._forget(completion.request, reason)
 
     def _forget(self, request: Request, reason: FinishReason) -> None:
+        """Count an ended completion, and remove it."""
         self.counts.finished[reason] += 1
         self._members.pop(request.request_id, None)
         self._unread.discard(request.request_id)

@@ -163,6 +163,7 @@ class Buckets:
         ]
 
     def _smallest(self, sizes: Sequence[int], rows: int, width: int) -> DecodeShape:
+        """The smallest of these sizes that has a width for so many blocks."""
         _at_least(self.widths, width)
         fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
         shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
@@ -281,6 +282,7 @@ def _up_to(most: int, sizes: list[int]) -> list[int]:
 
 
 def _at_least(sizes: Sequence[int], needed: int) -> int:
+    """The first of ascending sizes that is large enough."""
     index = bisect.bisect_left(sizes, needed)
     if index == len(sizes):
         raise ValueError(f"{needed} exceeds the largest bucket, {sizes[-1]}")

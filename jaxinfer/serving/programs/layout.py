@@ -220,6 +220,7 @@ class DecodeShape:
 
 
 def _named(data: Sequence[Datum], arrays: Sequence[Any]) -> StepInputs:
+    """Arrays as `StepInputs`, by the names of their data."""
     named: dict[str, Any] = {}
     of_tokens: dict[str, Any] = {}
     of_rows: dict[str, Any] = {}
@@ -235,6 +236,7 @@ def _named(data: Sequence[Datum], arrays: Sequence[Any]) -> StepInputs:
 
 
 def _blank(shape: PrefillShape | DecodeShape) -> np.ndarray:
+    """A vector of padding that is the same in every step."""
     packed = np.zeros(shape.size, np.int32)
     if shape.extra:
         for datum, array in zip(shape.data, shape.arrays(packed), strict=False):
@@ -272,6 +274,7 @@ def _places(shape: PrefillShape | DecodeShape) -> tuple[int, list[_Place]]:
 
 
 def _arrays(packed: Any, places: Sequence[_Place]) -> list[Any]:
+    """Views of a packed vector at these places."""
     arrays = []
     for start, stop, shape, is_float in places:
         array = packed[start:stop].reshape(shape)

@@ -57,6 +57,7 @@ class Prompt:
     packed: bytes = field(default=b"", repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Pack the ids."""
         if not self.packed:
             object.__setattr__(self, "packed", pack_ids(self.token_ids))
 
@@ -96,5 +97,6 @@ class NewRequest:
     sink: Sink | None = None
 
     def __post_init__(self) -> None:
+        """Make a key and a label where the caller gave none."""
         if not self.label:
             object.__setattr__(self, "label", self.key)

@@ -219,6 +219,7 @@ class PromptReader:
     def _encode_texts(
         self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], num_outputs: int
     ) -> list[list[int]]:
+        """Token ids of the prompts that are texts."""
         texts = []
         for part, limit in zip(parts, limits, strict=True):
             if part.token_ids is not None or part.text is None:
@@ -298,6 +299,7 @@ def split_prompts(prompts: Any) -> list[PromptParts]:
 
 
 def _as_list(prompts: Any) -> _Given:
+    """Prompts as a list, be it one or several."""
     if isinstance(prompts, (str, Mapping)) or getattr(prompts, "ndim", None) == 1:
         return _Given([prompts], is_single=True)
     if isinstance(prompts, Iterable) and not isinstance(prompts, (bytes, set, frozenset)):
@@ -314,6 +316,7 @@ def _as_list(prompts: Any) -> _Given:
 
 
 def _split(name: str, item: Any) -> PromptParts:
+    """One prompt as its parts; raises TypeError unless it is one."""
     if isinstance(item, str):
         return PromptParts(name, item, None, None)
     if isinstance(item, Mapping):
@@ -326,6 +329,7 @@ def _split(name: str, item: Any) -> PromptParts:
 
 
 def _split_mapping(name: str, item: Mapping[str, Any]) -> PromptParts:
+    """A prompt that is a dictionary as its parts."""
     for key in item:
         if key not in _PROMPT_KEYS:
             near = difflib.get_close_matches(str(key), _PROMPT_KEYS, n=1)
@@ -376,5 +380,6 @@ def _integer(name: str, index: int, value: Any) -> int:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether it is an integer, of Python or NumPy, and no boolean."""
     # Wrong numbers (True, 0.5) too, so that the error names token ids and their position.
     return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0

@@ -113,6 +113,7 @@ class Completion:
 
     @property
     def _num_reasoning_tokens(self) -> int:
+        """How many tokens of an answer read in parts are reasoning."""
         return self._text.num_reasoning_tokens if isinstance(self._text, AnswerText) else 0
 
     def _update_text(self) -> None:

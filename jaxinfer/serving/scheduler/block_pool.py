@@ -220,6 +220,7 @@ class BlockPool:
         self.index.check_invariants()
 
     def _look_up(self, request: Request) -> list[int]:
+        """Cached blocks with the request's leading tokens, if it may use any."""
         if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
             return self.index.find(request, 0)
         return self.index.find(request, (request.num_known_tokens - 1) // self.block_size)

@@ -149,9 +149,11 @@ class RequestQueues:
         _check_holdings(running + waiting + parked)
 
     def _wait(self, request: Request) -> None:
+        """Put a request where its rank places it among those that wait."""
         self.waiting.add(request.request_id, request.rank, request)
 
     def _take_off(self, request: Request) -> None:
+        """Free a running request's blocks and slot."""
         del self.running[request.request_id]
         self.pool.free(request.blocks.table)
         request.blocks.table = []

@@ -268,6 +268,7 @@ class StepPlanner:
         return max(0, self.pool.blocks_for(num_tokens) - len(request.blocks.table))
 
     def _extend_table(self, request: Request, num_tokens: int) -> None:
+        """Allocate the blocks that a request lacks for so many tokens."""
         request.blocks.table += self.pool.allocate(self._num_missing_blocks(request, num_tokens))
 
     def _advance(self, row: ScheduledRow) -> None:
