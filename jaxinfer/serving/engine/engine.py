@@ -14,8 +14,9 @@ from jaxinfer.serving.engine.host_dependent import HostDependentRows
 from jaxinfer.serving.engine.lifecycle import Lifecycle
 from jaxinfer.serving.engine.loop import Loop
 from jaxinfer.serving.engine.metrics import EngineCounts
-from jaxinfer.serving.engine.open_requests import AnyGroup, OpenRequests
+from jaxinfer.serving.engine.open_requests import OpenRequests
 from jaxinfer.serving.engine.recovery import InFlight, Recovery
+from jaxinfer.serving.engine.request_table import AnyGroup
 from jaxinfer.serving.engine.step_clock import StepClock
 from jaxinfer.serving.engine.step_counts import StepCounts
 from jaxinfer.serving.engine.step_runner import StepRunner
@@ -115,7 +116,7 @@ class Engine:
 
     def counts(self) -> EngineCounts:
         """A snapshot of the engine's counters and gauges; thread-safe."""
-        counts, scheduler = self._requests.counts, self._scheduler
+        counts, scheduler = self._requests.table.counts, self._scheduler
         pool = scheduler.pool
         return dataclasses.replace(
             counts,

@@ -113,4 +113,4 @@ class HostDependentRows:
 
     def _fail(self, request: Request, error: Exception) -> None:
         self.record()
-        self._requests.fail_for(request, error)
+        self._requests.faults.raised_of(request, error)

@@ -79,7 +79,7 @@ class Recovery:
         logger.warning("a step raised and is run again: %s", error, exc_info=is_new and error)
         self._scheduler.requeue_all()
         for request in guilty:
-            self._requests.fail(request, f"its step failed twice: {error}", error)
+            self._requests.faults.fail_of(request, f"its step failed twice: {error}", error)
 
     def give_up(self, reason: str, cause: BaseException | None = None) -> StepError:
         """Fail for good: end every request with the reason "error" and refuse new ones.
@@ -94,5 +94,6 @@ class Recovery:
         self.failure = self.failure or StepError(reason)
         self._in_flight.clear()
         self._host_dependent.record()
-        self._requests.fail_all(reason, cause)
+        self._requests.faults.fail_all(reason, cause)
+        self._requests.collect()
         return self.failure

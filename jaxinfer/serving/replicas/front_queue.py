@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.serving.engine.open_requests import AnyGroup
+from jaxinfer.serving.engine.request_table import AnyGroup
 from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
 from jaxinfer.serving.replicas.started_engine import StartedEngine
