@@ -75,7 +75,7 @@ def test_the_files_that_run_have_few_lines(part, most_lines):
 def test_the_trace_sees_the_path(part):
     names = {called.name for called in getattr(plain_path(), part)}
     known = {
-        "host": {"Scheduler.update", "BatchBuilder.build", "Runner.fetch", "Completion.extend"},
+        "host": {"StepUpdates.update", "BatchBuilder.build", "Runner.fetch", "Completion.extend"},
         "device": {"decode_step", "decoder_layer", "paged_attention"},
         "generate": {"LLM.generate", "BlockPool.allocate", "RequestGroup.output"},
     }

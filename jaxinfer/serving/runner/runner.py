@@ -42,8 +42,8 @@ from jaxinfer.serving.runner.slot_writes import SlotWriter
 from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.runner.watchdog import Watchdog
 from jaxinfer.serving.sampling.layout import WITH_SLOTS
+from jaxinfer.serving.scheduler.multi_step import MultiStep
 from jaxinfer.serving.scheduler.schedule import Schedule
-from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.slot_updates import EditsUpdate, MasksUpdate
 from jaxinfer.serving.slots.step_masks import StepConstraints

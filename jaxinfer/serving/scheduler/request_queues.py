@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Collection
 
+from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.request import Rank, Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
@@ -37,6 +38,8 @@ class RequestQueues:
         """Requests that wait and are not to be admitted; in no order."""
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self.num_preemptions = 0
+        self.epoch = 0
+        """How often the cache was rebuilt; results of steps planned before are dropped."""
         self._num_added = 0
         self._parks_others = False
 
@@ -49,7 +52,7 @@ class RequestQueues:
     def unfinished(self) -> list[Request]:
         """All requests, by rank."""
         found = [*self.running.values(), *self.waiting.values(), *self.parked.values()]
-        return sorted(found, key=_rank)
+        return sorted(found, key=rank_of)
 
     def add(self, request: Request) -> None:
         """Enqueue a new request behind all others of its priority."""
@@ -83,7 +86,7 @@ class RequestQueues:
         overtakes = bool(self.running) and next(reversed(self.running.values())).rank > request.rank
         self.running[request.request_id] = request
         if overtakes:
-            by_rank = sorted(self.running.values(), key=_rank)
+            by_rank = sorted(self.running.values(), key=rank_of)
             self.running = OrderedDict((each.request_id, each) for each in by_rank)
         request.status = RequestStatus.RUNNING
         request.slot = self.free_slots.pop()
@@ -119,7 +122,7 @@ class RequestQueues:
         request.status = RequestStatus.WAITING
         request.num_cached_tokens = 0
 
-    def remove(self, request: Request) -> None:
+    def _remove(self, request: Request) -> None:
         """Take a request of any status out, and free all that it holds."""
         if request.status is RequestStatus.RUNNING:
             self._take_off(request)
@@ -131,22 +134,23 @@ class RequestQueues:
             self.swap_space.discard(request)
         request.status = RequestStatus.FINISHED
 
-    def check_invariants(self) -> None:
-        """Raise RuntimeError unless every block, slot and queue position is accounted for."""
-        running, waiting = list(self.running.values()), self.waiting.by_rank()
-        parked = list(self.parked.values())
-        self.pool.check_invariants([request.blocks.table for request in running])
-        self.swap_space.check_invariants([r.blocks.host for r in waiting + parked])
-        slots = [-1 if request.slot is None else request.slot for request in running]
-        if sorted([*slots, *self.free_slots]) != list(range(self.max_num_seqs)):
-            raise RuntimeError("free + held slots differ from max_num_seqs")
-        if running != sorted(running, key=_rank):
-            raise RuntimeError("the running requests are not in order of rank")
-        if waiting and waiting[0] is not self.waiting.first():
-            raise RuntimeError("the first of the waiting requests is not of the lowest rank")
-        _check_overtaking(running, waiting)
-        _check_counts(running + waiting + parked)
-        _check_holdings(running + waiting + parked)
+    def finish(
+        self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
+    ) -> None:
+        """End a request now and free all it holds; tokens still in flight for it are dropped.
+
+        With the reason "error" its blocks, wherever they are, are never found by others: see
+        `BlockPool.distrust`. Does nothing to a request that has ended.
+        """
+        if request.is_finished:
+            return
+        if reason == "error":
+            self.pool.distrust(request)
+        # Safe while a step that writes to these blocks is in flight: see the class.
+        self._remove(request)
+        request.forget_tokens_in_flight()
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
 
     def _wait(self, request: Request) -> None:
         """Put a request where its rank places it among those that wait."""
@@ -165,42 +169,6 @@ class RequestQueues:
             request.slot = None
 
 
-def _rank(request: Request) -> Rank:
+def rank_of(request: Request) -> Rank:
+    """Its place among the unfinished ones."""
     return request.rank
-
-
-def _check_overtaking(running: list[Request], waiting: list[Request]) -> None:
-    """What waits has nothing of a higher rank before it but what ran when it came."""
-    for late in running:
-        for request in waiting:
-            first, second = request.rank, late.rank
-            if first < second and first.sequence_number < second.sequence_number:
-                raise RuntimeError("a request was overtaken")
-
-
-def _check_counts(requests: list[Request]) -> None:
-    for request in requests:
-        name = f"request {request.request_id!r}"
-        num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
-        if request.num_tokens != num_known + request.num_in_flight_tokens:
-            raise RuntimeError(f"{name}: token counts disagree")
-        most_cached = min(request.num_tokens, request.limits.num_cached_tokens)
-        if not 0 <= request.num_cached_tokens <= most_cached:
-            raise RuntimeError(f"{name}: more tokens cached than it has")
-        if request.num_tokens > request.limits.num_tokens:
-            raise RuntimeError(f"{name}: longer than allowed")
-
-
-def _check_holdings(requests: list[Request]) -> None:
-    expected = {
-        RequestStatus.WAITING: (False, False, False),
-        RequestStatus.SWAPPED: (False, False, True),
-        RequestStatus.RUNNING: (True, True, False),
-    }
-    for request in requests:
-        holds = (request.slot is not None, bool(request.blocks.table), bool(request.blocks.host))
-        if holds != expected.get(request.status):
-            raise RuntimeError(
-                f"request {request.request_id!r} is {request.status} "
-                f"and holds (slot, blocks, host blocks) {holds}"
-            )

@@ -13,9 +13,9 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.multi_step import MultiStep
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.testing.fake_runner import FakeRunner, continuation, next_token
 from tests.model.text.small_tokenizer import build_backend
 from tests.serving.constraints.fake_constraint import FakeSource
