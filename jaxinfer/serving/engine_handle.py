@@ -17,13 +17,9 @@ from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.compile.jax_settings import JaxSettings
-from jaxinfer.serving.engine.driver import (
-    EngineDriver,
-    InFlightPolicy,
-    check_in_flight,
-    wait_for_closing,
-)
+from jaxinfer.serving.engine.driver import EngineDriver, wait_for_closing
 from jaxinfer.serving.engine.metrics import Metric
+from jaxinfer.serving.engine.pauses import InFlightPolicy, check_in_flight
 from jaxinfer.serving.processes.engines import FollowingEngine
 from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.profiling import Profiler
@@ -177,7 +173,7 @@ class EngineHandle:
         """The action that swaps weights in the engine's thread; raises as `new_params`, at once."""
         check_in_flight(in_flight)
         driver, params = self.driver, self.new_params(tree, mapping)
-        return lambda: driver.update_params(params, in_flight)
+        return lambda: driver.pauses.update_params(params, in_flight)
 
     def metrics(self) -> list[Metric]:
         """What the engine counts, all replicas together; for the engine's thread."""

@@ -377,7 +377,7 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
         driver = self._handle.driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
-        driver.add_by_hand(self._arguments.one(prompt, sampling_params, priority, request_id))
+        driver.by_hand.add(self._arguments.one(prompt, sampling_params, priority, request_id))
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests of `add_request`; ids that are unknown or finished are ignored.
@@ -385,18 +385,18 @@ class LLM(MemoryHandover, Profiles, MemoryRecords):
         Returns at once: they end before the next step. A stream ends when its iteration is left.
         """
         labels = [request_id] if isinstance(request_id, str) else request_id
-        self._handle.driver.abort_by_hand(labels)
+        self._handle.driver.by_hand.abort(labels)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
-        return self._handle.driver.has_unfinished
+        return self._handle.driver.by_hand.has_unfinished
 
     def step(self) -> list[RequestOutput]:
         """Advance all requests; the outputs of `add_request`'s, as their `output_kind` says.
 
         All text so far, unless it says otherwise.
         """
-        return self._handle.driver.step()
+        return self._handle.driver.by_hand.step()
 
     def update_params(
         self,

@@ -21,7 +21,7 @@ class MemoryRecords(EngineFacts):
             RuntimeError: the LLM is closed.
         """
         driver, runner = self._handle.driver, self._handle.loaded.replicas[0].runner
-        return driver.call(lambda: memory_report(runner, driver.asleep))
+        return driver.call(lambda: memory_report(runner, driver.pauses.asleep))
 
     @contextlib.contextmanager
     def record_memory(self) -> Iterator[MemoryRecording]:

@@ -155,12 +155,12 @@ class EngineServer:
 def _handover_calls(driver: EngineDriver) -> dict[str, Callable[..., Any]]:
     """Calls that stop the engine for a while, and let it go on."""
     return {
-        "pause": driver.pause,
-        "resume": driver.resume,
-        "is_paused": lambda: driver.is_paused,
-        "sleep": driver.sleep,
-        "wake_up": driver.wake_up,
-        "is_sleeping": lambda: driver.is_sleeping,
+        "pause": driver.pauses.pause,
+        "resume": driver.pauses.resume,
+        "is_paused": lambda: driver.pauses.is_paused,
+        "sleep": driver.pauses.sleep,
+        "wake_up": driver.pauses.wake_up,
+        "is_sleeping": lambda: driver.pauses.is_sleeping,
     }
 
 

@@ -10,23 +10,20 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, get_args
+from typing import Any
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.constraints.constraint import ConstraintSource
+from jaxinfer.serving.engine.by_hand import ByHand
 from jaxinfer.serving.engine.owner_thread import OwnerThread
+from jaxinfer.serving.engine.pauses import Pauses
 from jaxinfer.serving.engine.request_engine import RequestEngine
-from jaxinfer.serving.engine.sleep import PauseMode, SleepState, SleepTag
+from jaxinfer.serving.engine.stepper import Stepper
 from jaxinfer.serving.requests.new_request import NewRequest, Sink
 from jaxinfer.serving.scheduler.constraint_queue import ConstraintQueue
-from jaxinfer.serving.scheduler.deadlines import Deadlines
 
 logger = logging.getLogger("jaxinfer")
-
-InFlightPolicy = Literal["keep", "wait", "abort"]
-"""The fate of running requests in a weight swap: they continue under the new weights, finish first,
-or are aborted."""
 
 _live: "weakref.WeakSet[EngineDriver]" = weakref.WeakSet()  # each kept alive by its thread
 
@@ -43,6 +40,11 @@ class EngineDriver:
         release: called in the engine's thread after the engine has closed.
         constraints: compiles those of requests before the engine gets them, unless None.
         within: makes a block that the engine's thread is in from its begin to its end.
+
+    Attributes:
+        by_hand: requests that a caller steps.
+        pauses: weight swaps, pauses and sleep.
+        is_closing: whether `close` or `close_soon` was called.
     """
 
     def __init__(
@@ -55,21 +57,18 @@ class EngineDriver:
         self._engine = engine
         self._release = release
         self._compiling = ConstraintQueue(constraints)
-        # Used by the engine's thread only: requests that it steps by itself, by key, and keys of
-        # requests from `add_by_hand`, by the caller's label.
+        self._stepper = stepper = Stepper(engine)
+        self._deadlines = stepper.deadlines
+        # Used by the engine's thread only: requests that it steps by itself, by key.
         self._driven: dict[str, NewRequest] = {}
-        self._by_hand: dict[str, str] = {}
-        self._outputs: list[RequestOutput] = []
-        self._deadlines = Deadlines()
-        self._sleep = SleepState()
-        self._is_stepping = False
         self._is_closed = False
         self._after_round: Callable[[], None] = lambda: None
         self.is_closing = False
-        """Whether `close` or `close_soon` was called."""
         self._owner = OwnerThread(
             "jaxinfer-engine", self._advance, within, self._deadlines.seconds_left
         )
+        self.by_hand = ByHand(stepper, self._compiling, self.call, self._owner.post)
+        self.pauses = Pauses(stepper, lambda: [*self._driven, *self.by_hand.keys])
         _live.add(self)
 
     def after_each_round(self, action: Callable[[], None]) -> None:
@@ -168,137 +167,6 @@ class EngineDriver:
 
         return self._owner.call(attempt)
 
-    def update_params(self, params: Any, in_flight: InFlightPolicy) -> None:
-        """Swap the weights; only in the engine's thread, by `call` or `call_async`.
-
-        Args:
-            params: as `RequestEngine.update_params` takes them, checked before.
-            in_flight: with "wait", messages posted in the meantime wait too, so that later
-                requests run under the new weights.
-
-        Raises:
-            Exception: as `RequestEngine.update_params`, or an error of a step under "wait".
-            RuntimeError: the weights sleep, a step runs, or requests can't end because of a pause.
-        """
-        self._check_between_steps()
-        self._sleep.check_takes_params()
-        self._settle_requests(in_flight)
-        self._engine.update_params(params)
-        self._sleep.lacks_weights = False
-
-    @property
-    def is_sleeping(self) -> bool:
-        """Whether any part of the engine sleeps; thread-safe."""
-        return bool(self._sleep.asleep)
-
-    @property
-    def asleep(self) -> frozenset[SleepTag]:
-        """The parts of the engine that sleep; thread-safe."""
-        return self._sleep.asleep
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether `pause` or `sleep` prevents steps; thread-safe."""
-        return not self._sleep.may_step
-
-    def pause(self, mode: PauseMode, refuse: bool = False) -> None:
-        """Run no step until `resume`; only in the engine's thread, like the next three methods.
-
-        Args:
-            mode: already checked; with "wait", messages posted in the meantime wait too.
-            refuse: have requests that come meanwhile refused, instead of waiting.
-
-        Raises:
-            RuntimeError: a step runs, or requests can't end because of an earlier pause.
-            Exception: an error of a step under "wait".
-        """
-        self._check_between_steps()
-        self._settle_requests(mode)
-        self._sleep.is_paused = True
-        self._sleep.refuses = refuse
-
-    def resume(self) -> None:
-        """Run steps again, unless a part sleeps."""
-        self._sleep.is_paused = self._sleep.refuses = False
-
-    def sleep(self, level: int, mode: PauseMode) -> None:
-        """Stop scheduling and, from level 1 on, release the device memory.
-
-        Raises:
-            ValueError: level 1 or 2 with several processes; no request has ended.
-            RuntimeError: the engine is already asleep, or as `pause`.
-            Exception: as `RequestEngine.sleep`; nothing sleeps.
-        """
-        self._check_between_steps()
-        self._sleep.check_sleeps_not()
-        if level > 0 and not self._engine.can_sleep:
-            raise ValueError(
-                "sleep(level=1 or 2) works within one process: call pause(), sleep(level=0), or "
-                "close the LLM of every process and make new ones"
-            )
-        if level == 1:
-            self._sleep.check_can_run()
-        self._settle_requests(mode)
-        if level > 0:
-            self._engine.sleep(keep_params=level == 1)
-        self._sleep.fall_asleep(level)
-
-    def wake_up(self, tags: Iterable[SleepTag] | None) -> None:
-        """Wake sleeping parts; None for all.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as `SleepState.parts_to_wake`.
-            Exception: the device lacks the memory; the part stays asleep.
-        """
-        for tag in self._sleep.parts_to_wake(tags):
-            if tag == "weights":
-                self._engine.wake_params()
-            elif tag == "kv_cache":
-                self._engine.wake_cache()
-            self._sleep.wake(tag)
-
-    def add_by_hand(self, request: NewRequest) -> None:
-        """Enqueue a request that advances only while others run or `step` is called.
-
-        Raises:
-            ValueError: its label is in use by another such request, or as `submit`.
-        """
-        since = time.monotonic()
-        self._compiling.compile([request])
-        self.call(lambda: self._add_by_hand(request, since))
-
-    def abort_by_hand(self, labels: Iterable[str]) -> None:
-        """End requests from `add_by_hand` after the current step; other labels are ignored."""
-        labels = list(labels)
-
-        def abort() -> None:
-            for label in labels:
-                if (key := self._by_hand.pop(label, None)) is not None:
-                    self._engine.abort(key)
-                    self._deadlines.end(key)
-                    self._outputs = [o for o in self._outputs if o.request_id != label]
-
-        self._owner.post(abort)
-
-    def step(self) -> list[RequestOutput]:
-        """Run one step; returns outputs of `add_by_hand` requests since the last call."""
-
-        def step() -> list[RequestOutput]:
-            try:
-                self._end_overdue()
-                if self._engine.has_unfinished and self._sleep.may_step:
-                    self._step()
-            finally:
-                outputs, self._outputs = self._outputs, []
-            return outputs
-
-        return self.call(step)
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether `step` has anything to do or to return."""
-        return self.call(lambda: bool(self._engine.has_unfinished or self._outputs))
-
     def close(self) -> None:
         """Abort all requests, close the engine and wait for it; safe to repeat."""
         self.close_soon()
@@ -312,49 +180,17 @@ class EngineDriver:
 
     def _advance(self) -> bool:
         """Run one step if a request needs it; returns whether there may be more work."""
-        self._end_overdue()
-        may_step = bool(self._driven) and self._sleep.may_step
+        self._stepper.end_overdue()
+        may_step = bool(self._driven) and self._stepper.sleep.may_step
         if may_step:
             try:
-                self._step()
+                self._stepper.step()
                 if self._driven and not self._engine.has_unfinished:
                     raise RuntimeError("the engine lost a request")
             except BaseException as error:
                 self._end_driven(error)
         self._after_round()
         return may_step and bool(self._driven)
-
-    def _step(self) -> None:
-        """Run one step of the engine."""
-        self._is_stepping = True
-        try:
-            self._engine.step()
-        finally:
-            self._is_stepping = False
-
-    def _settle_requests(self, mode: PauseMode) -> None:
-        """Abort unfinished requests, run steps until they end ("wait"), or keep them."""
-        if mode == "abort":
-            for key in [*self._driven, *self._by_hand.values()]:
-                self._engine.abort(key)
-        if mode == "wait" and self._engine.has_unfinished and not self._sleep.may_step:
-            raise RuntimeError(
-                "requests can't end while the engine is paused or sleeps: resume it first, or give "
-                "'keep' or 'abort' in place of 'wait'"
-            )
-        while mode == "wait" and self._engine.has_unfinished:
-            self._step()
-            self._end_overdue()
-
-    def _end_overdue(self) -> None:
-        """End requests whose time is over; each receives a last output that says so."""
-        for key in self._deadlines.overdue():
-            self._engine.abort(key)
-            self._deadlines.end(key)
-
-    def _check_between_steps(self) -> None:
-        if self._is_stepping:
-            raise RuntimeError("this was called from within a step; call it from another thread")
 
     def _end_driven(self, error: BaseException) -> None:
         """Tell every waiting caller of an error that the engine did not contain, and abort all."""
@@ -369,7 +205,7 @@ class EngineDriver:
 
     def _add_all(self, requests: Sequence[NewRequest], since: float) -> None:
         """Hand requests to the engine, all or none."""
-        self._sleep.check_takes_requests()
+        self._stepper.sleep.check_takes_requests()
         try:
             for request in requests:
                 self._engine.add(dataclasses.replace(request, sink=self._sink(request)))
@@ -426,19 +262,6 @@ class EngineDriver:
             if self._driven.pop(key, None) is not None:
                 self._engine.abort(key)
 
-    def _add_by_hand(self, request: NewRequest, since: float) -> None:
-        if request.label in self._by_hand:
-            raise ValueError(f"request id {request.label!r} is in use by an unfinished request")
-        self._sleep.check_takes_requests()
-        self._engine.add(dataclasses.replace(request, sink=self._collect))
-        self._by_hand[request.label] = request.key
-        self._deadlines.add(request, since)
-
-    def _collect(self, output: RequestOutput) -> None:
-        if output.finished and (key := self._by_hand.pop(output.request_id, None)) is not None:
-            self._deadlines.end(key, output)
-        self._outputs.append(output)
-
     def _close(self) -> None:
         if self._is_closed:
             return
@@ -454,12 +277,6 @@ class EngineDriver:
         """Raise RuntimeError if the engine is closed."""
         if self._is_closed:
             raise RuntimeError("the engine is closed; make a new one")
-
-
-def check_in_flight(policy: Any) -> None:
-    """Raise ValueError unless it is an `InFlightPolicy`."""
-    if policy not in get_args(InFlightPolicy):
-        raise ValueError(f"in_flight must be 'keep', 'wait' or 'abort', got {policy!r}")
 
 
 def _tell(request: NewRequest, news: RequestOutput | BaseException) -> None:

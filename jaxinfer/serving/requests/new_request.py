@@ -81,7 +81,7 @@ class NewRequest:
         priority: of all its completions; lower values run earlier, see `Scheduler`.
         answer: how its text is read; None leaves it whole.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
-            `EngineDriver.step` after `add_by_hand`.
+            `ByHand.step` after `ByHand.add`.
     """
 
     prompt: Prompt

@@ -83,7 +83,7 @@ class ToyService:
             async with self.server.listening(path):
                 yield path
         self.driver.call(lambda: None)
-        assert not self.driver.has_unfinished
+        assert not self.driver.by_hand.has_unfinished
         self.driver.close()
         for setup in self.setups:
             setup.scheduler.check_invariants()

@@ -109,8 +109,8 @@ def test_the_engine_s_thread_compiles_nothing():
         )[1]
         asyncio.run(main(waiting))
         run_requests(waiting.driver, [new_request([1], guided("cd"))], use_tqdm=False)
-        waiting.driver.add_by_hand(new_request([1], guided("ef"), label="by hand"))
-        waiting.driver.abort_by_hand(["by hand"])
+        waiting.driver.by_hand.add(new_request([1], guided("ef"), label="by hand"))
+        waiting.driver.by_hand.abort(["by hand"])
         assert len(threads) == 3
         assert all(name.startswith("jaxinfer-grammars") for name in threads)
 

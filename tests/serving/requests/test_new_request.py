@@ -28,10 +28,10 @@ def _stream_async(driver, request):
 
 
 def _by_hand(driver, request):
-    driver.add_by_hand(request)
+    driver.by_hand.add(request)
     outputs = []
-    while driver.has_unfinished:
-        outputs += driver.step()
+    while driver.by_hand.has_unfinished:
+        outputs += driver.by_hand.step()
     return outputs
 
 
