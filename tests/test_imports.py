@@ -69,7 +69,7 @@ WITHOUT_JAX = (
     "server.service",
     "server.openai",
 )
-MOST_FILES_OF_A_FOLDER = 24
+MOST_FILES_OF_A_FOLDER = 28
 
 
 def _room(module: str) -> str:

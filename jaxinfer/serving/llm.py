@@ -20,7 +20,8 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.embedding import embedding_output
 from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
+from jaxinfer.serving.engine.blocking_calls import run_requests
+from jaxinfer.serving.engine.blocking_stream import stream_request
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine_handle import EngineHandle
 from jaxinfer.serving.llm_profiles import Profiles

@@ -98,7 +98,8 @@ class EngineDriver:
             RuntimeError: it is closed, or sleeps.
         """
         since = time.monotonic()
-        self._compiling.compile(requests)
+        if any(request.params.has_constraints for request in requests):
+            self._compiling.compile(requests)
         self.call(lambda: self._add_all(requests, since))
 
     def submit_soon(self, requests: Sequence[NewRequest]) -> None:

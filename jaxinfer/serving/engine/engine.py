@@ -166,7 +166,8 @@ class Engine:
         """
         self._requests.add(group)
         for completion in group.completions:
-            self._host_dependent.add(completion.request)
+            if completion.request.constraint is not None:
+                self._host_dependent.requests.append(completion.request)
         self._pacing.note_arrival()
         if self.failure is not None:
             self.give_up(str(self.failure))
@@ -209,7 +210,7 @@ class Engine:
 
     def _constraint(self, request: NewRequest) -> Constraint | None:
         """What limits the request's tokens, if anything does."""
-        if self._constraints is None:
+        if self._constraints is None or not request.params.has_constraints:
             return None
         answer = request.answer
         stage, calls = (answer.stage, answer.has_calls) if answer else (None, False)

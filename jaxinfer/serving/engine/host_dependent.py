@@ -36,11 +36,6 @@ class HostDependentRows:
         self._forced: list[tuple[int, ScheduledRow, Sequence[int]]] = []
         self.requests: list[Request] = []
 
-    def add(self, request: Request) -> None:
-        """Add a new request, if it has a constraint."""
-        if request.constraint is not None:
-            self.requests.append(request)
-
     def find(self, schedule: Schedule) -> list[int]:
         """Indices of the host-dependent rows of a schedule that was just made."""
         self.requests = [request for request in self.requests if not request.is_finished]

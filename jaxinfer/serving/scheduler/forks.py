@@ -39,7 +39,7 @@ def claim_fork(request: Request, schedule: Schedule, pool: BlockPool) -> bool:
     num_full, num_more = divmod(request.num_prompt_tokens, pool.block_size)
     if num_more and not pool.num_free_blocks:
         return False
-    pool.share_prompt(row.request, request)
+    _share_prompt(pool, row.request, request)
     if num_more:
         # The blocks of a fork are not filled yet: another one has the same source.
         is_first = row.num_fed > 0
@@ -50,6 +50,24 @@ def claim_fork(request: Request, schedule: Schedule, pool: BlockPool) -> bool:
         schedule.block_copies.append((source, own[0]))
     start_with(request, request.num_prompt_tokens)
     return True
+
+
+def _share_prompt(pool: BlockPool, leader: Request, request: Request) -> None:
+    """Have a request without blocks hold the full blocks of a prompt, as if it had found them.
+
+    Args:
+        pool: of their blocks.
+        leader: has the same prompt, whose full blocks it registered under the present weights.
+        request: gets blocks, and their hashes.
+    """
+    pool.index.settle_for(request)
+    num_full = request.num_prompt_tokens // pool.block_size
+    held = request.blocks
+    held.table = leader.blocks.table[:num_full]
+    held.hashes = leader.blocks.hashes[:num_full]
+    held.num_registered = num_full
+    held.weight_version = leader.blocks.weight_version
+    pool.share(held.table)
 
 
 def _are_equal(prompt: Prompt, other: Prompt) -> bool:

@@ -1,21 +1,21 @@
 """The scheduler: plans each step's requests, and settles the step's tokens when they are read."""
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+import functools
+from collections.abc import Iterable
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.serving.requests.request import NO_LIMITS, Request, RequestStatus
+from jaxinfer.serving.requests.request import NO_LIMITS, Request
 from jaxinfer.serving.requests.stopping import set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.forced_tokens import append_forced
 from jaxinfer.serving.scheduler.invariants import check_queues
 from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
-from jaxinfer.serving.scheduler.schedule import ScheduledRow
+from jaxinfer.serving.scheduler.requeueing import Requeueing
+from jaxinfer.serving.scheduler.settings import PreemptionMode, check_settings
 from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.serving.scheduler.step_updates import StepUpdates
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
-
-PreemptionMode = Literal["recompute", "swap"]
 
 
 class Scheduler:
@@ -73,23 +73,9 @@ class Scheduler:
         is_fair: bool = False,
         multi_step: MultiStep = ONE_STEP,
     ) -> None:
-        if max_num_seqs < 1 or max_model_len < 1:
-            raise ValueError(
-                "max_num_seqs and max_model_len must be at least 1: "
-                f"{max_num_seqs}, {max_model_len}"
-            )
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({max_num_seqs}), or running requests would starve"
-            )
-        if preemption_mode not in ("recompute", "swap"):
-            raise ValueError(f"preemption_mode must be recompute or swap: {preemption_mode!r}")
-        if (preemption_mode == "swap") != (num_host_blocks > 0):
-            raise ValueError(
-                "preemption_mode='swap' needs host blocks (raise swap_space), and only it does: "
-                f"{preemption_mode!r} with {num_host_blocks} host blocks"
-            )
+        check_settings(
+            max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode, num_host_blocks
+        )
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -98,10 +84,15 @@ class Scheduler:
         self.swap_space = SwapSpace(num_host_blocks)
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
         planner = StepPlanner(self._queues, max_num_batched_tokens, multi_step)
-        self._updates = StepUpdates(self._queues, self.eos_token_ids)
+        updates = StepUpdates(self._queues, self.eos_token_ids)
+        requeueing = Requeueing(self._queues)
+        # Methods of the parts, which have their documentation.
         self.schedule, self.settle = planner.schedule, planner.settle
-        self.update, self.finish = self._updates.update, self._queues.finish
-        self._kept: set[str] | None = None
+        self.update, self.finish = updates.update, self._queues.finish
+        self.preempt, self.run_only = requeueing.preempt, requeueing.run_only
+        self.requeue_all, self.runnable = requeueing.requeue_all, requeueing.runnable
+        self.unfinished = self._queues.unfinished
+        self.append_forced = functools.partial(append_forced, updates)
 
     @property
     def has_unfinished(self) -> bool:
@@ -126,14 +117,6 @@ class Scheduler:
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
         return self._queues.get(request_id)
-
-    def unfinished(self) -> list[Request]:
-        """All unfinished requests, by rank."""
-        return self._queues.unfinished()
-
-    def runnable(self) -> list[Request]:
-        """Unfinished requests, except requests held up by `run_only`."""
-        return [r for r in self.unfinished() if self._kept is None or r.request_id in self._kept]
 
     def check(self, request: Request) -> None:
         """Set a new request's limits and raise unless it can run here; nothing else changes.
@@ -178,76 +161,6 @@ class Scheduler:
         if request is not None:
             self.finish(request, "abort")
         return request
-
-    def append_forced(self, row: ScheduledRow, token_ids: Sequence[int]) -> Sequence[int]:
-        """Append tokens to a request in place of the one that its launched row would sample.
-
-        For tokens that a constraint alone decides. They are fed together in the request's next row,
-        as a prompt's are, and what the launched row samples is dropped. The host has read all
-        earlier tokens of the request.
-
-        Returns:
-            The tokens that were appended: up to one that ends the request.
-
-        Raises:
-            ValueError: the row samples nothing, or more than one token, or others are in flight.
-        """
-        request = row.request
-        if row.num_reserved != 1 or request.num_in_flight_tokens != 1 or request.is_finished:
-            raise ValueError(
-                f"request {request.request_id!r} must be about to sample its next token only"
-            )
-        row.num_reserved = 0
-        request.num_in_flight_tokens = 0
-        request.num_tokens = request.num_known_tokens + len(token_ids)
-        request.decodes_on_device = False
-        return self._updates.append(request, token_ids, len(token_ids))
-
-    def preempt(self, count: int | None = None) -> list[Request]:
-        """Take the `count` running requests of highest rank (all if None) off the device.
-
-        To be called between steps. They wait at the places of their ranks and resume by themselves.
-        """
-        last_first = list(reversed(self._queues.running.values()))[:count]
-        for request in last_first:
-            self._queues.preempt(request)
-        return last_first
-
-    def run_only(self, requests: Iterable[Request] | None) -> None:
-        """Let only these run until the next call; all others keep their place and wait.
-
-        Args:
-            requests: unfinished ones; None lets every request run again.
-        """
-        kept = None if requests is None else {request.request_id for request in requests}
-        before, self._kept = self._kept, kept
-        # All that run must be among them, and have overtaken none that waits.
-        grows = kept is not None and before is not None and not kept <= before
-        if kept is None or grows or not kept.issuperset(self._queues.running):
-            self.preempt()
-        self._queues.park_all_but(kept)
-
-    def requeue_all(self) -> list[Request]:
-        """Start over after the device cache was destroyed: everything is computed again.
-
-        Running and swapped requests wait at the places of their ranks and keep the tokens that the
-        host has read; tokens in flight are forgotten, and later updates with schedules planned
-        before now are ignored. Nothing cached is found again.
-
-        Returns:
-            The requests that were running or swapped, by rank.
-        """
-        unfinished = self.unfinished()
-        requeued = [r for r in unfinished if r.status is not RequestStatus.WAITING]
-        for request in reversed(unfinished):
-            if request.status is RequestStatus.RUNNING:
-                self._queues.requeue(request)
-            elif request.status is RequestStatus.SWAPPED:
-                self._queues.drop_host_blocks(request)
-            request.forget_tokens_in_flight()
-        self.pool.invalidate()
-        self._queues.epoch += 1
-        return requeued
 
     def invalidate_prefix_cache(self) -> None:
         """Invalidate the prefix cache: the weights have changed, or the caller wants it.

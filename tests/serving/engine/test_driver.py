@@ -13,7 +13,8 @@ import pytest
 from jaxinfer.errors import StepError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
+from jaxinfer.serving.engine.blocking_calls import run_requests
+from jaxinfer.serving.engine.blocking_stream import stream_request
 from jaxinfer.serving.engine.driver import EngineDriver
 from jaxinfer.serving.scheduler import deadlines
 from jaxinfer.testing.fake_runner import continuation

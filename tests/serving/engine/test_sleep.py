@@ -74,7 +74,7 @@ def test_nothing_is_swapped_or_dropped_from_within_a_step(driven, call):
 
     def sink(output):
         try:
-            driver.call(lambda: getattr(driver, call)(*arguments[call]))
+            driver.call(lambda: getattr(driver.pauses, call)(*arguments[call]))
         except RuntimeError as error:
             raised.append(str(error))
 

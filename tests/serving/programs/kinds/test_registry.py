@@ -18,7 +18,7 @@ from jaxinfer.serving.compile.key_json import key_from_values, key_values
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.compile.tracing_worker import describe_work
-from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.registry import KINDS
 from jaxinfer.serving.programs.layout import DecodeShape
