@@ -12,7 +12,7 @@ from jaxinfer.server.service.description import (
 from jaxinfer.server.service.engine_server import EngineServer
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.metrics import metrics_to_message
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle import EngineHandle
 
 
 def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:

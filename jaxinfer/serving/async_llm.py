@@ -11,16 +11,17 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.door import Door
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.engine.sleep import check_level, check_mode
 from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.engine_facts import EngineFacts
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle_start import start_handle
+from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 
 
-class AsyncLLM(EngineFacts):
+class AsyncLLM(Door):
     """A model that completes prompts for any number of tasks, of one event loop or several.
 
     Making one takes as long as making an `LLM`, and blocks as that does: do it before the event
@@ -39,7 +40,7 @@ class AsyncLLM(EngineFacts):
     """
 
     def __init__(self, model: str | Path | None = None, **arguments: Any) -> None:
-        self._handle = EngineHandle("AsyncLLM", model, **arguments)
+        super().__init__(start_handle("AsyncLLM", model, **arguments))
 
     @property
     def is_running(self) -> bool:
@@ -135,7 +136,7 @@ class AsyncLLM(EngineFacts):
     ) -> None:
         """Swap the weights between two steps: see `LLM.update_params`."""
         handle = self._handle
-        await handle.driver.call_async(handle.params_update(params, mapping, in_flight))
+        await handle.driver.call_async(params_update(handle, params, mapping, in_flight))
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""

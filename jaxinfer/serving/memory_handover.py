@@ -1,14 +1,21 @@
-"""Pausing an engine, and putting it to sleep so that a trainer has its memory: `LLM`'s part."""
+"""Pausing an engine, and putting it to sleep so that a trainer has its memory."""
 
 from collections.abc import Sequence
 
 from jaxinfer.serving.engine.sleep import check_level, check_mode
 from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.engine_facts import EngineFacts
+from jaxinfer.serving.handle import EngineHandle
 
 
-class MemoryHandover(EngineFacts):
-    """The calls of `LLM` that stop its engine for a while."""
+class MemoryHandover:
+    """What `LLM.handover` is: it stops an engine for a while.
+
+    Args:
+        handle: of the engine.
+    """
+
+    def __init__(self, handle: EngineHandle) -> None:
+        self._handle = handle
 
     def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`; requests that come meanwhile wait.

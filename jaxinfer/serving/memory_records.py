@@ -1,18 +1,25 @@
-"""The methods of `LLM` that report and record the memory of its devices."""
+"""Reports and records what holds the memory of an engine's devices."""
 
 import contextlib
 from collections.abc import Iterator
 
 from jaxinfer.profiling.memory.recording import MemoryRecording
 from jaxinfer.profiling.memory.report import MemoryReport
-from jaxinfer.serving.engine_facts import EngineFacts
+from jaxinfer.serving.handle import EngineHandle
 from jaxinfer.serving.recording.memory_recorder import MemoryRecorder, memory_report
 
 
-class MemoryRecords(EngineFacts):
-    """The calls of `LLM` that say what holds its devices' memory."""
+class MemoryRecords:
+    """What `LLM.memory` is.
 
-    def memory_report(self) -> MemoryReport:
+    Args:
+        handle: of the engine.
+    """
+
+    def __init__(self, handle: EngineHandle) -> None:
+        self._handle = handle
+
+    def report(self) -> MemoryReport:
         """What holds the devices' memory, from the weights' loading until now, and its peak.
 
         Of several replicas it is the first one's devices, of several processes process 0's.
@@ -24,7 +31,7 @@ class MemoryRecords(EngineFacts):
         return driver.call(lambda: memory_report(runner, driver.pauses.asleep))
 
     @contextlib.contextmanager
-    def record_memory(self) -> Iterator[MemoryRecording]:
+    def record(self) -> Iterator[MemoryRecording]:
         """Sample at every step what the devices' memory holds, until the block ends.
 
         >>> with llm.record_memory() as recording:                          # doctest: +SKIP

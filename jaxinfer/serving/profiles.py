@@ -1,4 +1,4 @@
-"""The methods of `LLM` that record profiles: raw traces, or scheduled steps with a report."""
+"""Records profiles of an engine: raw traces, or scheduled steps with a report."""
 
 import contextlib
 import dataclasses
@@ -15,19 +15,24 @@ from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak
 from jaxinfer.profiling.saving import save_report
 from jaxinfer.profiling.schedule import ProfileSchedule
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle import EngineHandle
 from jaxinfer.serving.recording.step_timer import StepTimer
 
 
 class Profiles:
-    """The methods of `LLM` that record what it does."""
+    """What `LLM.profiles` is.
 
-    _handle: EngineHandle
+    Args:
+        handle: of the engine.
+    """
 
-    def start_profile(
+    def __init__(self, handle: EngineHandle) -> None:
+        self._handle = handle
+
+    def start(
         self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
     ) -> None:
-        """Record what host and devices do, for Perfetto or XProf, until `stop_profile`.
+        """Record what host and devices do, for Perfetto or XProf, until `stop`.
 
         Args:
             directory: takes the recording; it is made if it does not exist.
@@ -48,7 +53,7 @@ class Profiles:
             lambda: handle.profiler.start_steps(directory, schedule, replicas, facts)
         )
 
-    def stop_profile(self) -> ProfileReport | None:
+    def stop(self) -> ProfileReport | None:
         """End the recording and write it; `close` does so, too, without a report.
 
         Returns:
@@ -67,7 +72,7 @@ class Profiles:
         return report
 
     @contextlib.contextmanager
-    def profile(
+    def record(
         self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
     ) -> Iterator[None]:
         """Record the steps of a ``with`` block; `ProfileReport.read(directory)` is the report.
@@ -77,16 +82,16 @@ class Profiles:
             schedule: which steps; by default the first five.
 
         Raises:
-            TypeError, ValueError, RuntimeError: as `start_profile` and `stop_profile`.
+            TypeError, ValueError, RuntimeError: as `start` and `stop`.
         """
-        self.start_profile(directory, schedule or ProfileSchedule())
+        self.start(directory, schedule or ProfileSchedule())
         try:
             yield
         except BaseException:
             with contextlib.suppress(Exception):  # the block's own error is the one to tell
                 self._handle.driver.call(self._handle.profiler.stop)
             raise
-        self.stop_profile()
+        self.stop()
 
     @contextlib.contextmanager
     def time_steps(self) -> Iterator[list[StepTime]]:
