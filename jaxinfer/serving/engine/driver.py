@@ -1,8 +1,6 @@
 """Runs an engine in a thread of its own; all other threads talk to it through a queue."""
 
-import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -13,13 +11,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from jaxinfer.errors import JaxinferError
-from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.by_hand import ByHand
 from jaxinfer.serving.engine.owner_thread import OwnerThread
 from jaxinfer.serving.engine.pauses import Pauses
 from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.engine.stepper import Stepper
+from jaxinfer.serving.engine.submissions import Submissions, tell
 from jaxinfer.serving.requests.new_request import NewRequest, Sink
 from jaxinfer.serving.scheduler.constraint_queue import ConstraintQueue
 
@@ -42,6 +40,7 @@ class EngineDriver:
         within: makes a block that the engine's thread is in from its begin to its end.
 
     Attributes:
+        submit_soon, call_async: see `Submissions`.
         by_hand: requests that a caller steps.
         pauses: weight swaps, pauses and sleep.
         is_closing: whether `close` or `close_soon` was called.
@@ -67,6 +66,10 @@ class EngineDriver:
         self._owner = OwnerThread(
             "jaxinfer-engine", self._advance, within, self._deadlines.seconds_left
         )
+        soon = Submissions(
+            self._owner, self._compiling, self._check_open, self._add_all, engine.abort
+        )
+        self.submit_soon, self.call_async = soon.submit_soon, soon.call_async
         self.by_hand = ByHand(stepper, self._compiling, self.call, self._owner.post)
         self.pauses = Pauses(stepper, lambda: [*self._driven, *self.by_hand.keys])
         _live.add(self)
@@ -102,20 +105,6 @@ class EngineDriver:
             self._compiling.compile(requests)
         self.call(lambda: self._add_all(requests, since))
 
-    def submit_soon(self, requests: Sequence[NewRequest]) -> None:
-        """Enqueue requests, all or none, without waiting; each gets the error if one is refused."""
-        since = time.monotonic()
-        compiled = self._compiling.start(requests)
-        if compiled is None:
-            self._soon(lambda: self._try_to_add(requests, since))
-            return
-        self._soon(lambda: self._compiling.hold(requests))
-        compiled.add_done_callback(
-            lambda done: self._owner.post(
-                lambda: self._add_compiled(requests, since, done.exception())
-            )
-        )
-
     def cancel(self, keys: Iterable[str]) -> None:
         """End requests after the current step, without a last output; ended ones are ignored."""
         self._owner.post(lambda: self._cancel(keys))
@@ -129,26 +118,6 @@ class EngineDriver:
         for key in [key for key, request in self._driven.items() if request.label in labels]:
             self._engine.abort(key)
         self._compiling.abort(labels)
-
-    async def call_async(self, action: Callable[[], Any]) -> Any:
-        """`call` for asyncio: other tasks of the event loop continue in the meantime.
-
-        Raises:
-            RuntimeError: the engine is closed.
-        """
-        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        def attempt() -> None:
-            if not outcome.set_running_or_notify_cancel():
-                return
-            try:
-                self._check_open()
-                outcome.set_result(action())
-            except BaseException as error:  # raised in the caller
-                outcome.set_exception(error)
-
-        self._owner.post(attempt)
-        return await asyncio.wrap_future(outcome)
 
     @property
     def failure(self) -> JaxinferError | None:
@@ -200,7 +169,7 @@ class EngineDriver:
         driven, self._driven = self._driven, {}
         for key, request in driven.items():
             with contextlib.suppress(Exception):
-                _tell(request, error)
+                tell(request, error)
             with contextlib.suppress(Exception):
                 self._engine.abort(key)
 
@@ -215,34 +184,6 @@ class EngineDriver:
         except BaseException:
             self._cancel([request.key for request in requests])
             raise
-
-    def _try_to_add(self, requests: Sequence[NewRequest], since: float) -> None:
-        try:
-            self._check_open()
-            self._add_all(requests, since)
-        except Exception as error:
-            for request in requests:
-                _tell(request, error)
-
-    def _add_compiled(
-        self, requests: Sequence[NewRequest], since: float, error: BaseException | None
-    ) -> None:
-        """Enqueue requests whose constraints are compiled and that were not cancelled."""
-        waiting, aborted = self._compiling.take(requests)
-        if error is None:
-            self._try_to_add(waiting, since)
-        else:
-            for request in waiting:
-                _tell(request, error)
-        for key in aborted:
-            self._engine.abort(key)
-
-    def _soon(self, action: Callable[[], None]) -> None:
-        """Run an action now if this is the engine's thread; post it from any other."""
-        if self._owner.is_current:
-            action()
-        else:
-            self._owner.post(action)
 
     def _sink(self, request: NewRequest) -> Sink:
         """What passes a request's outputs to its caller; called for each row of each step."""
@@ -278,11 +219,6 @@ class EngineDriver:
         """Raise RuntimeError if the engine is closed."""
         if self._is_closed:
             raise RuntimeError("the engine is closed; make a new one")
-
-
-def _tell(request: NewRequest, news: RequestOutput | BaseException) -> None:
-    if request.sink is not None:
-        request.sink(news)
 
 
 def wait_for_closing() -> None:
