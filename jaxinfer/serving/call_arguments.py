@@ -8,7 +8,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
 from jaxinfer.serving.requests.prompts import PromptParts, match_params, split_prompts
-from jaxinfer.serving.startup.loading import LoadedEngine, say
+from jaxinfer.serving.startup.loading import Loaded, say
 
 
 class CallArguments:
@@ -19,7 +19,7 @@ class CallArguments:
         loaded: has the model's defaults and the checks.
     """
 
-    def __init__(self, config: EngineConfig, loaded: LoadedEngine) -> None:
+    def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self._config = config
         self._defaults = loaded.default_params
         self._generation = loaded.generation

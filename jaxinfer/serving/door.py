@@ -7,7 +7,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
@@ -18,7 +18,7 @@ class Door:
         handle: of the engine.
     """
 
-    def __init__(self, handle: EngineHandle) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
     def __getattr__(self, name: str) -> Any:

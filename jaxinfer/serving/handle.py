@@ -8,16 +8,16 @@ from typing import Any
 from jaxinfer.config import EngineConfig
 from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.compile.jax_settings import JaxSettings
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.engine.driver import Driver
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.processes.engines import FollowingEngine
+from jaxinfer.serving.processes.engines import Follower
 from jaxinfer.serving.profiling import Profiler
 from jaxinfer.serving.recording.one_recording import OneRecording
-from jaxinfer.serving.startup.loading import LoadedEngine
+from jaxinfer.serving.startup.loading import Loaded
 from jaxinfer.serving.startup.memory import return_freed_memory
 
 
-class EngineHandle:
+class Handle:
     """A running engine, closed by `close` or when nothing refers to this object any more.
 
     Args:
@@ -40,7 +40,7 @@ class EngineHandle:
         self,
         owner: str,
         config: EngineConfig,
-        loaded: LoadedEngine,
+        loaded: Loaded,
         settings: JaxSettings,
         *,
         close_tokenizer: bool,
@@ -52,16 +52,16 @@ class EngineHandle:
         self.arguments = CallArguments(config, loaded)
         self.recording = OneRecording()
         self.profiler = Profiler(self.recording)
-        self._driver: EngineDriver | None = None
+        self._driver: Driver | None = None
         self._finalizer = self._run(close_tokenizer=close_tokenizer)
 
     @property
-    def following_engine(self) -> FollowingEngine | None:
+    def following_engine(self) -> Follower | None:
         """The follower of process 0, in a process that takes no requests; else None."""
         return self.loaded.follower
 
     @property
-    def driver(self) -> EngineDriver:
+    def driver(self) -> Driver:
         """What takes the requests.
 
         Raises:
@@ -125,7 +125,7 @@ class EngineHandle:
         release = functools.partial(
             _do_all, self.profiler.close, constraints.close, end, return_freed_memory
         )
-        self._driver = EngineDriver(self.loaded.engine, release, constraints, self.settings.held)
+        self._driver = Driver(self.loaded.engine, release, constraints, self.settings.held)
         # A finalizer may run in any thread at any point, so it only leaves a message. At the end of
         # Python the driver closes itself.
         finalizer = weakref.finalize(self, self._driver.close_soon)

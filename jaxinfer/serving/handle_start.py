@@ -14,7 +14,7 @@ from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.engine.driver import wait_for_closing
-from jaxinfer.serving.handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.processes.start import start_processes
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.startup.loading import load_engine
@@ -42,7 +42,7 @@ def start_handle(
     num_processes: int | None = None,
     process_id: int | None = None,
     **engine_args: Any,
-) -> EngineHandle:
+) -> Handle:
     """A running engine.
 
     Args:
@@ -85,4 +85,4 @@ def start_handle(
     settings = JaxSettings.here()
     with settings.held():
         loaded = load_engine(checked, source)
-    return EngineHandle(owner, checked, loaded, settings, close_tokenizer=own is None)
+    return Handle(owner, checked, loaded, settings, close_tokenizer=own is None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxinfer.serving.engine.sleep import check_level, check_mode
 from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 
 
 class MemoryHandover:
@@ -14,7 +14,7 @@ class MemoryHandover:
         handle: of the engine.
     """
 
-    def __init__(self, handle: EngineHandle) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
     def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jaxinfer.profiling.memory.recording import MemoryRecording
 from jaxinfer.profiling.memory.report import MemoryReport
-from jaxinfer.serving.handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.recording.memory_recorder import MemoryRecorder, memory_report
 
 
@@ -16,7 +16,7 @@ class MemoryRecords:
         handle: of the engine.
     """
 
-    def __init__(self, handle: EngineHandle) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
     def report(self) -> MemoryReport:

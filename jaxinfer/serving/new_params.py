@@ -7,12 +7,12 @@ from jaxinfer.rollouts.conversion import MappedParams
 from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.engine.pauses import InFlightPolicy, check_in_flight
-from jaxinfer.serving.handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.runner.device_params import check_like
 
 
-def new_params(handle: EngineHandle, tree: Any, mapping: ParamsMapping | None) -> Any:
-    """A trainer's parameters as `RequestEngine.update_params` takes them, checked.
+def new_params(handle: Handle, tree: Any, mapping: ParamsMapping | None) -> Any:
+    """A trainer's parameters as `Steppable.update_params` takes them, checked.
 
     Raises:
         ValueError: names the first path, shape, dtype or sharding that differs.
@@ -31,7 +31,7 @@ def new_params(handle: EngineHandle, tree: Any, mapping: ParamsMapping | None) -
 
 
 def params_update(
-    handle: EngineHandle, tree: Any, mapping: ParamsMapping | None, in_flight: InFlightPolicy
+    handle: Handle, tree: Any, mapping: ParamsMapping | None, in_flight: InFlightPolicy
 ) -> Callable[[], None]:
     """The action that swaps weights in the engine's thread; raises as `new_params`, at once."""
     check_in_flight(in_flight)

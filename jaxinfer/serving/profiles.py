@@ -15,7 +15,7 @@ from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak
 from jaxinfer.profiling.saving import save_report
 from jaxinfer.profiling.schedule import ProfileSchedule
-from jaxinfer.serving.handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.recording.step_timer import StepTimer
 
 
@@ -26,7 +26,7 @@ class Profiles:
         handle: of the engine.
     """
 
-    def __init__(self, handle: EngineHandle) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
     def start(
@@ -130,7 +130,7 @@ class Profiles:
                 handle.driver.call(end)
 
 
-def _facts(handle: EngineHandle) -> dict[str, Any]:
+def _facts(handle: Handle) -> dict[str, Any]:
     """What a report says of the engine."""
     runner = handle.loaded.replicas[0].runner
     table = runner.wanted_params["model"]["embed_tokens"]

@@ -21,7 +21,7 @@ from jaxinfer.server.service.messages import (
     read_frame,
 )
 from jaxinfer.server.telemetry.latest import Latest
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.engine.driver import Driver
 
 _METRICS_WITHIN_S = 0.1  # else, as in a long step or a compilation, they are as they were last
 _MOST_UNSENT_BYTES = 1 << 26  # of a front end that reads nothing; then it is given up
@@ -48,7 +48,7 @@ class EngineServer:
 
     def __init__(
         self,
-        driver: EngineDriver,
+        driver: Driver,
         *,
         num_slots: int,
         max_waiting: int,
@@ -152,7 +152,7 @@ class EngineServer:
         requests.cancel_all()
 
 
-def _handover_calls(driver: EngineDriver) -> dict[str, Callable[..., Any]]:
+def _handover_calls(driver: Driver) -> dict[str, Callable[..., Any]]:
     """Calls that stop the engine for a while, and let it go on."""
     return {
         "pause": driver.pauses.pause,

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.batch_progress import show_progress
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.engine.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
@@ -17,7 +17,7 @@ _Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
 
 
 def run_requests(
-    driver: EngineDriver, requests: Sequence[NewRequest], *, use_tqdm: bool | Callable[..., Any]
+    driver: Driver, requests: Sequence[NewRequest], *, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
     """Run requests to their end; failed ones are reported in one warning.
 
@@ -64,7 +64,7 @@ def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
 
 
 def _gather(
-    driver: EngineDriver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
+    driver: Driver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
     """Wait for the last output of each request; a progress bar shows the throughput."""
     outputs: dict[int, RequestOutput] = {}
@@ -77,7 +77,7 @@ def _gather(
 
 
 def _last_outputs(
-    driver: EngineDriver, box: _Box, count: int, outputs: dict[int, RequestOutput]
+    driver: Driver, box: _Box, count: int, outputs: dict[int, RequestOutput]
 ) -> Iterator[RequestOutput]:
     """Take last outputs out of the box, as they come, until there are enough."""
     while len(outputs) < count:

@@ -5,12 +5,12 @@ import queue
 from collections.abc import Iterator
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.engine.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 
 def stream_request(
-    driver: EngineDriver, request: NewRequest, *, keeps: object = None
+    driver: Driver, request: NewRequest, *, keeps: object = None
 ) -> Iterator[RequestOutput]:
     """Run one request and yield its new tokens after each step that produced some.
 

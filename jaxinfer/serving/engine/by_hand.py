@@ -44,7 +44,7 @@ class ByHand:
         """Enqueue a request.
 
         Raises:
-            ValueError: its label is in use by another such request, or as `EngineDriver.submit`.
+            ValueError: its label is in use by another such request, or as `Driver.submit`.
         """
         since = time.monotonic()
         self._compiling.compile([request])

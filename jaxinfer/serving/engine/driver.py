@@ -15,7 +15,7 @@ from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.by_hand import ByHand
 from jaxinfer.serving.engine.owner_thread import OwnerThread
 from jaxinfer.serving.engine.pauses import Pauses
-from jaxinfer.serving.engine.request_engine import RequestEngine
+from jaxinfer.serving.engine.steppable import Steppable
 from jaxinfer.serving.engine.stepper import Stepper
 from jaxinfer.serving.engine.submissions import Submissions, tell
 from jaxinfer.serving.requests.new_request import NewRequest, Sink
@@ -23,10 +23,10 @@ from jaxinfer.serving.scheduler.constraint_queue import ConstraintQueue
 
 logger = logging.getLogger("jaxinfer")
 
-_live: "weakref.WeakSet[EngineDriver]" = weakref.WeakSet()  # each kept alive by its thread
+_live: "weakref.WeakSet[Driver]" = weakref.WeakSet()  # each kept alive by its thread
 
 
-class EngineDriver:
+class Driver:
     """Takes requests from any thread and steps the engine while one of them is unfinished.
 
     Every call becomes a message to the engine's thread, which handles messages in order between
@@ -48,7 +48,7 @@ class EngineDriver:
 
     def __init__(
         self,
-        engine: RequestEngine,
+        engine: Steppable,
         release: Callable[[], None] | None = None,
         constraints: ConstraintSource | None = None,
         within: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,

@@ -13,7 +13,7 @@ from jaxinfer.serving.constraints.constraint import Constraint, ConstraintSource
 from jaxinfer.serving.engine.host_dependent import HostDependentRows
 from jaxinfer.serving.engine.lifecycle import Lifecycle
 from jaxinfer.serving.engine.loop import Loop
-from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.engine.open_requests import OpenRequests
 from jaxinfer.serving.engine.recovery import InFlight, Recovery
 from jaxinfer.serving.engine.request_table import AnyGroup
@@ -91,7 +91,7 @@ class Engine:
         self.lifecycle = Lifecycle(
             runner, scheduler, self._requests, self.loop, self.recovery, flying
         )
-        # Methods of the parts, by the names of `RequestEngine`.
+        # Methods of the parts, by the names of `Steppable`.
         self.step, self.observe = self.loop.step, self.loop.observe
         self.check_alive, self.give_up = self.loop.check_alive, self.recovery.give_up
         self.update_params, self.close = self.lifecycle.update_params, self.lifecycle.close
@@ -114,7 +114,7 @@ class Engine:
         """The number of weight swaps so far; thread-safe."""
         return self._requests.weight_version
 
-    def counts(self) -> EngineCounts:
+    def counts(self) -> RequestCounts:
         """A snapshot of the engine's counters and gauges; thread-safe."""
         counts, scheduler = self._requests.table.counts, self._scheduler
         pool = scheduler.pool

@@ -13,7 +13,7 @@ or are aborted."""
 
 
 class Pauses:
-    """What is done between steps, in the engine's thread: by `EngineDriver.call` or `call_async`.
+    """What is done between steps, in the engine's thread: by `Driver.call` or `call_async`.
 
     Args:
         stepper: of the engine.
@@ -30,12 +30,12 @@ class Pauses:
         """Swap the weights; only in the engine's thread.
 
         Args:
-            params: as `RequestEngine.update_params` takes them, checked before.
+            params: as `Steppable.update_params` takes them, checked before.
             in_flight: with "wait", messages posted in the meantime wait too, so that later
                 requests run under the new weights.
 
         Raises:
-            Exception: as `RequestEngine.update_params`, or an error of a step under "wait".
+            Exception: as `Steppable.update_params`, or an error of a step under "wait".
             RuntimeError: the weights sleep, a step runs, or requests can't end because of a pause.
         """
         self._stepper.check_between_steps()
@@ -85,7 +85,7 @@ class Pauses:
         Raises:
             ValueError: level 1 or 2 with several processes; no request has ended.
             RuntimeError: the engine is already asleep, or as `pause`.
-            Exception: as `RequestEngine.sleep`; nothing sleeps.
+            Exception: as `Steppable.sleep`; nothing sleeps.
         """
         self._stepper.check_between_steps()
         sleep.check_sleeps_not(self._sleep)

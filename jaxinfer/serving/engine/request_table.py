@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from jaxinfer.outputs import FinishReason, RequestOutput
-from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import RequestGroup
@@ -38,7 +38,7 @@ class RequestTable:
         self.uncounted: set[str] = set()
         self.changed: dict[str, AnyGroup] = {}
         self.outputs: list[RequestOutput] = []
-        self.counts = EngineCounts()
+        self.counts = RequestCounts()
 
     def forget(self, request: Request, reason: FinishReason) -> None:
         """Count an ended completion, and remove it."""

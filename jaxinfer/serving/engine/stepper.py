@@ -1,7 +1,7 @@
 """Steps an engine between the calls of its driver's parts, which share this."""
 
-from jaxinfer.serving.engine.request_engine import RequestEngine
 from jaxinfer.serving.engine.sleep_state import SleepState
+from jaxinfer.serving.engine.steppable import Steppable
 from jaxinfer.serving.scheduler.deadlines import Deadlines
 
 
@@ -17,7 +17,7 @@ class Stepper:
         sleep: which parts of the engine sleep.
     """
 
-    def __init__(self, engine: RequestEngine) -> None:
+    def __init__(self, engine: Steppable) -> None:
         self.engine = engine
         self.deadlines = Deadlines()
         self.sleep = SleepState()

@@ -52,7 +52,7 @@ class Submissions:
         )
 
     async def call_async(self, action: Callable[[], Any]) -> Any:
-        """`EngineDriver.call` for asyncio: other tasks of the event loop continue in the meantime.
+        """`Driver.call` for asyncio: other tasks of the event loop continue in the meantime.
 
         Raises:
             RuntimeError: the engine is closed.

@@ -18,7 +18,7 @@ OutputKind = Literal["final", "cumulative", "delta", "tokens"]
 tokens as `TokenOutput`, for another process to detokenize."""
 
 Sink = Callable[[Any], None]
-"""Receives each output of a request, in the thread that runs the engine's step. `EngineDriver` also
+"""Receives each output of a request, in the thread that runs the engine's step. `Driver` also
 passes the exception that refuses the request, or that ends it and the engine."""
 
 _KINDS: dict[RequestOutputKind, OutputKind] = {

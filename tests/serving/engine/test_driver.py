@@ -15,7 +15,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests
 from jaxinfer.serving.engine.blocking_stream import stream_request
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.engine.driver import Driver
 from jaxinfer.serving.scheduler import deadlines
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
@@ -32,7 +32,7 @@ class Driven:
         self.group = None if kind == "one" else Group(2, threads=kind == "threads", **options)
         self.setups = self.group.setups if self.group else [Setup(**options)]
         self.engine = self.group.engine if self.group else self.setups[0].engine
-        self.driver = EngineDriver(self.engine)
+        self.driver = Driver(self.engine)
 
     def __enter__(self):
         return self

@@ -8,7 +8,7 @@ import pytest
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.async_stream import stream_request_async
 from jaxinfer.serving.engine.blocking_calls import run_requests
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.engine.driver import Driver
 from tests.serving.constraints.grammar.grammars import compiler, constraints
 from tests.serving.engine.test_engine import new_request
 from tests.serving.engine.test_grammars import guided_setup
@@ -25,7 +25,7 @@ class Waiting:
         self.grammars._compile = lambda given: self.may_go_on.wait(20) and compile_grammar(given)
         source = constraints(self.grammars)
         self.setup = guided_setup(constraints=source)
-        self.driver = EngineDriver(self.setup.engine, constraints=source)
+        self.driver = Driver(self.setup.engine, constraints=source)
 
     def __enter__(self):
         return self
