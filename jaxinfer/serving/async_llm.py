@@ -12,10 +12,10 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.door import Door
-from jaxinfer.serving.engine.async_stream import stream_request_async
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.sleep import check_level, check_mode
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.engine.sleep import check_level, check_mode
-from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.parsers.answer_format import AnswerFormat

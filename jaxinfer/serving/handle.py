@@ -8,7 +8,7 @@ from typing import Any
 from jaxinfer.config import EngineConfig
 from jaxinfer.serving.call_arguments import CallArguments
 from jaxinfer.serving.compile.jax_settings import JaxSettings
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.engine.metrics import Metric
 from jaxinfer.serving.processes.engines import Follower
 from jaxinfer.serving.profiling import Profiler

@@ -25,12 +25,12 @@ from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
 from jaxinfer.serving.door import Door
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.blocking_stream import stream_request
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.embedding import embedding_output
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests
-from jaxinfer.serving.engine.blocking_stream import stream_request
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.memory_handover import MemoryHandover
 from jaxinfer.serving.memory_records import MemoryRecords

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from jaxinfer.serving.engine.sleep import check_level, check_mode
-from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
+from jaxinfer.serving.driver.sleep import check_level, check_mode
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.handle import Handle
 
 

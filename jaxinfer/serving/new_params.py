@@ -6,7 +6,7 @@ from typing import Any
 from jaxinfer.rollouts.conversion import MappedParams
 from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
-from jaxinfer.serving.engine.pauses import InFlightPolicy, check_in_flight
+from jaxinfer.serving.driver.pauses import InFlightPolicy, check_in_flight
 from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.runner.device_params import check_like
 

@@ -15,7 +15,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import engine_message
 from jaxinfer.server.service.front_end_requests import FrontEndRequests
 from jaxinfer.server.service.messages import Add, ToFrontEnd, encode
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.result import StepResult, TokenScores

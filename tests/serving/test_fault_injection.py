@@ -13,7 +13,7 @@ from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.scheduler.scheduler import Scheduler
 from jaxinfer.testing.fake_runner import FakeRunner, continuation
 from tests.model.text.small_tokenizer import build_backend
-from tests.serving.engine.test_driver import PARAMS, Driven
+from tests.serving.driver.test_driver import PARAMS, Driven
 from tests.serving.engine.test_engine import new_request
 
 TOKENIZER = Tokenizer(build_backend())

@@ -21,7 +21,7 @@ from jaxinfer.server.service.messages import (
     read_frame,
 )
 from jaxinfer.server.telemetry.latest import Latest
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.driver import Driver
 
 _METRICS_WITHIN_S = 0.1  # else, as in a long step or a compilation, they are as they were last
 _MOST_UNSENT_BYTES = 1 << 26  # of a front end that reads nothing; then it is given up

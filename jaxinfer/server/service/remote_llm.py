@@ -23,9 +23,9 @@ from jaxinfer.server.service.messages import Add, End, Step
 from jaxinfer.server.service.metrics import metrics_from_message
 from jaxinfer.server.service.open_stream import OpenStream
 from jaxinfer.server.service.scores import scores_of_rows
+from jaxinfer.serving.driver.sleep import check_level, check_mode
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.engine.sleep import check_level, check_mode
-from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest
 

@@ -12,7 +12,7 @@ from jaxinfer.profiling.memory.recording import MemoryRecording
 from jaxinfer.profiling.memory.report import MemoryReport
 from jaxinfer.profiling.memory.samples import MemorySample
 from jaxinfer.serving.compile.program_bytes import program_bytes
-from jaxinfer.serving.engine.sleep_state import SleepTag
+from jaxinfer.serving.driver.sleep_state import SleepTag
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.runner import Runner

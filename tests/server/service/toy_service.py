@@ -13,7 +13,7 @@ from jaxinfer.server.service.engine_server import EngineServer
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.metrics import metrics_to_message
 from jaxinfer.server.service.remote_llm import RemoteLLM
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.driver import Driver
 from tests.serving.constraints.fake_constraint import FakeSource
 from tests.serving.engine.test_engine import TOKENIZER, Setup
 from tests.serving.replicas.test_group import Group

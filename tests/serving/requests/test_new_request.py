@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests
-from jaxinfer.serving.engine.blocking_stream import stream_request
-from tests.serving.engine.test_driver import Driven
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.blocking_stream import stream_request
+from tests.serving.driver.test_driver import Driven
 from tests.serving.engine.test_engine import Setup
 from tests.serving.requests.widened_request import note_arrivals, widened
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from jaxinfer.serving.engine.sleep_state import TAGS, PauseMode, SleepState, SleepTag, listed
+from jaxinfer.serving.driver.sleep_state import TAGS, PauseMode, SleepState, SleepTag, listed
 
 _SLEEPING_PARTS: dict[int, frozenset[SleepTag]] = {
     0: frozenset({"scheduling"}),

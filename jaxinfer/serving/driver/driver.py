@@ -12,14 +12,14 @@ from typing import Any
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.serving.constraints.constraint import ConstraintSource
-from jaxinfer.serving.engine.by_hand import ByHand
-from jaxinfer.serving.engine.owner_thread import OwnerThread
-from jaxinfer.serving.engine.pauses import Pauses
+from jaxinfer.serving.driver.by_hand import ByHand
+from jaxinfer.serving.driver.constraint_queue import ConstraintQueue
+from jaxinfer.serving.driver.owner_thread import OwnerThread
+from jaxinfer.serving.driver.pauses import Pauses
+from jaxinfer.serving.driver.stepper import Stepper
+from jaxinfer.serving.driver.submissions import Submissions, tell
 from jaxinfer.serving.engine.steppable import Steppable
-from jaxinfer.serving.engine.stepper import Stepper
-from jaxinfer.serving.engine.submissions import Submissions, tell
 from jaxinfer.serving.requests.new_request import NewRequest, Sink
-from jaxinfer.serving.scheduler.constraint_queue import ConstraintQueue
 
 logger = logging.getLogger("jaxinfer")
 

@@ -5,7 +5,7 @@ import queue
 from collections.abc import Iterator
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 

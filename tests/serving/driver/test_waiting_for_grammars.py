@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.driver import Driver
 from tests.serving.constraints.grammar.grammars import compiler, constraints
 from tests.serving.engine.test_engine import new_request
 from tests.serving.engine.test_grammars import guided_setup

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 _Item = RequestOutput | BaseException

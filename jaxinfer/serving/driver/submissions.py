@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.owner_thread import OwnerThread
+from jaxinfer.serving.driver.constraint_queue import ConstraintQueue
+from jaxinfer.serving.driver.owner_thread import OwnerThread
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.scheduler.constraint_queue import ConstraintQueue
 
 
 class Submissions:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.stepper import Stepper
+from jaxinfer.serving.driver.constraint_queue import ConstraintQueue
+from jaxinfer.serving.driver.stepper import Stepper
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.scheduler.constraint_queue import ConstraintQueue
 
 
 class ByHand:

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer.testing.fake_runner import continuation
-from tests.serving.engine.test_driver import LONG, PARAMS, Driven
+from tests.serving.driver.test_driver import LONG, PARAMS, Driven
 from tests.serving.engine.test_engine import VOCAB, new_request
 
 POLICIES = ["keep", "wait", "abort"]

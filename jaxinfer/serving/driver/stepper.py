@@ -1,8 +1,8 @@
 """Steps an engine between the calls of its driver's parts, which share this."""
 
-from jaxinfer.serving.engine.sleep_state import SleepState
+from jaxinfer.serving.driver.deadlines import Deadlines
+from jaxinfer.serving.driver.sleep_state import SleepState
 from jaxinfer.serving.engine.steppable import Steppable
-from jaxinfer.serving.scheduler.deadlines import Deadlines
 
 
 class Stepper:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.batch_progress import show_progress
-from jaxinfer.serving.engine.driver import Driver
+from jaxinfer.serving.driver.batch_progress import show_progress
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")

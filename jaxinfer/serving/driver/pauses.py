@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
-from jaxinfer.serving.engine import sleep
-from jaxinfer.serving.engine.sleep_state import PauseMode, SleepTag
-from jaxinfer.serving.engine.stepper import Stepper
+from jaxinfer.serving.driver import sleep
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
+from jaxinfer.serving.driver.stepper import Stepper
 
 InFlightPolicy = Literal["keep", "wait", "abort"]
 """The fate of running requests in a weight swap: they continue under the new weights, finish first,

@@ -12,11 +12,11 @@ import pytest
 
 from jaxinfer.errors import StepError
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests
-from jaxinfer.serving.engine.blocking_stream import stream_request
-from jaxinfer.serving.engine.driver import Driver
-from jaxinfer.serving.scheduler import deadlines
+from jaxinfer.serving.driver import deadlines
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.blocking_stream import stream_request
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 from tests.serving.replicas.test_group import Group
