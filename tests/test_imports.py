@@ -71,7 +71,7 @@ WITHOUT_JAX = (
     "server.service",
     "server.openai",
 )
-MOST_FILES_OF_A_FOLDER = 20
+MOST_FILES_OF_A_FOLDER = 21
 
 
 def _room(module: str) -> str:

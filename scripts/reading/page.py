@@ -17,6 +17,7 @@ _BEGIN, _END = (
     f"<!-- {word}: written by python -m scripts.reading -->" for word in ("begin", "end")
 )
 _ENTRY = re.compile(r"^ *- `([\w.]+)` \(`([\w/]+\.py)`, \d+\)", re.MULTILINE)
+_SENTENCE = re.compile(r"A plain decode step\s+runs.*?\d lines\.", re.DOTALL)
 _THREADS = {
     "MainThread": "In the caller's thread",
     "jaxinfer-engine": "In the engine's thread",
@@ -57,12 +58,12 @@ def core_sentence(path: PlainPath) -> str:
 
 def with_core_sentence(readme: str, path: PlainPath) -> str:
     """README.md with the present sizes."""
-    return re.sub(r"A plain decode step\s+runs[^.]*\.", lambda _: core_sentence(path), readme)
+    return _SENTENCE.sub(lambda _: core_sentence(path), readme)
 
 
 def numbers_of(readme: str) -> list[int]:
     """The numbers of the sentence, wherever it stands in a text."""
-    (sentence,) = re.findall(r"A plain decode step\s+runs[^.]*\.", readme)
+    (sentence,) = _SENTENCE.findall(readme)
     return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", sentence)]
 
 

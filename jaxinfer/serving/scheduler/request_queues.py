@@ -1,7 +1,6 @@
 """The queues of waiting and running requests, with each one's slot, blocks and host blocks."""
 
 from collections import OrderedDict
-from collections.abc import Collection
 
 from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.request import Rank, Request, RequestStatus
@@ -15,8 +14,8 @@ class RequestQueues:
 
     Among requests of the same priority all running ones are older than all that wait.
 
-    Every change of status goes through here, so that a status always comes with exactly the
-    holdings that belong to it.
+    Every change of status goes through here or `off_device.py`, so that a status always comes with
+    exactly the holdings that belong to it.
 
     Args:
         pool: the device's blocks.
@@ -41,7 +40,8 @@ class RequestQueues:
         self.epoch = 0
         """How often the cache was rebuilt; results of steps planned before are dropped."""
         self._num_added = 0
-        self._parks_others = False
+        self.parks_others = False
+        """Whether requests that come are parked."""
 
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
@@ -61,24 +61,10 @@ class RequestQueues:
             urgency = fair_urgency(urgency, self._num_added)
         request.rank = Rank(urgency, self._num_added)
         self._num_added += 1
-        if self._parks_others:
+        if self.parks_others:
             self.parked[request.request_id] = request
         else:
-            self._wait(request)
-
-    def park_all_but(self, kept: Collection[str] | None) -> None:
-        """Let only these of the waiting requests be admitted, and none that comes; None lets all.
-
-        Running requests go on: preempt them first if they are to wait too.
-        """
-        everyone = [*self.waiting.values(), *self.parked.values()]
-        self._parks_others = kept is not None
-        self.waiting, self.parked = RankedQueue(), {}
-        for request in everyone:
-            if kept is None or request.request_id in kept:
-                self._wait(request)
-            else:
-                self.parked[request.request_id] = request
+            self.wait(request)
 
     def admit(self, request: Request) -> None:
         """Give the first waiting request, which has its blocks already, a free slot."""
@@ -92,40 +78,10 @@ class RequestQueues:
         request.slot = self.free_slots.pop()
         request.blocks.num_admissions += 1
 
-    def preempt(self, request: Request) -> None:
-        """Take all blocks from a running request, which waits at the place that its rank gives it.
-
-        Its blocks go to the swap space if there is room for all of them; otherwise they are
-        computed again when it resumes.
-        """
-        self.num_preemptions += 1
-        request.history.num_preemptions += 1
-        num_cached_tokens = request.num_cached_tokens
-        # What only waits for its last tokens to be read needs its blocks no more.
-        swapped = request.num_pending_tokens > 0 and self.swap_space.take(
-            request, self.pool.blocks_for(num_cached_tokens)
-        )
-        self.requeue(request)
-        if swapped:
-            request.status = RequestStatus.SWAPPED
-            request.num_cached_tokens = num_cached_tokens
-
-    def requeue(self, request: Request) -> None:
-        """Have a running request wait again, at the place of its rank, with nothing cached."""
-        self._take_off(request)
-        request.status = RequestStatus.WAITING
-        self._wait(request)
-
-    def drop_host_blocks(self, request: Request) -> None:
-        """Make a swapped request an ordinary waiting one that is computed again."""
-        self.swap_space.discard(request)
-        request.status = RequestStatus.WAITING
-        request.num_cached_tokens = 0
-
     def _remove(self, request: Request) -> None:
         """Take a request of any status out, and free all that it holds."""
         if request.status is RequestStatus.RUNNING:
-            self._take_off(request)
+            self.take_off(request)
         else:
             if request.request_id in self.waiting:
                 self.waiting.remove(request.request_id)
@@ -146,17 +102,17 @@ class RequestQueues:
             return
         if reason == "error":
             self.pool.distrust(request)
-        # Safe while a step that writes to these blocks is in flight: see the class.
+        # Safe while a step that writes to these blocks is in flight: see `Scheduler`.
         self._remove(request)
         request.forget_tokens_in_flight()
         request.finish_reason = reason
         request.stop_reason = stop_reason
 
-    def _wait(self, request: Request) -> None:
+    def wait(self, request: Request) -> None:
         """Put a request where its rank places it among those that wait."""
         self.waiting.add(request.request_id, request.rank, request)
 
-    def _take_off(self, request: Request) -> None:
+    def take_off(self, request: Request) -> None:
         """Free a running request's blocks and slot."""
         del self.running[request.request_id]
         self.pool.free(request.blocks.table)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.scheduler import off_device
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 
 
@@ -30,7 +31,7 @@ class Requeueing:
         """
         last_first = list(reversed(self._queues.running.values()))[:count]
         for request in last_first:
-            self._queues.preempt(request)
+            off_device.preempt(self._queues, request)
         return last_first
 
     def run_only(self, requests: Iterable[Request] | None) -> None:
@@ -45,7 +46,7 @@ class Requeueing:
         grows = kept is not None and before is not None and not kept <= before
         if kept is None or grows or not kept.issuperset(self._queues.running):
             self.preempt()
-        self._queues.park_all_but(kept)
+        off_device.park_all_but(self._queues, kept)
 
     def requeue_all(self) -> list[Request]:
         """Start over after the device cache was destroyed: everything is computed again.
@@ -61,9 +62,9 @@ class Requeueing:
         requeued = [r for r in unfinished if r.status is not RequestStatus.WAITING]
         for request in reversed(unfinished):
             if request.status is RequestStatus.RUNNING:
-                self._queues.requeue(request)
+                off_device.requeue(self._queues, request)
             elif request.status is RequestStatus.SWAPPED:
-                self._queues.drop_host_blocks(request)
+                off_device.drop_host_blocks(self._queues, request)
             request.forget_tokens_in_flight()
         self._queues.pool.invalidate()
         self._queues.epoch += 1

@@ -1,6 +1,7 @@
 """Rows of running requests that are no plain decodes: chunks, borders of blocks, preemption."""
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
+from jaxinfer.serving.scheduler.off_device import preempt
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
 from jaxinfer.serving.scheduler.rows import num_missing_blocks, place
 from jaxinfer.serving.scheduler.schedule import Schedule
@@ -33,7 +34,7 @@ def place_or_make_room(
         last = next(reversed(queues.running.values()))
         if last is request:
             return False
-        queues.preempt(last)
+        preempt(queues, last)
         schedule.preempted.append(last)
     place(queues, request, count, schedule, budget)
     return True
