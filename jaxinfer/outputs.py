@@ -125,18 +125,6 @@ class RequestMetrics:
     num_preemptions: int = 0
     scheduled_time: float | None = None
 
-    def copy(self) -> "RequestMetrics":
-        """A snapshot; `dataclasses.replace` takes several times as long."""
-        return RequestMetrics(
-            self.arrival_time,
-            self.first_token_time,
-            self.last_token_time,
-            self.finished_time,
-            self.num_generated_tokens,
-            self.num_preemptions,
-            self.scheduled_time,
-        )
-
     @property
     def ttft(self) -> float | None:
         """Time to first token, in seconds."""

@@ -74,6 +74,7 @@ class ProgressBar:
                 self._bar.set_postfix_str(text, refresh=False)
 
     def __enter__(self) -> Self:
+        """Show the bar."""
         return self
 
     def __exit__(
@@ -82,12 +83,14 @@ class ProgressBar:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        """End the bar."""
         with self._ending_on_failure():
             if self._bar is not None:
                 self._bar.close()
 
     @contextlib.contextmanager
     def _ending_on_failure(self) -> Iterator[None]:
+        """Drop the bar if drawing it raises."""
         try:
             yield
         except Exception:  # the stream is the user's and may raise anything

@@ -2,22 +2,13 @@
 
 import dataclasses
 import difflib
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, no_type_check
 
-from jaxinfer.checks import (
-    MAX_INT32,
-    check_bias,
-    check_flag,
-    check_integer,
-    check_real,
-    check_strings,
-    check_token_ids,
-    instead_of_vllm,
-)
-from jaxinfer.structured_outputs import StructuredOutputsParams, check_structured_outputs
+from jaxinfer.checks import instead_of_vllm
+from jaxinfer.sampling_fields import RequestOutputKind, check_fields
+from jaxinfer.structured_outputs import StructuredOutputsParams
 
 SamplingMode = Literal["temperature", "truncate", "full"]
 FreeLogprobs = Literal["all", "unscaled", "untruncated", "none"]
@@ -27,18 +18,6 @@ only samples of the model's own distribution, or of it at a temperature, or none
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding, as in vLLM."""
 
-MAX_N = 1024
-MAX_TEMPERATURE = 100.0
-MAX_REPETITION_PENALTY = 100.0
-MAX_STOP_STRINGS = 64
-MAX_STOP_STRING_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 64
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_LENGTH = 256
-MAX_LOGIT_BIAS = 300
-MAX_BIAS = 100.0
-MAX_TIMEOUT = 1e6
-
 _GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -47,39 +26,6 @@ _GENERATION_CONFIG_FIELDS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-
-
-class RequestOutputKind(enum.IntEnum):
-    """What the outputs of a running request hold; vLLM's names and values."""
-
-    CUMULATIVE = 0
-    """After each step, all so far."""
-    DELTA = 1
-    """After each step, the new part."""
-    FINAL_ONLY = 2
-    """One output, at the end."""
-
-
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "n": (1, MAX_N),
-    "temperature": (0.0, MAX_TEMPERATURE),
-    "top_k": (-1, MAX_INT32),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, MAX_REPETITION_PENALTY),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "timeout": (0.0, MAX_TIMEOUT),
-    "min_tokens": (0, MAX_INT32),
-    "seed": (-(2**63), 2**63 - 1),
-    "max_tokens": (1, MAX_INT32),
-    "logprobs": (-1, MAX_INT32),
-    "prompt_logprobs": (-1, MAX_INT32),
-    "truncate_prompt_tokens": (-1, MAX_INT32),
-    "thinking_token_budget": (-1, MAX_INT32),
-    "output_kind": (0, max(RequestOutputKind)),
-}
-"""Least and largest values of numbers; fields are stored as plain ones, integers or not as here."""
 
 
 @no_type_check  # its fields check themselves, by name; run-time checkers would come first
@@ -187,70 +133,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check every field and store it in its plain Python type."""
-        self._check_numbers()
-        self._check_collections()
-        for name in (
-            "include_stop_str_in_output",
-            "ignore_eos",
-            "skip_special_tokens",
-            "detokenize",
-        ):
-            check_flag(name, getattr(self, name))
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
-            )
-        if self.structured_outputs is not None and self.min_tokens:
-            raise ValueError(
-                "min_tokens and structured_outputs exclude each other: the grammar says where an "
-                "answer may end"
-            )
-        if self.stop and not self.detokenize:
-            raise ValueError("stop strings need detokenize=True; use stop_token_ids instead")
-
-    def _check_numbers(self) -> None:
-        put = self._put
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is True:  # as in vLLM
-                put(name, 1)
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None or name not in _MAY_BE_NONE:
-                check: Any = check_real if isinstance(low, float) else check_integer
-                put(name, check(name, value, low, high))
-        if self.top_p == 0.0:
-            raise ValueError("top_p must be above 0 and at most 1, got 0")
-        if self.timeout == 0.0:
-            raise ValueError("timeout must be above 0 seconds, got 0; None sets no limit")
-        if self.truncate_prompt_tokens == 0:
-            raise ValueError(
-                "truncate_prompt_tokens must be at least 1, or -1 for all that fit, got 0"
-            )
-        for name in ("seed", "thinking_token_budget"):
-            if getattr(self, name) == -1:
-                put(name, None)
-        put("output_kind", RequestOutputKind(self.output_kind))
-
-    def _check_collections(self) -> None:
-        put = self._put
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        put("stop", check_strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH))
-        put(
-            "bad_words",
-            check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH),
-        )
-        put("stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids or ()))
-        if len(self.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
-            raise ValueError(f"stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} entries")
-        if self.allowed_token_ids is not None:
-            allowed = check_token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not allowed:
-                raise ValueError("allowed_token_ids must not be empty; use None to allow all")
-            put("allowed_token_ids", allowed)
-        if self.logit_bias is not None:
-            put("logit_bias", check_bias(self.logit_bias, MAX_LOGIT_BIAS, MAX_BIAS))
-        if self.structured_outputs is not None:
-            put("structured_outputs", check_structured_outputs(self.structured_outputs))
+        check_fields(self, self._put)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__dataclass_fields__:
@@ -291,17 +174,26 @@ class SamplingParams:
         return "truncate" if self.truncates else "temperature"
 
     @property
-    def _edits_logits(self) -> bool:
-        return self.has_penalties or bool(
-            self.logit_bias
-            or self.allowed_token_ids is not None
-            or self.bad_words
+    def has_constraints(self) -> bool:
+        """Whether the host must see tokens of the answer before it lets others be drawn."""
+        return bool(
+            self.structured_outputs is not None
             or self.thinking_token_budget is not None
-            or self.structured_outputs is not None
+            or self.bad_words
+        )
+
+    @property
+    def _edits_logits(self) -> bool:
+        """Whether a logit is changed or banned before the draw."""
+        return self.has_penalties or bool(
+            self.has_constraints
+            or self.logit_bias
+            or self.allowed_token_ids is not None
             or self.min_tokens > 0
         )
 
     def _gets_free_logprobs(self, free: FreeLogprobs) -> bool:
+        """Whether the sampler has the wanted log-probabilities at no further cost."""
         if self.logprobs is None:
             return True
         if self.logprobs != 0 or self.is_greedy or free == "none":
@@ -387,11 +279,6 @@ class SamplingParams:
         if config.get("do_sample") is False:
             values["temperature"] = 0.0
         return cls(**(values | given))
-
-
-_MAY_BE_NONE = frozenset(
-    name for name, field in SamplingParams.__dataclass_fields__.items() if "None" in str(field.type)
-)
 
 
 def _unknown_field(name: str) -> str:

@@ -10,7 +10,7 @@ import yaml
 from jaxinfer import serve
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
-from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.engine.step_counts import StepCounts
 from tests.server.telemetry.scrape import samples
 
@@ -37,7 +37,7 @@ def expressions() -> list[str]:
 def shown() -> set[str]:
     """Names of all samples that a server can show, without prefix."""
     steps = StepCounts(prefill_seconds=1.0, decode_seconds=1.0)
-    metrics = EngineCounts(steps=steps).metrics(num_compilations=0, compile_seconds=0.0)
+    metrics = RequestCounts(steps=steps).metrics(num_compilations=0, compile_seconds=0.0)
     return {name for name, *_ in samples(Telemetry("m", floors=FLOORS).render(metrics))}
 
 

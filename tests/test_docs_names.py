@@ -99,10 +99,6 @@ def test_the_figure_names_what_is_there():
     names = set(re.findall(r"\b[A-Z]\w+\.\w+|\b[a-z]+_[a-z_]+\b", figure))
     assert len(names) > 12
     assert names <= _definitions()
-    stops = set(map(int, re.findall(r"\d+", ",".join(re.findall(r"\(([\d, ]+)\)", figure)))))
-    listed = {int(number) for number in re.findall(r"^(\d+)\. \*\*`", page, re.MULTILINE)}
-    assert stops <= listed
-    assert listed == set(range(1, len(listed) + 1))
 
 
 @functools.cache

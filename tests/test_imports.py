@@ -48,6 +48,7 @@ SERVING = (
     "compile",
     "runner",
     "engine",
+    "driver",
     "processes",
     "replicas",
     "recording",
@@ -63,13 +64,14 @@ WITHOUT_JAX = (
     "serving.requests",
     "serving.scheduler",
     "serving.engine",
+    "serving.driver",
     "serving.slots",
     "serving.parsers",
     "server.telemetry",
     "server.service",
     "server.openai",
 )
-MOST_FILES_OF_A_FOLDER = 16
+MOST_FILES_OF_A_FOLDER = 21
 
 
 def _room(module: str) -> str:

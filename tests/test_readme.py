@@ -10,7 +10,6 @@ from jaxinfer import LLM, ModelConfig, load_params
 from jaxinfer.__main__ import COMMANDS
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.sharding import make_mesh
-from scripts import core_size
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -134,8 +133,3 @@ def test_every_script_that_contributing_names_exists():
     assert scripts
     for script in scripts:
         assert (ROOT / script).exists(), script
-
-
-def test_the_size_of_the_core_is_near_what_it_says():
-    said = core_size.numbers(README)
-    assert said == pytest.approx(core_size.numbers(core_size.core_sentence()), rel=0.1)

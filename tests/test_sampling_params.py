@@ -5,7 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from jaxinfer.sampling_params import MAX_LOGIT_BIAS, MAX_N, SamplingParams
+from jaxinfer.sampling_fields import MAX_LOGIT_BIAS, MAX_N
+from jaxinfer.sampling_params import SamplingParams
 
 INTEGERS = {
     "n": {MAX_N},

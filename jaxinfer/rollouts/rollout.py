@@ -15,8 +15,8 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.rollouts.arrays import FinishCode, Rollouts
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine.blocking_calls import run_requests
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
@@ -67,7 +67,7 @@ def choose_pad(
 
 
 def run_rollouts(
-    driver: EngineDriver,
+    driver: Driver,
     requests: Sequence[NewRequest],
     *,
     pad_token_id: int,

@@ -12,10 +12,10 @@ from jaxinfer.server.service.description import (
 from jaxinfer.server.service.engine_server import EngineServer
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.messages import metrics_to_message
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 
 
-def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
+def describe(handle: Handle, limits: ServiceLimits) -> EngineDescription:
     """The description of an engine for its front ends."""
     config, loaded = handle.config, handle.loaded
     parameter = jax.tree.leaves(loaded.replicas[0].runner.wanted_params)[0]
@@ -33,7 +33,7 @@ def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
     )
 
 
-def engine_server(handle: EngineHandle, limits: ServiceLimits) -> EngineServer:
+def engine_server(handle: Handle, limits: ServiceLimits) -> EngineServer:
     """A server of an engine, which does not listen yet."""
     loaded = handle.loaded
     calls: dict[str, Callable[..., Any]] = {

@@ -11,15 +11,17 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine.async_stream import stream_request_async
+from jaxinfer.serving.door import Door
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.sleep import check_level, check_mode
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
-from jaxinfer.serving.engine_facts import EngineFacts
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle_start import start_handle
+from jaxinfer.serving.new_params import params_update
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 
 
-class AsyncLLM(EngineFacts):
+class AsyncLLM(Door):
     """A model that completes prompts for any number of tasks, of one event loop or several.
 
     Making one takes as long as making an `LLM`, and blocks as that does: do it before the event
@@ -38,7 +40,7 @@ class AsyncLLM(EngineFacts):
     """
 
     def __init__(self, model: str | Path | None = None, **arguments: Any) -> None:
-        self._handle = EngineHandle("AsyncLLM", model, **arguments)
+        super().__init__(start_handle("AsyncLLM", model, **arguments))
 
     @property
     def is_running(self) -> bool:
@@ -134,7 +136,7 @@ class AsyncLLM(EngineFacts):
     ) -> None:
         """Swap the weights between two steps: see `LLM.update_params`."""
         handle = self._handle
-        await handle.driver.call_async(handle.params_update(params, mapping, in_flight))
+        await handle.driver.call_async(params_update(handle, params, mapping, in_flight))
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
@@ -145,31 +147,31 @@ class AsyncLLM(EngineFacts):
         """Run no step until `resume`: see `LLM.pause`."""
         check_mode(mode)
         driver = self._handle.driver
-        await driver.call_async(lambda: driver.pause(mode, refuse))
+        await driver.call_async(lambda: driver.pauses.pause(mode, refuse))
 
     async def resume(self) -> None:
         """Run steps again after `pause`."""
-        await self._handle.driver.call_async(self._handle.driver.resume)
+        await self._handle.driver.call_async(self._handle.driver.pauses.resume)
 
     async def is_paused(self) -> bool:
         """Whether steps are stopped, by `pause` or by `sleep`."""
-        return self._handle.driver.is_paused
+        return self._handle.driver.pauses.is_paused
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Release the devices' memory until `wake_up`: see `LLM.sleep`."""
         check_level(level)
         check_mode(mode)
         driver = self._handle.driver
-        await driver.call_async(lambda: driver.sleep(level, mode))
+        await driver.call_async(lambda: driver.pauses.sleep(level, mode))
 
     async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
         """Bring back what sleeps: see `LLM.wake_up`."""
         driver = self._handle.driver
-        await driver.call_async(lambda: driver.wake_up(tags))
+        await driver.call_async(lambda: driver.pauses.wake_up(tags))
 
     async def is_sleeping(self) -> bool:
         """Whether any part of the engine sleeps."""
-        return self._handle.driver.is_sleeping
+        return self._handle.driver.pauses.is_sleeping
 
     async def get_metrics(self) -> list[Metric]:
         """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""

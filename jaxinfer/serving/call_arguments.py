@@ -8,7 +8,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt, wanted_outputs
 from jaxinfer.serving.requests.prompts import PromptParts, match_params, split_prompts
-from jaxinfer.serving.startup.loading import LoadedEngine, say
+from jaxinfer.serving.startup.loading import Loaded, say
 
 
 class CallArguments:
@@ -19,7 +19,7 @@ class CallArguments:
         loaded: has the model's defaults and the checks.
     """
 
-    def __init__(self, config: EngineConfig, loaded: LoadedEngine) -> None:
+    def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self._config = config
         self._defaults = loaded.default_params
         self._generation = loaded.generation
@@ -94,10 +94,12 @@ class CallArguments:
         *,
         num_outputs: int = 1,
     ) -> list[Prompt]:
+        """Check prompts, and cut them as their parameters say."""
         limits = [self._reader.prompt_limit(p) for p in params]
         return self._reader.read_parts(parts, limits, num_outputs=num_outputs)
 
     def _priorities(self, given: Any, count: int) -> list[int]:
+        """A priority for each prompt."""
         if given is None:
             return [0] * count
         if type(given) is int:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,24 +14,33 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
+from jaxinfer.profiling.host_time import StepTime
+from jaxinfer.profiling.memory.report import MemoryReport
+from jaxinfer.profiling.report import ProfileReport
+from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.rollouts.arrays import Rollouts
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params, run_rollouts
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.chat_prompts import chat_prompts, truncates_prompts
+from jaxinfer.serving.door import Door
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.blocking_stream import stream_request
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.embedding import embedding_output
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.engine_handle import EngineHandle
-from jaxinfer.serving.llm_profiles import Profiles
+from jaxinfer.serving.handle_start import start_handle
 from jaxinfer.serving.memory_handover import MemoryHandover
+from jaxinfer.serving.new_params import new_params as checked_params
+from jaxinfer.serving.new_params import params_update
+from jaxinfer.serving.profiles import Profiles
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
 from jaxinfer.serving.scoring import read_score_inputs, score_output
 
 
-class LLM(MemoryHandover, Profiles):
+class LLM(Door):
     """A model that generates, chats and scores.
 
     All methods may be called from several threads; requests of all of them share the batch, which a
@@ -63,6 +73,10 @@ class LLM(MemoryHandover, Profiles):
         process_id: which one this is; None takes JAX_PROCESS_ID.
         engine_args: fields of `EngineConfig`.
 
+    Attributes:
+        profiles: records what the engine does.
+        handover: pauses the engine, and gives its devices' memory to others.
+
     Raises:
         TypeError: an unknown keyword; names its nearest valid neighbour.
         ValueError: an argument out of range or in contradiction to another.
@@ -88,7 +102,7 @@ class LLM(MemoryHandover, Profiles):
         process_id: int | None = None,
         **engine_args: Any,
     ):
-        self._handle = EngineHandle(
+        handle = start_handle(
             "LLM",
             model,
             params=params,
@@ -104,8 +118,11 @@ class LLM(MemoryHandover, Profiles):
             process_id=process_id,
             **engine_args,
         )
-        self._loaded = self._handle.loaded
-        self._arguments = self._handle.arguments
+        super().__init__(handle)
+        self._loaded = handle.loaded
+        self._arguments = handle.arguments
+        self.profiles = Profiles(handle)
+        self.handover = MemoryHandover(handle)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, by vLLM's name for it."""
@@ -153,7 +170,7 @@ class LLM(MemoryHandover, Profiles):
         """
         driver = self._handle.driver
         requests = self._arguments.several(prompts, sampling_params, priority)
-        with self.profile(profile) if profile is not None else contextlib.nullcontext():
+        with self.profiles.record(profile) if profile is not None else contextlib.nullcontext():
             return run_requests(driver, requests, use_tqdm=use_tqdm)
 
     def chat(
@@ -376,7 +393,7 @@ class LLM(MemoryHandover, Profiles):
         driver = self._handle.driver
         if not isinstance(request_id, str) or not request_id:
             raise TypeError(f"request_id must be a string that is not empty, got {request_id!r}")
-        driver.add_by_hand(self._arguments.one(prompt, sampling_params, priority, request_id))
+        driver.by_hand.add(self._arguments.one(prompt, sampling_params, priority, request_id))
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests of `add_request`; ids that are unknown or finished are ignored.
@@ -384,18 +401,18 @@ class LLM(MemoryHandover, Profiles):
         Returns at once: they end before the next step. A stream ends when its iteration is left.
         """
         labels = [request_id] if isinstance(request_id, str) else request_id
-        self._handle.driver.abort_by_hand(labels)
+        self._handle.driver.by_hand.abort(labels)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do or to return."""
-        return self._handle.driver.has_unfinished
+        return self._handle.driver.by_hand.has_unfinished
 
     def step(self) -> list[RequestOutput]:
         """Advance all requests; the outputs of `add_request`'s, as their `output_kind` says.
 
         All text so far, unless it says otherwise.
         """
-        return self._handle.driver.step()
+        return self._handle.driver.by_hand.step()
 
     def update_params(
         self,
@@ -420,7 +437,33 @@ class LLM(MemoryHandover, Profiles):
             TypeError: a leaf is no array.
             StepError: the device failed while it wrote; the engine is dead.
         """
-        self._handle.driver.call(self._handle.params_update(params, mapping, in_flight))
+        self._handle.driver.call(params_update(self._handle, params, mapping, in_flight))
+
+    def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
+        """Run no step until `resume`: see `MemoryHandover.pause`."""
+        self.handover.pause(mode, refuse=refuse)
+
+    def resume(self) -> None:
+        """Run steps again after `pause`."""
+        self.handover.resume()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether steps are stopped, by `pause` or by `sleep`."""
+        return self.handover.is_paused
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Release the devices' memory until `wake_up`: see `MemoryHandover.sleep`."""
+        self.handover.sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
+        """Bring back what sleeps: see `MemoryHandover.wake_up`."""
+        self.handover.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether any part of the engine sleeps."""
+        return self.handover.is_sleeping
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; running requests go on with their blocks. True, as in vLLM."""
@@ -430,6 +473,30 @@ class LLM(MemoryHandover, Profiles):
     def get_metrics(self) -> list[Metric]:
         """What the engine counts: vLLM's names, prefixed "jaxinfer:", over all replicas."""
         return self._handle.driver.call(self._handle.metrics)
+
+    def start_profile(
+        self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
+    ) -> None:
+        """Record what host and devices do, until `stop_profile`: see `Profiles.start`."""
+        self.profiles.start(directory, schedule)
+
+    def stop_profile(self) -> ProfileReport | None:
+        """End the recording and write it: see `Profiles.stop`."""
+        return self.profiles.stop()
+
+    def profile(
+        self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
+    ) -> AbstractContextManager[None]:
+        """Record the steps of a ``with`` block: see `Profiles.record`."""
+        return self.profiles.record(directory, schedule)
+
+    def time_steps(self) -> AbstractContextManager[list[StepTime]]:
+        """Time the steps of a ``with`` block: see `Profiles.time_steps`."""
+        return self.profiles.time_steps()
+
+    def memory_report(self) -> MemoryReport:
+        """What holds the devices' memory: see `Profiles.memory`."""
+        return self.profiles.memory()
 
     def follow(
         self, new_params: Callable[[], Any] | None = None, mapping: ParamsMapping | None = None
@@ -452,7 +519,9 @@ class LLM(MemoryHandover, Profiles):
         handle = self._handle
         given = new_params
         with handle.settings.held():
-            engine.follow(None if given is None else lambda: handle.new_params(given(), mapping))
+            engine.follow(
+                None if given is None else lambda: checked_params(handle, given(), mapping)
+            )
 
     def close(self) -> None:
         """Abort everything, end the engine's thread, free the device memory. Safe to repeat."""

@@ -1,13 +1,21 @@
-"""Pausing an engine, and putting it to sleep so that a trainer has its memory: `LLM`'s part."""
+"""Pausing an engine, and putting it to sleep so that a trainer has its memory."""
 
 from collections.abc import Sequence
 
-from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
-from jaxinfer.serving.engine_facts import EngineFacts
+from jaxinfer.serving.driver.sleep import check_level, check_mode
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
+from jaxinfer.serving.handle import Handle
 
 
-class MemoryHandover(EngineFacts):
-    """The calls of `LLM` that stop its engine for a while."""
+class MemoryHandover:
+    """What `LLM.handover` is: it stops an engine for a while.
+
+    Args:
+        handle: of the engine.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
 
     def pause(self, mode: PauseMode = "abort", *, refuse: bool = False) -> None:
         """Run no step until `resume`; requests that come meanwhile wait.
@@ -25,16 +33,16 @@ class MemoryHandover(EngineFacts):
         """
         check_mode(mode)
         driver = self._handle.driver
-        driver.call(lambda: driver.pause(mode, refuse))
+        driver.call(lambda: driver.pauses.pause(mode, refuse))
 
     def resume(self) -> None:
         """Run steps again after `pause`; an engine that is not paused goes on as it does."""
-        self._handle.driver.call(self._handle.driver.resume)
+        self._handle.driver.call(self._handle.driver.pauses.resume)
 
     @property
     def is_paused(self) -> bool:
         """Whether steps are stopped, by `pause` or by `sleep`."""
-        return self._handle.driver.is_paused
+        return self._handle.driver.pauses.is_paused
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Release the devices' memory for other users in this process until `wake_up`.
@@ -53,7 +61,7 @@ class MemoryHandover(EngineFacts):
         check_level(level)
         check_mode(mode)
         driver = self._handle.driver
-        driver.call(lambda: driver.sleep(level, mode))
+        driver.call(lambda: driver.pauses.sleep(level, mode))
 
     def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
         """Bring back what sleeps: nothing compiles, and outputs are as before.
@@ -67,9 +75,9 @@ class MemoryHandover(EngineFacts):
             RuntimeError: a part does not sleep, or scheduling can't resume yet.
         """
         driver = self._handle.driver
-        driver.call(lambda: driver.wake_up(tags))
+        driver.call(lambda: driver.pauses.wake_up(tags))
 
     @property
     def is_sleeping(self) -> bool:
         """Whether any part of the engine sleeps."""
-        return self._handle.driver.is_sleeping
+        return self._handle.driver.pauses.is_sleeping

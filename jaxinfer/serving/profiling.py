@@ -14,7 +14,7 @@ from jaxinfer.profiling.files import RECORDING, prepare_directory
 from jaxinfer.profiling.schedule import ProfileSchedule
 from jaxinfer.serving.recording.one_recording import OneRecording
 from jaxinfer.serving.recording.recorder import StepRecorder, start_trace
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 
 logger = logging.getLogger("jaxinfer")
 
@@ -57,7 +57,7 @@ class Profiler:
         self,
         directory: str | os.PathLike[str],
         schedule: ProfileSchedule,
-        engines: Sequence[StartedEngine],
+        engines: Sequence[StartedReplica],
         facts: dict[str, Any],
     ) -> None:
         """Record the steps that a schedule names; it ends by itself, or with `stop`.

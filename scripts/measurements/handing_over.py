@@ -15,7 +15,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import engine_message
 from jaxinfer.server.service.front_end_requests import FrontEndRequests
 from jaxinfer.server.service.messages import Add, ToFrontEnd, encode
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.result import StepResult, TokenScores
@@ -90,7 +90,7 @@ class HandingOverBench:
         )
         self.device: Any = _Device(logprobs)
         self._engine = Engine(self.device, scheduler)
-        self.driver = EngineDriver(self._engine)
+        self.driver = Driver(self._engine)
         self._near, self._far = socket.socketpair(socket.AF_UNIX)
         self._far.setblocking(False)
         self._received = bytearray(1 << 20)

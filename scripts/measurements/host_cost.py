@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.batch import BatchBuilder

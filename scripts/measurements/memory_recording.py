@@ -17,7 +17,7 @@ from jaxinfer.profiling.memory.text import bytes_text
 from jaxinfer.serving.compile.program_bytes import program_bytes
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.recording.memory_report import memory_report, program_name
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.scheduler.schedule import Schedule
 
 
@@ -136,7 +136,7 @@ class MemoryRecorder:
     """
 
     def __init__(
-        self, started: StartedEngine, *, clock: Callable[[], float] = time.perf_counter
+        self, started: StartedReplica, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._engine, self._runner = started.engine, started.runner
         self._memory, self._pool = started.runner.memory, started.scheduler.pool

@@ -10,7 +10,7 @@ from jaxinfer import FinishCode, Rollouts, SamplingParams
 from jaxinfer.errors import StepError
 from jaxinfer.rollouts import rollout
 from jaxinfer.rollouts.rollout import choose_pad, rollout_params
-from jaxinfer.serving.engine.blocking_calls import run_requests
+from jaxinfer.serving.driver.blocking_calls import run_requests
 from tests.rollouts import trainers
 from tests.serving.small_llm import CONFIG, PROMPTS, reference_logprobs, small_llm
 

@@ -40,7 +40,7 @@ def engine(tokenizer):
 def nothing_is_left(engine):
     yield
     driver = engine._handle.driver
-    assert not driver.has_unfinished
+    assert not driver.by_hand.has_unfinished
     assert driver.call(lambda: not driver._driven)
     scheduler = engine._handle.loaded.replicas[0].scheduler
     scheduler.check_invariants()
@@ -119,7 +119,7 @@ def test_cancelling_leaving_and_dropping_abort_the_request(engine):
         del dropped
         gc.collect()
         await asyncio.sleep(0.01)  # the event loop closes what was dropped
-        assert not engine._handle.driver.has_unfinished
+        assert not engine._handle.driver.by_hand.has_unfinished
 
     run(main())
 
@@ -169,7 +169,7 @@ def test_the_tokenizer_health_and_the_prefix_cache(engine, tokenizer):
 
 def test_a_dead_engine_says_so(engine, monkeypatch):
     inner = engine._handle.loaded.engine
-    monkeypatch.setattr(inner, "_failure", StepError("the device is gone"))
+    monkeypatch.setattr(inner.recovery, "failure", StepError("the device is gone"))
     assert engine.errored
     assert not engine.is_running
     assert isinstance(engine.dead_error, StepError)

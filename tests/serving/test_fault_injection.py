@@ -6,14 +6,14 @@ import threading
 import pytest
 
 from jaxinfer.model.text.tokenizer import Tokenizer
-from jaxinfer.serving.engine import blocking_calls
+from jaxinfer.serving.driver import blocking_calls
 from jaxinfer.serving.requests.completion_logprobs import _Chosen
 from jaxinfer.serving.requests.detokenizer import Detokenizer
 from jaxinfer.serving.requests.request_group import RequestGroup
-from jaxinfer.serving.scheduler.scheduler import Scheduler
+from jaxinfer.serving.scheduler.step_planner import StepPlanner
 from jaxinfer.testing.fake_runner import FakeRunner, continuation
 from tests.model.text.small_tokenizer import build_backend
-from tests.serving.engine.test_driver import PARAMS, Driven
+from tests.serving.driver.test_driver import PARAMS, Driven
 from tests.serving.engine.test_engine import new_request
 
 TOKENIZER = Tokenizer(build_backend())
@@ -51,7 +51,7 @@ FAULTS = {
     "log-probabilities": (_Chosen, "extend", lambda *_: True, True),
     "log-probabilities as shown": (_Chosen, "since", lambda *_: True, True),
     "an output": (RequestGroup, "output", lambda *_: True, True),
-    "the planner": (Scheduler, "schedule", lambda *_: True, False),
+    "the planner": (StepPlanner, "_plan_step", lambda *_: True, False),
     "launch": (FakeRunner, "launch", lambda *_: True, False),
     "fetch": (FakeRunner, "fetch", lambda *_: True, False),
 }

@@ -1,24 +1,18 @@
-"""One plain decode step goes through few files, which a reader can follow: on the host, on a GPU.
+"""The plain path goes through few lines, which a reader can follow in one sitting.
 
-Overlap, halves of a prefill, swapping, slot edits and recovery stand beside this path: their files
-run only when they are needed. The steps are those of one device, between two borders of blocks.
+What counts is all lines of the files that run, since a reader has to open them. Overlap, halves of
+a prefill, swapping, slot edits and recovery stand beside this path: their files run only when they
+are needed. The steps are those of one device, between two borders of blocks.
 """
 
 import functools
-import inspect
-import re
-import threading
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
-from typing import Any
+import json
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import pytest
-from jax._src import monitoring
 
-import jaxinfer
-from jaxinfer import RequestOutputKind, SamplingParams
 from jaxinfer.kernels.implementations import import_all
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.modules import abstract_params
@@ -28,14 +22,20 @@ from jaxinfer.serving.programs.layout import DecodeShape
 from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
+from scripts.reading import page
+from scripts.reading.plain_path import PlainPath
+from scripts.reading.trace import Called, files_of, lines_of, trace
 from tests.kernels.h200_target import trace_for_h200
 from tests.model import tiny
-from tests.serving.small_llm import PROMPTS, small_llm
 
-PACKAGE = Path(jaxinfer.__file__).parent
-MOST_HOST_FILES = 21
-MOST_FILES = {"xla": 15, "mosaic": 26}  # Mosaic's: 13, and 13 of its kernels
-MOST_SAMPLER_FILES = 8
+MOST_HOST_LINES = 2600
+MOST_DEVICE_LINES = 2400
+MOST_GENERATE_LINES = 7300
+MOST_MOSAIC_LINES = 4100
+MOST_SAMPLER_LINES = 1100
+
+UNSAID = ("serving/runner/", "model/", "kernels/")
+"""Rooms where private functions on the path may be without a sentence."""
 
 CONFIG = tiny.config(
     hidden_size=1024,
@@ -47,83 +47,84 @@ CONFIG = tiny.config(
 )
 
 
-def files_run(action: Callable[[], Any]) -> list[str]:
-    """The package's files with functions that run in an action; imports don't count."""
-    files = set()
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        is_function = code.co_flags & inspect.CO_OPTIMIZED  # unlike a module's or a class's body
-        in_package = code.co_filename.startswith(str(PACKAGE))
-        if event == "call" and is_function and in_package and not _listens(frame):
-            files.add(str(Path(code.co_filename).relative_to(PACKAGE)))
-
-    threading.setprofile_all_threads(note)
-    try:
-        action()
-    finally:
-        threading.setprofile_all_threads(None)
-    print(*sorted(files), sep="\n")
-    return sorted(files)
+@functools.cache
+def plain_path() -> PlainPath:
+    """In a process of its own, where nothing that the path calls is cached."""
+    command = [sys.executable, "-m", "scripts.reading", "--json"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=page.ROOT)
+    parts = json.loads(printed.stdout)
+    return PlainPath(*([Called(*each) for each in parts[name]] for name in PlainPath._fields))
 
 
-def _listens(frame: FrameType | None) -> bool:
-    """Whether a listener to JAX's events runs, which may be that of any engine of this process."""
-    while frame is not None:
-        if frame.f_code.co_filename == monitoring.__file__:
-            return True
-        frame = frame.f_back
-    return False
+@pytest.mark.parametrize(
+    ("part", "most_lines"),
+    [
+        ("host", MOST_HOST_LINES),
+        ("device", MOST_DEVICE_LINES),
+        ("generate", MOST_GENERATE_LINES),
+    ],
+)
+def test_the_files_that_run_have_few_lines(part, most_lines):
+    files = files_of(getattr(plain_path(), part))
+    sizes = {file: lines_of([file]) for file in files}
+    print(*(f"{size:6} {file}" for file, size in sizes.items()), sep="\n")
+    assert sum(sizes.values()) <= most_lines
 
 
-def test_a_decode_step_runs_few_host_files():
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=30,
-        ignore_eos=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+@pytest.mark.parametrize("part", PlainPath._fields)
+def test_the_trace_sees_the_path(part):
+    names = {called.name for called in getattr(plain_path(), part)}
+    known = {
+        "host": {"StepUpdates.update", "BatchBuilder.build", "Runner.fetch", "Completion.extend"},
+        "device": {"decode_step", "decoder_layer", "paged_attention"},
+        "generate": {"LLM.generate", "BlockPool.allocate", "RequestGroup.output"},
+    }
+    assert known[part] <= names
+
+
+def test_the_page_that_lists_the_path_is_up_to_date():
+    text = page.PAGE.read_text()
+    ran = page.listed(page.with_path(text, plain_path()))
+    assert len(ran) > 200
+    assert page.listed(text) == ran, "run python -m scripts.reading"
+
+
+def test_what_runs_on_the_path_says_what_it_does():
+    silent = {
+        f"{called.file}: {called.name}"
+        for part in plain_path()
+        for called in part
+        if not called.file.startswith(UNSAID) and not page.definition_of(called).sentence
+    }
+    assert silent == set()
+
+
+def test_readme_says_the_size_of_the_path():
+    readme = page.README.read_text()
+    assert page.numbers_of(readme) == pytest.approx(
+        page.numbers_of(page.with_core_sentence(readme, plain_path())), rel=0.1
     )
-    with small_llm(num_decode_steps=1) as llm:
-        engine, driver = llm._loaded.replicas[0].engine, llm._handle.driver
-        for i, prompt in enumerate(PROMPTS):
-            llm.add_request(str(i), {"prompt_token_ids": prompt}, params)
-        for _ in range(8):  # rows of 11, 10 and 21 tokens, in blocks of 16
-            llm.step()
-        before = engine.counts().steps.decode_steps
-        launches = llm._loaded.replicas[0].runner._launches
-        files = driver.call(lambda: files_run(lambda: (engine.step(), launches.wait())))
-        assert engine.counts().steps.decode_steps == before + 1
-    assert len(files) <= MOST_HOST_FILES, files
-    assert files == listed_in_docs("host")
 
 
-@pytest.mark.parametrize("backend", ["xla", "mosaic"])
-def test_a_decode_program_is_made_of_few_files(backend):
-    import_all(backend)
-    program = program_of(_programs(backend), DecodeShape(4, 64))
-    files = files_run(functools.partial(trace_for_h200, program.function, *program.arguments))
-    assert len(files) <= MOST_FILES[backend], files
-    if backend == "xla":
-        assert files == listed_in_docs("device")
+def test_a_decode_program_of_mosaic_kernels_is_made_of_few_lines():
+    import_all("mosaic")
+    program = program_of(_programs("mosaic"), DecodeShape(4, 64))
+    called = trace(lambda: trace_for_h200(program.function, *program.arguments))
+    files = files_of(called)
+    assert any("/mosaic/" in file for file in files)
+    assert lines_of(files) <= MOST_MOSAIC_LINES, lines_of(files)
 
 
-def test_a_sampler_adds_few_files_to_its_step():
+def test_a_sampler_adds_few_lines_to_its_step():
     programs, shape = _programs("xla"), DecodeShape(4, 64)
+    keys = (shape, SampledDecodeKey(shape, "temperature"))
     forward, sampled = (
-        files_run(functools.partial(trace_for_h200, program.function, *program.arguments))
-        for key in (shape, SampledDecodeKey(shape, "temperature"))
-        for program in (program_of(programs, key),)
+        files_of(trace(lambda: trace_for_h200(program.function, *program.arguments)))  # noqa: B023
+        for program in (program_of(programs, key) for key in keys)
     )
     added = sorted(set(sampled) - set(forward))
     assert "serving/sampling/sampler.py" in added
-    assert len(added) <= MOST_SAMPLER_FILES, added
-
-
-def listed_in_docs(side: str) -> list[str]:
-    """The files in one of the two tables of docs/reading.md, sorted."""
-    page = (PACKAGE.parent / "docs/reading.md").read_text()
-    table = page.partition(f"| {side}: ")[2].partition("\n\n")[0]
-    return sorted(re.findall(r"`jaxinfer/([\w/]+\.py)`", table))
+    assert lines_of(added) <= MOST_SAMPLER_LINES, added
 
 
 def _programs(backend: str) -> Programs:

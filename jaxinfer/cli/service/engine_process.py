@@ -26,12 +26,12 @@ def main() -> None:
 def _run(settings: dict[str, Any], reports: TextIO) -> int:
     from jaxinfer.cli.platform import start_platform
     from jaxinfer.server.service.limits import ServiceLimits
-    from jaxinfer.serving.engine_handle import EngineHandle
+    from jaxinfer.serving.handle_start import start_handle
 
     start_platform()
     with speaking_of_flags():
         limits = ServiceLimits(**settings["limits"])
-        handle = EngineHandle("jaxinfer serve", **settings["engine"])
+        handle = start_handle("jaxinfer serve", **settings["engine"])
     try:
         return asyncio.run(_serve(handle, limits, settings["socket"], reports))
     finally:

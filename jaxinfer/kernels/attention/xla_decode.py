@@ -152,6 +152,7 @@ def _chunks_per_tile(B: int) -> int:
 
 
 def _list_chunks(context_lens: Array, window: int | None) -> _Chunks:
+    """The list of all rows' chunks, without those before the window."""
     first = jnp.zeros_like(context_lens)
     if window is not None:
         first = jnp.maximum(context_lens - window, 0) // _CHUNK

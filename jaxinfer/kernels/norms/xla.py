@@ -37,7 +37,7 @@ def norm_rope_write(
     *,
     eps: float,
 ) -> tuple[Float[Array, "T H D"], Pages]:
-    """Normalise, rotate and store; arguments as in `norm_rope_write` of `attention/op.py`."""
+    """Normalise, rotate and store; arguments as in attention's `norm_rope_write`."""
     q, k, v = heads if len(heads) == 3 else _split(heads[0], pages.k.shape[2])
     q = _rotate(q if q_norm is None else rms_norm(q, q_norm, eps), cos, sin)
     k = _rotate(k if k_norm is None else rms_norm(k, k_norm, eps), cos, sin)

@@ -21,7 +21,7 @@ from jaxinfer.server.service.messages import (
     read_frame,
 )
 from jaxinfer.server.telemetry.latest import Latest
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.driver import Driver
 
 _METRICS_WITHIN_S = 0.1  # else, as in a long step or a compilation, they are as they were last
 _MOST_UNSENT_BYTES = 1 << 26  # of a front end that reads nothing; then it is given up
@@ -48,7 +48,7 @@ class EngineServer:
 
     def __init__(
         self,
-        driver: EngineDriver,
+        driver: Driver,
         *,
         num_slots: int,
         max_waiting: int,
@@ -152,15 +152,15 @@ class EngineServer:
         requests.cancel_all()
 
 
-def _handover_calls(driver: EngineDriver) -> dict[str, Callable[..., Any]]:
+def _handover_calls(driver: Driver) -> dict[str, Callable[..., Any]]:
     """Calls that stop the engine for a while, and let it go on."""
     return {
-        "pause": driver.pause,
-        "resume": driver.resume,
-        "is_paused": lambda: driver.is_paused,
-        "sleep": driver.sleep,
-        "wake_up": driver.wake_up,
-        "is_sleeping": lambda: driver.is_sleeping,
+        "pause": driver.pauses.pause,
+        "resume": driver.pauses.resume,
+        "is_paused": lambda: driver.pauses.is_paused,
+        "sleep": driver.pauses.sleep,
+        "wake_up": driver.pauses.wake_up,
+        "is_sleeping": lambda: driver.pauses.is_sleeping,
     }
 
 

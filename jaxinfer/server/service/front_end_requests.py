@@ -10,7 +10,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.service.description import request_of_message
 from jaxinfer.server.service.messages import Add, News, Refused, Row, Step, ToFrontEnd
 from jaxinfer.server.service.scores import ScoreBlocks, pack_prompt_scores
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest, new_key
 from jaxinfer.serving.requests.token_group import RunFacts, TokenOutput
 
@@ -31,7 +31,7 @@ class FrontEndRequests:
 
     def __init__(
         self,
-        driver: EngineDriver,
+        driver: Driver,
         send: Callable[[ToFrontEnd], None],
         has_room_for: Callable[[int], bool],
     ) -> None:

@@ -19,8 +19,9 @@ from jaxinfer.server.service.engine_link import EngineLink
 from jaxinfer.server.service.messages import Add, End, Step, metrics_from_message
 from jaxinfer.server.service.remote_request import RemoteRequest
 from jaxinfer.server.service.scores import scores_of_rows
+from jaxinfer.serving.driver.sleep import check_level, check_mode
+from jaxinfer.serving.driver.sleep_state import PauseMode, SleepTag
 from jaxinfer.serving.engine.metrics import Metric
-from jaxinfer.serving.engine.sleep import PauseMode, SleepTag, check_level, check_mode
 from jaxinfer.serving.parsers.answer_format import AnswerFormat
 from jaxinfer.serving.requests.new_request import NewRequest, wanted_outputs
 from jaxinfer.serving.requests.prompts import match_params, split_prompts

@@ -8,8 +8,9 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import FinishReason, RequestOutput
 from jaxinfer.server.service.messages import News, Row
 from jaxinfer.server.service.scores import PromptLogprobs, ReceivedScores, unpack_scores
+from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.new_request import NewRequest
-from jaxinfer.serving.requests.request_group import Completion, RequestGroup
+from jaxinfer.serving.requests.request_group import RequestGroup
 from jaxinfer.serving.requests.result import TokenScores
 
 _NO_SCORES = TokenScores(tokens=None, ok=None)  # pyright: ignore[reportArgumentType]
@@ -74,7 +75,7 @@ class RemoteRequest:
             self._extend(completion, row, scores)
         except Exception as error:
             return self.fail(f"{type(error).__name__}: {error}")
-        self._group.note_tokens(len(row.token_ids), now)
+        self._group.times.note(len(row.token_ids), now)
         self.num_undelivered += len(row.token_ids)
         if news is not None and news.error is not None:
             self._group.error = self._group.error or news.error

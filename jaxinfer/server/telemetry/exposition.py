@@ -15,7 +15,7 @@ from jaxinfer.server.telemetry.utilization import Utilization
 from jaxinfer.serving.engine.metrics import Counter, Gauge, Histogram, Metric, histogram
 
 ENGINE_PREFIX = "jaxinfer:"
-"""The prefix that `EngineCounts.metrics` puts before names."""
+"""The prefix that `RequestCounts.metrics` puts before names."""
 
 _HELP = {
     "num_requests_running": "Requests with a slot.",

@@ -68,7 +68,7 @@ def utilization(floors: StepFloors, counters: Mapping[tuple[str, str], float]) -
 
     Args:
         floors: of one replica; counters may be sums over several.
-        counters: by name without prefix and label ("" for none), as `EngineCounts.metrics` has
+        counters: by name without prefix and label ("" for none), as `RequestCounts.metrics` has
             them.
     """
     return Utilization(

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from jaxtyping import Array, Float, Int32
 
 from jaxinfer.serving.compile.program_store import export_function
-from jaxinfer.serving.programs.layout import StepInputs
+from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import KVCache, StepContext, feed_last_tokens
 
 

@@ -1,1 +1,1 @@
-"""The engine: its loop over scheduler and device, its thread, and blocking and async callers."""
+"""The engine: its loop over scheduler and device, and what stands beside the plain step."""

@@ -36,11 +36,6 @@ class HostDependentRows:
         self._forced: list[tuple[int, ScheduledRow, Sequence[int]]] = []
         self.requests: list[Request] = []
 
-    def add(self, request: Request) -> None:
-        """Add a new request, if it has a constraint."""
-        if request.constraint is not None:
-            self.requests.append(request)
-
     def find(self, schedule: Schedule) -> list[int]:
         """Indices of the host-dependent rows of a schedule that was just made."""
         self.requests = [request for request in self.requests if not request.is_finished]
@@ -113,4 +108,4 @@ class HostDependentRows:
 
     def _fail(self, request: Request, error: Exception) -> None:
         self.record()
-        self._requests.fail_for(request, error)
+        self._requests.faults.raised_of(request, error)

@@ -76,7 +76,7 @@ Metric = Counter | Gauge | Histogram
 
 
 @dataclasses.dataclass(slots=True)
-class EngineCounts:
+class RequestCounts:
     """An engine's numbers; a completion counts as a request.
 
     Attributes:
@@ -107,7 +107,7 @@ class EngineCounts:
     usable_blocks: int = 0
     steps: StepCounts = dataclasses.field(default_factory=StepCounts)
 
-    def add(self, other: "EngineCounts") -> None:
+    def add(self, other: "RequestCounts") -> None:
         """Add another replica's numbers."""
         for field in dataclasses.fields(self):
             if field.name not in ("finished", "steps"):

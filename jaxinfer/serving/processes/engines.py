@@ -13,15 +13,15 @@ from typing import Any
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.engine.engine import Engine
-from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.processes.group import ProcessGroup
 from jaxinfer.serving.processes.requests import request_from_json, request_to_json
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.runner.device_params import ParamsWriter
 
 
-class LeadingEngine:
-    """Process 0's engine, which takes the requests and tells the others: a `RequestEngine`.
+class Leader:
+    """Process 0's engine, which takes the requests and tells the others: a `Steppable`.
 
     Args:
         engine: this process's own.
@@ -46,7 +46,7 @@ class LeadingEngine:
         """As `Engine.failure`."""
         return self._engine.failure
 
-    def counts(self) -> EngineCounts:
+    def counts(self) -> RequestCounts:
         """As `Engine.counts`, of this process; the others' are the same."""
         return self._engine.counts()
 
@@ -137,7 +137,7 @@ class LeadingEngine:
             self._takes_updates.append(self._group.get(f"following/{i}", i, notice=notice))
 
 
-class FollowingEngine:
+class Follower:
     """Another process's engine, which does what process 0's does and takes no requests.
 
     Args:

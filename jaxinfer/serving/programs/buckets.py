@@ -9,10 +9,7 @@ from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.shared_prefixes import most_items
 from jaxinfer.serving.sampling.layout import SamplerMode, num_special_rows
 
-# Contexts up to here take narrow tables where that saves enough: the tables of every row are
-# uploaded with each step, 10 KB a row for contexts of 40,960. For few rows that is nothing, and a
-# second width would cost a program for each number of rows, step and way of sampling.
-_SHORT_TABLE_TOKENS = 4096
+# Few rows have one width: see `choose_buckets`.
 _MOST_ROWS_OF_ONE_WIDTH = 32
 
 MULTI_STEP_ROWS = 8
@@ -21,34 +18,9 @@ MULTI_STEP_ROWS = 8
 PLAIN_MODES: tuple[SamplerMode, ...] = ("temperature", "truncate")
 """Modes of batches that need nothing of their slots but a mask."""
 
-# Many rows of long contexts take long anyway: they are padded to one of few sizes.
-_WIDE_ROWS = (64, 256, 1024)
-
-# Most keys of a kernel's tile: tables of whole tiles are read without a check.
-_TILE_KEYS = 128
-
-# Steps that read shared keys once need a kernel more in each layer, so they are programs of their
-# own, of few sizes: what they save is worth some rows of padding.
-_SHARING_ROWS = (64, 256, 1024)
-
-# An H200 takes a millisecond to read weights of this size, and with a few hundred tokens a step
-# lasts as long as its products, padding included. So prompts of usual sizes find buckets with room
-# for the decoding rows beside them.
-_LONG_STEP_WEIGHT_BYTES = 4 << 30
-_PADDED_TOKENS = (640, 1280, 2560)
-
-# Up to this many rows, all may as well be sampled in full where one must be; of more, the few that
-# need it are picked out (mode "mixed").
-_MOST_FULL_ROWS = 32
-_FULL_ROWS = 64
-
-# A second launch takes the host about as long as a fifth of a short step, and steps of more rows
-# are long enough to hide it. Those of few rows may be shorter than even one launch, which several
-# of them then share.
-_SAMPLED_ROWS = (2, 8, 16, 32)
-
-# Sampling for a full set of rows costs 0.3 ms, of the 16 that such a step takes.
-_TOKENS_THAT_HIDE_ROWS = 8_192
+MOST_FULL_ROWS = 32
+"""Up to this many rows, all may as well be sampled in full where one must be; of more, the few that
+need it are picked out (mode "mixed")."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +93,11 @@ class Buckets:
         if (
             mode != "full"
             or truncates
-            or rows <= _MOST_FULL_ROWS
+            or rows <= MOST_FULL_ROWS
             or rows > max(self.mixed_rows, default=0)
         ):
             return mode
-        return "mixed" if special <= num_special_rows(_at_least(self.mixed_rows, rows)) else mode
+        return "mixed" if special <= num_special_rows(at_least(self.mixed_rows, rows)) else mode
 
     def sharing_shape(self, rows: int, *, mode: SamplerMode = "temperature") -> DecodeShape | None:
         """The smallest bucket for a number of rows that share keys; None if there is none."""
@@ -163,8 +135,9 @@ class Buckets:
         ]
 
     def _smallest(self, sizes: Sequence[int], rows: int, width: int) -> DecodeShape:
-        _at_least(self.widths, width)
-        fitting = sizes[bisect.bisect_left(sizes, _at_least(sizes, rows)) :]
+        """The smallest of these sizes that has a width for so many blocks."""
+        at_least(self.widths, width)
+        fitting = sizes[bisect.bisect_left(sizes, at_least(sizes, rows)) :]
         shapes = (DecodeShape(size, each) for size in fitting for each in self._widths_of(size))
         return next(shape for shape in shapes if shape.width >= width)
 
@@ -188,99 +161,8 @@ class Buckets:
         return sorted((decode & set(self.full_rows) if mode == "full" else decode) | prefill)
 
 
-def choose_buckets(
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    block_size: int,
-    platform: str,
-    num_decode_steps: int = 1,
-    weight_bytes: int = 0,
-    rows_in_item: int = 0,
-) -> Buckets:
-    """Buckets for an engine: dense on a GPU, few on a CPU, where compiling is what start-up costs.
-
-    Args:
-        max_num_seqs: most rows of a step.
-        max_num_batched_tokens: most tokens of a step.
-        max_model_len: most tokens of a sequence.
-        block_size: S.
-        platform: "cpu" or that of an accelerator.
-        num_decode_steps: decode steps of a launch of few rows.
-        weight_bytes: of the parameters on a device; large ones get more buckets of tokens.
-        rows_in_item: rows whose shared keys the decode kernel reads at once; 0 if it can't.
-    """
-    most_rows = max(max_num_seqs, 2)
-    most_tokens = max(max_num_batched_tokens, most_rows)
-    full_width = -(-max_model_len // block_size)
-    if platform == "cpu":
-        # Products take most of a CPU's step and grow with the rows, padding included: sizes closer
-        # than powers of two are worth their programs.
-        rows = _up_to(most_rows, [4, 16, 32, 48, *_powers(64)])
-        sampled_rows = _up_to(most_rows, [4, 16, 24, 32, 40, 48, 56, *_powers(64)])
-        few, tokens = _at_least(rows, min(16, most_rows)), _up_to(most_tokens, [64, 512, 1024])
-        # One short prompt takes the smallest of everything, so that it waits for least to compile.
-        prefill = [(tokens[0], rows[0])]
-        prefill += [(n, few) for n in tokens[1:-1]] + [(n, most_rows) for n in tokens[1:]]
-        widths, full_rows, mixed_rows = [full_width], rows, rows
-    else:
-        rows = _up_to(most_rows, [8, 64, 128, 192, 256, 384, *_powers(512)])
-        sampled_rows = [size for size in _SAMPLED_ROWS if size < most_rows]
-        sampled_rows += [most_rows] if most_rows <= _SAMPLED_ROWS[-1] else []
-        # Up to some 128 tokens a step takes as long as reading the weights.
-        few, tokens = _at_least(rows, min(8, most_rows)), _up_to(most_tokens, _powers(128))
-        # Many rows at once are mostly a large step's; a small one may as well be padded.
-        small = [n for n in tokens if n < _TOKENS_THAT_HIDE_ROWS]
-        prefill = [(n, few) for n in small]
-        crowded = small[::-2]
-        if weight_bytes > _LONG_STEP_WEIGHT_BYTES:
-            crowded = [*small[1:], *(n for n in _PADDED_TOKENS if n < most_tokens)]
-        prefill += [(n, most_rows) for n in [*crowded, *tokens[len(small) :]]]
-        full_rows = [size for size in rows if size in (few, _FULL_ROWS, most_rows)]
-        mixed_rows = rows
-        tile = max(1, _TILE_KEYS // block_size)
-        full_width = -(-full_width // tile) * tile
-        short = -(-_SHORT_TABLE_TOKENS // block_size)
-        widths = [short, full_width] if 2 * short <= full_width else [full_width]
-    prefill = sorted({pair for pair in [*prefill, (most_tokens, most_rows)] if pair[1] <= pair[0]})
-    # Scoring costs more than what surrounds it: few sizes, each for any number of rows.
-    scored = [pair for pair in prefill if pair[1] == most_rows][-3:]
-    return Buckets(
-        prefill=tuple(prefill),
-        scored=tuple(scored),
-        rows=tuple(rows),
-        sampled_rows=tuple(sampled_rows),
-        multi_step_rows=_multi_step_rows(sampled_rows) if num_decode_steps > 1 else (),
-        num_steps=num_decode_steps,
-        full_rows=tuple(full_rows),
-        mixed_rows=tuple(size for size in mixed_rows if size > _MOST_FULL_ROWS),
-        widths=tuple(widths),
-        wide_rows=tuple(_up_to(most_rows, list(_WIDE_ROWS))),
-        sharing=tuple(
-            size
-            for size in _up_to(most_rows, list(_SHARING_ROWS))
-            if rows_in_item and size >= _SHARING_ROWS[0]
-        ),
-        rows_in_item=rows_in_item,
-    )
-
-
-def _multi_step_rows(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes up to the first that holds all rows of the largest multi-step decode."""
-    return tuple(sizes[: bisect.bisect_left(sizes, MULTI_STEP_ROWS) + 1])
-
-
-def _powers(first: int) -> list[int]:
-    return [first * 2**i for i in range(24)]
-
-
-def _up_to(most: int, sizes: list[int]) -> list[int]:
-    """The sizes below `most`, and `most`."""
-    return [size for size in sizes if size < most] + [most]
-
-
-def _at_least(sizes: Sequence[int], needed: int) -> int:
+def at_least(sizes: Sequence[int], needed: int) -> int:
+    """The first of ascending sizes that is large enough."""
     index = bisect.bisect_left(sizes, needed)
     if index == len(sizes):
         raise ValueError(f"{needed} exceeds the largest bucket, {sizes[-1]}")

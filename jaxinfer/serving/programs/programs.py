@@ -1,8 +1,4 @@
-"""Shared by all of an engine's device programs: the arrays that they take, and their form.
-
-All run under ``shard_map`` over the mesh, also on one device, so that there is one code path. The
-pages are donated and have the same sharding going in and coming out, hence are updated in place.
-"""
+"""Shared by all of an engine's device programs: the arrays that they take."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from jaxinfer.kernels.attention.kv_cache_spec import KVCacheSpec, LayerPages
 from jaxinfer.kernels.attention.pages import Pages
@@ -19,47 +15,13 @@ from jaxinfer.model.families.family import family_of
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.sharding import kv_pages_spec, logits_spec, num_page_heads
 from jaxinfer.serving.programs.peer_buffers import describe_peers
+from jaxinfer.serving.programs.sharded import WHOLE, Program, host_sharding, sharded
 from jaxinfer.serving.programs.steps import Forward, StepContext, feed_last_tokens
 from jaxinfer.serving.sampling.layout import (
     EDIT_WIDTH,
     LogitEdits,
     SlotState,
 )
-
-WHOLE = PartitionSpec()
-"""The partition of arrays that every device holds whole."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """A function to compile, with jit's settings for it.
-
-    Attributes:
-        name: in profiles and in the compilation cache.
-        function: on arrays of all devices.
-        arguments: trees of ``jax.ShapeDtypeStruct``.
-        donate: which arguments' memory the results take.
-        out_shardings: of the results.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    donate: tuple[int, ...]
-    out_shardings: Any
-
-    def lower(self) -> jax.stages.Lowered:
-        """Trace and lower."""
-        return self.jit().lower(*self.arguments)
-
-    def jit(self) -> Any:
-        """The jitted function."""
-
-        def program(*args: Any) -> Any:
-            return self.function(*args)
-
-        program.__name__ = self.name
-        return jax.jit(program, donate_argnums=self.donate, out_shardings=self.out_shardings)
 
 
 @dataclass(frozen=True)
@@ -157,11 +119,7 @@ class Programs:
         Programs copy it to their devices themselves, so that the host writes the next batch where
         the last one was, and every address of a CUDA graph stays what it is.
         """
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._on_host)
-
-    @property
-    def _on_host(self) -> NamedSharding:
-        return NamedSharding(self.context.mesh, WHOLE, memory_kind="pinned_host")
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=host_sharding(self.context.mesh))
 
     def edits(self, slots: int) -> LogitEdits:
         """Shapes of the logit edits of a number of slots."""
@@ -192,57 +150,13 @@ class Programs:
             donate: which arguments' memory the results take.
             to_host: results that the program copies to pinned host memory.
         """
-        mesh = self.context.mesh
-        out_specs = _specs(results)
-        # Kernels can't say which mesh axes their results vary over.
-        sharded = run
-        if not self.is_eager:
-            sharded = jax.shard_map(
-                run, mesh=mesh, in_specs=_specs(arguments), out_specs=out_specs, check_vma=False
-            )
-        out_shardings = jax.tree.map(
-            lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=_is_spec
+        return sharded(
+            name,
+            run,
+            arguments,
+            results,
+            mesh=self.context.mesh,
+            donate=donate,
+            to_host=to_host,
+            is_eager=self.is_eager,
         )
-        if to_host:
-            out_shardings = tuple(
-                self._on_host if i in to_host else each for i, each in enumerate(out_shardings)
-            )
-        copies_in = [i for i, each in enumerate(arguments) if _is_on_host(each)]
-        if not copies_in and not to_host:
-            return Program(name, sharded, arguments, donate, out_shardings)
-
-        def program(*given: Any) -> Any:
-            given = tuple(_on_device(x, mesh) if i in copies_in else x for i, x in enumerate(given))
-            results = sharded(*given)
-            return tuple(
-                jax.device_put(x, self._on_host) if i in to_host else x
-                for i, x in enumerate(results)
-            )
-
-        return Program(name, program, arguments, donate, out_shardings)
-
-
-def _specs(tree: Any) -> Any:
-    """The partition of every leaf, which is a ``ShapeDtypeStruct`` or a partition itself."""
-    return jax.tree.map(
-        lambda leaf: leaf if _is_spec(leaf) else leaf.sharding.spec, tree, is_leaf=_is_spec
-    )
-
-
-def _is_on_host(argument: Any) -> bool:
-    is_array = isinstance(argument, jax.ShapeDtypeStruct)
-    return is_array and argument.sharding.memory_kind == "pinned_host"
-
-
-def _on_device(array: jax.Array, mesh: Mesh) -> jax.Array:
-    """A copy on the devices, made by a kernel of its own.
-
-    Without one, XLA has the kernels of the step read host memory, or hands them slices of the
-    argument, whose address is another one at the next launch.
-    """
-    copied = jax.device_put(array, NamedSharding(mesh, WHOLE, memory_kind="device"))
-    return (copied & 1) + (copied & ~1)  # which XLA does not simplify
-
-
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, PartitionSpec)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from jaxinfer.serving.programs.layout import DecodeShape, SampledRows, StepInputs
+from jaxinfer.serving.programs.layout import DecodeShape, SampledRows
+from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import Forward, KVCache, StepContext, feed_last_tokens
 from jaxinfer.serving.requests.result import NOT_FINITE, OK
 from jaxinfer.serving.sampling.layout import Column, SamplerMode, SamplingArrays, SlotState

@@ -31,7 +31,8 @@ from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers import decoder
 from jaxinfer.model.layers.context import LayerContext, LayerStep, Parts, Rotation
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
-from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows, StepInputs
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, SampledRows
+from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.token_parts import cut
 from jaxinfer.serving.sampling.custom import CustomSampler, LogitsProcessor
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from jaxinfer.serving.programs.layout import StepInputs
+from jaxinfer.serving.programs.step_inputs import StepInputs
 
 # Half as many tokens fill an H200's multiprocessors with tiles of the narrowest product twice over;
 # below, products of halves lose in their last wave about what the hidden sums would save.

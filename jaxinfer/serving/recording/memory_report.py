@@ -6,7 +6,7 @@ from collections.abc import Collection
 from jaxinfer.profiling.memory.memory_marks import device_bytes, memory_mark
 from jaxinfer.profiling.memory.phases import memory_phases
 from jaxinfer.profiling.memory.report import MemoryReport
-from jaxinfer.serving.engine.sleep import SleepTag
+from jaxinfer.serving.driver.sleep_state import SleepTag
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.runner.runner import Runner
 

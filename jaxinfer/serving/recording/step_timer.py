@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from jaxinfer.profiling.host_time import StepTime, step_times
 from jaxinfer.profiling.trace.steps import Kind
 from jaxinfer.profiling.trace.xplane import Span
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.scheduler.schedule import Schedule
 
 
@@ -24,7 +24,7 @@ class StepTimer:
         steps: those that were launched and read; filled by `close`.
     """
 
-    def __init__(self, started: StartedEngine) -> None:
+    def __init__(self, started: StartedReplica) -> None:
         self._started = started
         self._spans: list[Span] = []
         self._launches: list[tuple[Kind, int]] = []

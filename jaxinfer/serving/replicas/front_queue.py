@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxinfer.serving.engine.open_requests import AnyGroup
+from jaxinfer.serving.engine.request_table import AnyGroup
 from jaxinfer.serving.replicas.replica import Replica
 from jaxinfer.serving.replicas.router import ReplicaView, choose_replica, request_load
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Rank
 from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
@@ -26,7 +26,7 @@ class Member:
     """
 
     index: int
-    started: StartedEngine
+    started: StartedReplica
     replica: Replica
     num_requests: int = 0
     num_sequences: int = 0

@@ -12,12 +12,12 @@ from typing import Any
 from jaxinfer.errors import StepError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.compile.jax_settings import JaxSettings
-from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.replicas.front_queue import FrontQueue, FrontRequest, Member
 from jaxinfer.serving.replicas.placement import replica_params
 from jaxinfer.serving.replicas.replica import Replica, ReplicaInTurn, ReplicaThread
 from jaxinfer.serving.replicas.sleep import sleep_all
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.token_group import TokenOutput
 from jaxinfer.serving.runner.device_params import ParamsWriter
@@ -27,7 +27,7 @@ AnyOutput = RequestOutput | TokenOutput
 logger = logging.getLogger("jaxinfer")
 
 
-class EngineGroup:
+class ReplicaGroup:
     """Replicas of one model; like `Engine`, one thread at a time.
 
     Requests stand in one queue while every replica has a little more than it can run; then the
@@ -49,7 +49,7 @@ class EngineGroup:
 
     def __init__(
         self,
-        started: Sequence[StartedEngine],
+        started: Sequence[StartedReplica],
         *,
         token_budget: int,
         max_num_seqs: int,
@@ -82,9 +82,9 @@ class EngineGroup:
             return None
         return StepError(f"every replica has failed: {self._members[0].replica.failure}")
 
-    def counts(self) -> EngineCounts:
+    def counts(self) -> RequestCounts:
         """What all replicas have done and hold, and who stands in the queue."""
-        total = EngineCounts(waiting=self._front.num_waiting)
+        total = RequestCounts(waiting=self._front.num_waiting)
         for member in self._members:
             total.add(member.replica.engine.counts())
         return total
@@ -218,7 +218,7 @@ class EngineGroup:
             member.replica.close()
         self._deliver()
 
-    def _replica(self, index: int, started: StartedEngine, threads: bool) -> Replica:
+    def _replica(self, index: int, started: StartedReplica, threads: bool) -> Replica:
         if not threads:
             return ReplicaInTurn(started.engine)
         arrived, ended = self._arrived, self._ended

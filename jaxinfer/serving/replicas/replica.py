@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from jaxinfer.serving.driver.owner_thread import Action, OwnerThread
 from jaxinfer.serving.engine.engine import Engine
-from jaxinfer.serving.engine.owner_thread import Action, OwnerThread
 
 _MOST_STEPS_IN_A_ROW = 8
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxinfer.serving.engine.owner_thread import Action
+from jaxinfer.serving.driver.owner_thread import Action
 from jaxinfer.serving.replicas.front_queue import Member
 
 

@@ -18,7 +18,7 @@ OutputKind = Literal["final", "cumulative", "delta", "tokens"]
 tokens as `TokenOutput`, for another process to detokenize."""
 
 Sink = Callable[[Any], None]
-"""Receives each output of a request, in the thread that runs the engine's step. `EngineDriver` also
+"""Receives each output of a request, in the thread that runs the engine's step. `Driver` also
 passes the exception that refuses the request, or that ends it and the engine."""
 
 _KINDS: dict[RequestOutputKind, OutputKind] = {
@@ -57,6 +57,7 @@ class Prompt:
     packed: bytes = field(default=b"", repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Pack the ids."""
         if not self.packed:
             object.__setattr__(self, "packed", pack_ids(self.token_ids))
 
@@ -80,7 +81,7 @@ class NewRequest:
         priority: of all its completions; lower values run earlier, see `Scheduler`.
         answer: how its text is read; None leaves it whole.
         sink: receives its outputs. None leaves them to `Engine.take_outputs`, or to
-            `EngineDriver.step` after `add_by_hand`.
+            `ByHand.step` after `ByHand.add`.
     """
 
     prompt: Prompt
@@ -96,5 +97,6 @@ class NewRequest:
     sink: Sink | None = None
 
     def __post_init__(self) -> None:
+        """Make a key and a label where the caller gave none."""
         if not self.label:
             object.__setattr__(self, "label", self.key)

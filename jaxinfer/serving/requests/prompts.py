@@ -11,12 +11,12 @@ import numpy as np
 
 from jaxinfer.config import MAX_LOGPROBS
 from jaxinfer.errors import PromptTooLongError
-from jaxinfer.model.text.bad_words import BadWordIds, bad_word_ids
 from jaxinfer.model.text.thinking_tokens import NO_THINKING, thinking_tokens
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.new_request import Prompt
 from jaxinfer.serving.requests.packed_ids import pack_ids
+from jaxinfer.serving.requests.prompt_texts import check_bad_words, check_text
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT_CHARS = 1024
@@ -141,22 +141,10 @@ class PromptReader:
             ValueError: there is no tokenizer, or the text is not valid Unicode.
             PromptTooLongError: it can't have few enough tokens.
         """
-        if self.tokenizer is None:
-            raise ValueError(f"{name} is text, and this engine has no tokenizer; give token ids")
-        try:
-            size = len(text.encode("utf-8"))
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{name} is not valid Unicode text: {error.reason}") from None
-        if size > self.max_model_len and not may_be_longer:  # fewer bytes always fit
-            least = self.tokenizer.least_tokens(text)
-            if least + num_outputs > self.max_model_len:
-                raise PromptTooLongError(
-                    f"{name} has {size} bytes, at least {least} tokens, but max_model_len is "
-                    f"{self.max_model_len}; shorten it or raise max_model_len",
-                    num_tokens=least,
-                    is_exact=False,
-                )
-        return self.tokenizer
+        tokenizer, most = self.tokenizer, self.max_model_len
+        return check_text(
+            name, text, tokenizer, most, num_outputs=num_outputs, may_be_longer=may_be_longer
+        )
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """Check sampling parameters against the model and its tokenizer.
@@ -185,7 +173,7 @@ class PromptReader:
         if grammar is not None and grammar.after_thinking and not self.thinks:
             raise ValueError(f"structured_outputs.after_thinking: {NO_THINKING}")
         if params.bad_words and self.tokenizer is not None:
-            self._check_bad_words(params, self.tokenizer)
+            check_bad_words(params, self.tokenizer, self.vocab_size)
         return params.with_counted_logprobs(self.vocab_size, self.max_logprobs)
 
     def prompt_limit(self, params: SamplingParams) -> int | None:
@@ -200,25 +188,10 @@ class PromptReader:
         tokenizer = self.tokenizer
         return tokenizer is not None and thinking_tokens(tokenizer, self.vocab_size) is not None
 
-    def _check_bad_words(self, params: SamplingParams, tokenizer: Tokenizer) -> None:
-        """Refuse words that the model can't write, and words that ban all allowed tokens."""
-
-        def ids_of(*words: str) -> BadWordIds:
-            return bad_word_ids(words, tokenizer)
-
-        def is_known(*words: str) -> bool:
-            return max((max(ids) for ids in ids_of(*words) if ids), default=0) < self.vocab_size
-
-        words, allowed = params.bad_words or (), params.allowed_token_ids
-        if not is_known(*words):
-            word = next(word for word in words if not is_known(word))
-            raise ValueError(f"bad_words: {word!r} has tokens that the model does not have")
-        if allowed is not None and set(ids_of(*words)).issuperset((each,) for each in allowed):
-            raise ValueError("allowed_token_ids: bad_words bans all of them; allow another")
-
     def _encode_texts(
         self, parts: "Sequence[PromptParts]", limits: Sequence[int | None], num_outputs: int
     ) -> list[list[int]]:
+        """Token ids of the prompts that are texts."""
         texts = []
         for part, limit in zip(parts, limits, strict=True):
             if part.token_ids is not None or part.text is None:
@@ -298,6 +271,7 @@ def split_prompts(prompts: Any) -> list[PromptParts]:
 
 
 def _as_list(prompts: Any) -> _Given:
+    """Prompts as a list, be it one or several."""
     if isinstance(prompts, (str, Mapping)) or getattr(prompts, "ndim", None) == 1:
         return _Given([prompts], is_single=True)
     if isinstance(prompts, Iterable) and not isinstance(prompts, (bytes, set, frozenset)):
@@ -314,6 +288,7 @@ def _as_list(prompts: Any) -> _Given:
 
 
 def _split(name: str, item: Any) -> PromptParts:
+    """One prompt as its parts; raises TypeError unless it is one."""
     if isinstance(item, str):
         return PromptParts(name, item, None, None)
     if isinstance(item, Mapping):
@@ -326,6 +301,7 @@ def _split(name: str, item: Any) -> PromptParts:
 
 
 def _split_mapping(name: str, item: Mapping[str, Any]) -> PromptParts:
+    """A prompt that is a dictionary as its parts."""
     for key in item:
         if key not in _PROMPT_KEYS:
             near = difflib.get_close_matches(str(key), _PROMPT_KEYS, n=1)
@@ -376,5 +352,6 @@ def _integer(name: str, index: int, value: Any) -> int:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether it is an integer, of Python or NumPy, and no boolean."""
     # Wrong numbers (True, 0.5) too, so that the error names token ids and their position.
     return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0

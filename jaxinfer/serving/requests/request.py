@@ -160,6 +160,7 @@ class Request:
     constraint: Constraint | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        """Begin with the prompt."""
         self.prompt_token_ids = self.new.prompt.token_ids
         self.num_tokens = len(self.prompt_token_ids)
 

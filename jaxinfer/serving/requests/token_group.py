@@ -9,6 +9,7 @@ from jaxinfer.serving.requests.new_request import NewRequest
 from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.requests.request_group import signed_seed
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS, TokenScores
+from jaxinfer.serving.requests.token_times import TokenTimes
 
 
 class ScoreSlice(NamedTuple):
@@ -137,6 +138,8 @@ class TokenGroup:
         """The cause, if it ended with the reason "error"."""
         self.cause: BaseException | None = None
         """The exception that it tells of; it stays in this process."""
+        self.times: TokenTimes | None = None
+        """None: the front end that detokenizes also counts tokens."""
         self._facts: tuple[int, int, float | None, int] | None = None
         self._prompt_scores: list[tuple[int, ScoreSlice]] = []
         given = new.params.seed
@@ -147,9 +150,6 @@ class TokenGroup:
     def is_finished(self) -> bool:
         """Whether its completion has ended."""
         return self.completions[0].finish_reason is not None
-
-    def note_tokens(self, count: int, now: float) -> None:
-        """Does nothing: the front end that detokenizes also counts tokens."""
 
     def take_readout(self, name: str, value: Any, start: int) -> bool:
         """As `RequestGroup.take_readout`, of log-probabilities of the prompt."""

@@ -31,8 +31,8 @@ from jaxinfer.serving.runner.step_launcher import StepLauncher
 from jaxinfer.serving.runner.swap import HostBlocks
 from jaxinfer.serving.runner.watchdog import Watchdog
 from jaxinfer.serving.runner.weights import Weights
+from jaxinfer.serving.scheduler.multi_step import MultiStep
 from jaxinfer.serving.scheduler.schedule import Schedule
-from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_masks import StepConstraints
 from jaxinfer.spans import EnterSpan

@@ -146,22 +146,6 @@ class BlockPool:
                 self.num_free_blocks -= 1
             self._num_holders[block] += 1
 
-    def share_prompt(self, leader: Request, request: Request) -> None:
-        """Have a request without blocks hold the full blocks of a prompt, as if it had found them.
-
-        Args:
-            leader: has the same prompt, whose full blocks it registered under the present weights.
-            request: gets blocks, and their hashes.
-        """
-        self.index.settle_for(request)
-        num_full = request.num_prompt_tokens // self.block_size
-        held = request.blocks
-        held.table = leader.blocks.table[:num_full]
-        held.hashes = leader.blocks.hashes[:num_full]
-        held.num_registered = num_full
-        held.weight_version = leader.blocks.weight_version
-        self.share(held.table)
-
     def register(self, request: Request) -> None:
         """Offer the request's full blocks of known, scheduled tokens to all who come later.
 
@@ -220,6 +204,7 @@ class BlockPool:
         self.index.check_invariants()
 
     def _look_up(self, request: Request) -> list[int]:
+        """Cached blocks with the request's leading tokens, if it may use any."""
         if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
             return self.index.find(request, 0)
         return self.index.find(request, (request.num_known_tokens - 1) // self.block_size)

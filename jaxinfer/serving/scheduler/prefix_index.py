@@ -138,6 +138,7 @@ class PrefixIndex:
             raise RuntimeError("prefix index: contents and blocks disagree")
 
     def _forget_unsettled(self) -> None:
+        """Drop what was registered and not indexed."""
         self.unsettled.clear()
         self._unsettled_starts.clear()
 
@@ -146,6 +147,7 @@ class PrefixIndex:
         return request.new.prompt.cache_salt, request.packed_tokens(0, self.block_size)
 
     def _forget_stale_hashes(self, request: Request) -> None:
+        """Drop hashes that a request computed under earlier weights."""
         held = request.blocks
         if held.weight_version != self.weight_version:
             held.weight_version = self.weight_version
@@ -174,4 +176,5 @@ class PrefixIndex:
         return (packed[start : start + size] for start in range(0, len(packed), size))
 
     def _root(self, request: Request) -> bytes:
+        """The hash that stands before the first block: of the salt and the weights."""
         return self._hash(repr((request.new.prompt.cache_salt, self.weight_version)).encode())

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from jaxinfer.serving.requests.request import Request, RequestStatus
-from jaxinfer.serving.scheduler.schedule import ScheduledRow
+from jaxinfer.serving.scheduler.request_queues import RequestQueues
+from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 
 
 def propose(request: Request, token_ids: Sequence[int]) -> None:
@@ -28,6 +29,28 @@ def propose(request: Request, token_ids: Sequence[int]) -> None:
         request.proposed_token_ids = list(token_ids)
         if token_ids:
             request.decodes_on_device = False
+
+
+def room_for_proposals(
+    queues: RequestQueues, request: Request, count: int, schedule: Schedule, budget: int
+) -> int:
+    """Most proposals to feed after `count` tokens of its own, of a row that samples.
+
+    A token sampled after the last must still fit into the request. Every running request that
+    has no row yet may need one of the step's tokens, and a block for it: proposals leave both.
+    """
+    end = request.num_cached_tokens + count
+    num_unplaced = len(queues.running) - len(schedule.rows) - 1
+    num_spare = queues.pool.num_free_blocks - num_unplaced
+    num_blocks = max(len(request.blocks.table) + num_spare, queues.pool.blocks_for(end))
+    return max(
+        0,
+        min(
+            request.limits.num_tokens - request.num_tokens - 1,
+            budget - schedule.num_tokens - count - num_unplaced,
+            num_blocks * queues.pool.block_size - end,
+        ),
+    )
 
 
 def accept(row: ScheduledRow, num_accepted: int | None) -> int:

@@ -1,8 +1,8 @@
 """The queues of waiting and running requests, with each one's slot, blocks and host blocks."""
 
 from collections import OrderedDict
-from collections.abc import Collection
 
+from jaxinfer.outputs import FinishReason
 from jaxinfer.serving.requests.request import Rank, Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.ranked_queue import RankedQueue, fair_urgency
@@ -14,8 +14,8 @@ class RequestQueues:
 
     Among requests of the same priority all running ones are older than all that wait.
 
-    Every change of status goes through here, so that a status always comes with exactly the
-    holdings that belong to it.
+    Every change of status goes through here or `off_device.py`, so that a status always comes with
+    exactly the holdings that belong to it.
 
     Args:
         pool: the device's blocks.
@@ -37,8 +37,11 @@ class RequestQueues:
         """Requests that wait and are not to be admitted; in no order."""
         self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self.num_preemptions = 0
+        self.epoch = 0
+        """How often the cache was rebuilt; results of steps planned before are dropped."""
         self._num_added = 0
-        self._parks_others = False
+        self.parks_others = False
+        """Whether requests that come are parked."""
 
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
@@ -49,7 +52,7 @@ class RequestQueues:
     def unfinished(self) -> list[Request]:
         """All requests, by rank."""
         found = [*self.running.values(), *self.waiting.values(), *self.parked.values()]
-        return sorted(found, key=_rank)
+        return sorted(found, key=rank_of)
 
     def add(self, request: Request) -> None:
         """Enqueue a new request behind all others of its priority."""
@@ -58,24 +61,10 @@ class RequestQueues:
             urgency = fair_urgency(urgency, self._num_added)
         request.rank = Rank(urgency, self._num_added)
         self._num_added += 1
-        if self._parks_others:
+        if self.parks_others:
             self.parked[request.request_id] = request
         else:
-            self._wait(request)
-
-    def park_all_but(self, kept: Collection[str] | None) -> None:
-        """Let only these of the waiting requests be admitted, and none that comes; None lets all.
-
-        Running requests go on: preempt them first if they are to wait too.
-        """
-        everyone = [*self.waiting.values(), *self.parked.values()]
-        self._parks_others = kept is not None
-        self.waiting, self.parked = RankedQueue(), {}
-        for request in everyone:
-            if kept is None or request.request_id in kept:
-                self._wait(request)
-            else:
-                self.parked[request.request_id] = request
+            self.wait(request)
 
     def admit(self, request: Request) -> None:
         """Give the first waiting request, which has its blocks already, a free slot."""
@@ -83,46 +72,16 @@ class RequestQueues:
         overtakes = bool(self.running) and next(reversed(self.running.values())).rank > request.rank
         self.running[request.request_id] = request
         if overtakes:
-            by_rank = sorted(self.running.values(), key=_rank)
+            by_rank = sorted(self.running.values(), key=rank_of)
             self.running = OrderedDict((each.request_id, each) for each in by_rank)
         request.status = RequestStatus.RUNNING
         request.slot = self.free_slots.pop()
         request.blocks.num_admissions += 1
 
-    def preempt(self, request: Request) -> None:
-        """Take all blocks from a running request, which waits at the place that its rank gives it.
-
-        Its blocks go to the swap space if there is room for all of them; otherwise they are
-        computed again when it resumes.
-        """
-        self.num_preemptions += 1
-        request.history.num_preemptions += 1
-        num_cached_tokens = request.num_cached_tokens
-        # What only waits for its last tokens to be read needs its blocks no more.
-        swapped = request.num_pending_tokens > 0 and self.swap_space.take(
-            request, self.pool.blocks_for(num_cached_tokens)
-        )
-        self.requeue(request)
-        if swapped:
-            request.status = RequestStatus.SWAPPED
-            request.num_cached_tokens = num_cached_tokens
-
-    def requeue(self, request: Request) -> None:
-        """Have a running request wait again, at the place of its rank, with nothing cached."""
-        self._take_off(request)
-        request.status = RequestStatus.WAITING
-        self._wait(request)
-
-    def drop_host_blocks(self, request: Request) -> None:
-        """Make a swapped request an ordinary waiting one that is computed again."""
-        self.swap_space.discard(request)
-        request.status = RequestStatus.WAITING
-        request.num_cached_tokens = 0
-
-    def remove(self, request: Request) -> None:
+    def _remove(self, request: Request) -> None:
         """Take a request of any status out, and free all that it holds."""
         if request.status is RequestStatus.RUNNING:
-            self._take_off(request)
+            self.take_off(request)
         else:
             if request.request_id in self.waiting:
                 self.waiting.remove(request.request_id)
@@ -131,27 +90,30 @@ class RequestQueues:
             self.swap_space.discard(request)
         request.status = RequestStatus.FINISHED
 
-    def check_invariants(self) -> None:
-        """Raise RuntimeError unless every block, slot and queue position is accounted for."""
-        running, waiting = list(self.running.values()), self.waiting.by_rank()
-        parked = list(self.parked.values())
-        self.pool.check_invariants([request.blocks.table for request in running])
-        self.swap_space.check_invariants([r.blocks.host for r in waiting + parked])
-        slots = [-1 if request.slot is None else request.slot for request in running]
-        if sorted([*slots, *self.free_slots]) != list(range(self.max_num_seqs)):
-            raise RuntimeError("free + held slots differ from max_num_seqs")
-        if running != sorted(running, key=_rank):
-            raise RuntimeError("the running requests are not in order of rank")
-        if waiting and waiting[0] is not self.waiting.first():
-            raise RuntimeError("the first of the waiting requests is not of the lowest rank")
-        _check_overtaking(running, waiting)
-        _check_counts(running + waiting + parked)
-        _check_holdings(running + waiting + parked)
+    def finish(
+        self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
+    ) -> None:
+        """End a request now and free all it holds; tokens still in flight for it are dropped.
 
-    def _wait(self, request: Request) -> None:
+        With the reason "error" its blocks, wherever they are, are never found by others: see
+        `BlockPool.distrust`. Does nothing to a request that has ended.
+        """
+        if request.is_finished:
+            return
+        if reason == "error":
+            self.pool.distrust(request)
+        # Safe while a step that writes to these blocks is in flight: see `Scheduler`.
+        self._remove(request)
+        request.forget_tokens_in_flight()
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+
+    def wait(self, request: Request) -> None:
+        """Put a request where its rank places it among those that wait."""
         self.waiting.add(request.request_id, request.rank, request)
 
-    def _take_off(self, request: Request) -> None:
+    def take_off(self, request: Request) -> None:
+        """Free a running request's blocks and slot."""
         del self.running[request.request_id]
         self.pool.free(request.blocks.table)
         request.blocks.table = []
@@ -163,42 +125,6 @@ class RequestQueues:
             request.slot = None
 
 
-def _rank(request: Request) -> Rank:
+def rank_of(request: Request) -> Rank:
+    """Its place among the unfinished ones."""
     return request.rank
-
-
-def _check_overtaking(running: list[Request], waiting: list[Request]) -> None:
-    """What waits has nothing of a higher rank before it but what ran when it came."""
-    for late in running:
-        for request in waiting:
-            first, second = request.rank, late.rank
-            if first < second and first.sequence_number < second.sequence_number:
-                raise RuntimeError("a request was overtaken")
-
-
-def _check_counts(requests: list[Request]) -> None:
-    for request in requests:
-        name = f"request {request.request_id!r}"
-        num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
-        if request.num_tokens != num_known + request.num_in_flight_tokens:
-            raise RuntimeError(f"{name}: token counts disagree")
-        most_cached = min(request.num_tokens, request.limits.num_cached_tokens)
-        if not 0 <= request.num_cached_tokens <= most_cached:
-            raise RuntimeError(f"{name}: more tokens cached than it has")
-        if request.num_tokens > request.limits.num_tokens:
-            raise RuntimeError(f"{name}: longer than allowed")
-
-
-def _check_holdings(requests: list[Request]) -> None:
-    expected = {
-        RequestStatus.WAITING: (False, False, False),
-        RequestStatus.SWAPPED: (False, False, True),
-        RequestStatus.RUNNING: (True, True, False),
-    }
-    for request in requests:
-        holds = (request.slot is not None, bool(request.blocks.table), bool(request.blocks.host))
-        if holds != expected.get(request.status):
-            raise RuntimeError(
-                f"request {request.request_id!r} is {request.status} "
-                f"and holds (slot, blocks, host blocks) {holds}"
-            )

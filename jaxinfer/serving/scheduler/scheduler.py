@@ -1,20 +1,21 @@
 """The scheduler: plans each step's requests, and settles the step's tokens when they are read."""
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+import functools
+from collections.abc import Iterable
 
 from jaxinfer.errors import CapacityError
-from jaxinfer.outputs import FinishReason
-from jaxinfer.serving.requests.request import NO_LIMITS, Request, RequestStatus
-from jaxinfer.serving.requests.stopping import check_stop, set_limits
-from jaxinfer.serving.scheduler import proposals
+from jaxinfer.serving.requests.request import NO_LIMITS, Request
+from jaxinfer.serving.requests.stopping import set_limits
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.forced_tokens import append_forced
+from jaxinfer.serving.scheduler.invariants import check_queues
+from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep
 from jaxinfer.serving.scheduler.request_queues import RequestQueues
-from jaxinfer.serving.scheduler.schedule import RowUpdate, Schedule, ScheduledRow
-from jaxinfer.serving.scheduler.step_planner import ONE_STEP, MultiStep, StepPlanner
+from jaxinfer.serving.scheduler.requeueing import Requeueing
+from jaxinfer.serving.scheduler.settings import PreemptionMode, check_settings
+from jaxinfer.serving.scheduler.step_planner import StepPlanner
+from jaxinfer.serving.scheduler.step_updates import StepUpdates
 from jaxinfer.serving.scheduler.swap_space import SwapSpace
-
-PreemptionMode = Literal["recompute", "swap"]
 
 
 class Scheduler:
@@ -72,23 +73,9 @@ class Scheduler:
         is_fair: bool = False,
         multi_step: MultiStep = ONE_STEP,
     ) -> None:
-        if max_num_seqs < 1 or max_model_len < 1:
-            raise ValueError(
-                "max_num_seqs and max_model_len must be at least 1: "
-                f"{max_num_seqs}, {max_model_len}"
-            )
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({max_num_seqs}), or running requests would starve"
-            )
-        if preemption_mode not in ("recompute", "swap"):
-            raise ValueError(f"preemption_mode must be recompute or swap: {preemption_mode!r}")
-        if (preemption_mode == "swap") != (num_host_blocks > 0):
-            raise ValueError(
-                "preemption_mode='swap' needs host blocks (raise swap_space), and only it does: "
-                f"{preemption_mode!r} with {num_host_blocks} host blocks"
-            )
+        check_settings(
+            max_num_seqs, max_num_batched_tokens, max_model_len, preemption_mode, num_host_blocks
+        )
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -96,9 +83,16 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.swap_space = SwapSpace(num_host_blocks)
         self._queues = RequestQueues(pool, self.swap_space, max_num_seqs, is_fair=is_fair)
-        self._planner = StepPlanner(self._queues, max_num_batched_tokens, multi_step)
-        self._epoch = 0
-        self._kept: set[str] | None = None
+        planner = StepPlanner(self._queues, max_num_batched_tokens, multi_step)
+        updates = StepUpdates(self._queues, self.eos_token_ids)
+        requeueing = Requeueing(self._queues)
+        # Methods of the parts, which have their documentation.
+        self.schedule, self.settle = planner.schedule, planner.settle
+        self.update, self.finish = updates.update, self._queues.finish
+        self.preempt, self.run_only = requeueing.preempt, requeueing.run_only
+        self.requeue_all, self.runnable = requeueing.requeue_all, requeueing.runnable
+        self.unfinished = self._queues.unfinished
+        self.append_forced = functools.partial(append_forced, updates)
 
     @property
     def has_unfinished(self) -> bool:
@@ -123,14 +117,6 @@ class Scheduler:
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of that id."""
         return self._queues.get(request_id)
-
-    def unfinished(self) -> list[Request]:
-        """All unfinished requests, by rank."""
-        return self._queues.unfinished()
-
-    def runnable(self) -> list[Request]:
-        """Unfinished requests, except requests held up by `run_only`."""
-        return [r for r in self.unfinished() if self._kept is None or r.request_id in self._kept]
 
     def check(self, request: Request) -> None:
         """Set a new request's limits and raise unless it can run here; nothing else changes.
@@ -176,169 +162,6 @@ class Scheduler:
             self.finish(request, "abort")
         return request
 
-    def finish(
-        self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
-    ) -> None:
-        """End a request now and free all it holds; tokens still in flight for it are dropped.
-
-        With the reason "error" its blocks, wherever they are, are never found by others: see
-        `BlockPool.distrust`. Does nothing to a request that has ended.
-        """
-        if request.is_finished:
-            return
-        if reason == "error":
-            self.pool.distrust(request)
-        # Safe while a step that writes to these blocks is in flight: see the class.
-        self._queues.remove(request)
-        request.forget_tokens_in_flight()
-        request.finish_reason = reason
-        request.stop_reason = stop_reason
-
-    def schedule(self, max_tokens: int | None = None) -> Schedule | None:
-        """Plan the next step and move every counter past it, as if it were launched.
-
-        A multi-step decode, where there can be one, counts as one step.
-
-        Args:
-            max_tokens: most tokens of a step of another kind, at least `max_num_seqs`; None is
-                `max_num_batched_tokens`.
-
-        Returns:
-            The step, or None if nothing can run before tokens in flight are read (or at all).
-        """
-        schedule = self._planner.plan_multi_step() or self._planner.plan_step(max_tokens)
-        if schedule is not None:
-            schedule.epoch = self._epoch
-        return schedule
-
-    def settle(self) -> None:
-        """Do deferred work once a step is launched: index the blocks that it fills.
-
-        Until then it is done when a request that may share them, or who holds them, needs it.
-        """
-        if self.pool.index.unsettled:
-            self.pool.settle()
-
-    def update(
-        self,
-        schedule: Schedule,
-        token_ids: Sequence[Sequence[int]],
-        num_ok: Sequence[int] | None = None,
-        num_accepted: Sequence[int] | None = None,
-    ) -> list[RowUpdate]:
-        """Append a step's accepted tokens, late, and end the requests that they end.
-
-        Tokens for requests that have ended meanwhile are dropped, and so are all tokens of a step
-        planned before `requeue_all`. A request that was preempted meanwhile keeps its tokens.
-
-        Args:
-            schedule: as returned by `schedule`; each is passed once, in order.
-            token_ids: `[rows][at least num_reserved]` tokens; more rows (padding) are ignored.
-            num_ok: leading good tokens of each row, all if None. A row with fewer than are accepted
-                ends with the reason "error" after the good ones.
-            num_accepted: leading tokens of each row that count, from 1 to its `num_reserved`; what
-                it says of rows without proposals is ignored: all of theirs count. None if no row
-                has proposals.
-
-        Returns:
-            One entry for each row that gained tokens or ended, in the order of the rows.
-
-        Raises:
-            ValueError: `num_accepted` is missing or out of range.
-        """
-        updates: list[RowUpdate] = []
-        if schedule.epoch != self._epoch:
-            return updates
-        finished = RequestStatus.FINISHED
-        for i, row in enumerate(schedule.rows):
-            request = row.request
-            num_new = row.num_reserved
-            if request.status is finished:
-                continue
-            if num_new:
-                request.num_in_flight_tokens -= num_new
-                if row.proposed_token_ids:
-                    num_new = proposals.accept(row, num_accepted[i] if num_accepted else None)
-                tokens = token_ids[i] if num_ok is None else token_ids[i][: num_ok[i]]
-                kept = self._append(request, tokens, num_new)
-                if not request.decodes_on_device:
-                    proposals.follow(request, kept)
-                updates.append(RowUpdate(i, request, kept))
-            elif row.ends_prefill_only:
-                self.finish(request, "length")
-                updates.append(RowUpdate(i, request, []))
-        return updates
-
-    def append_forced(self, row: ScheduledRow, token_ids: Sequence[int]) -> Sequence[int]:
-        """Append tokens to a request in place of the one that its launched row would sample.
-
-        For tokens that a constraint alone decides. They are fed together in the request's next row,
-        as a prompt's are, and what the launched row samples is dropped. The host has read all
-        earlier tokens of the request.
-
-        Returns:
-            The tokens that were appended: up to one that ends the request.
-
-        Raises:
-            ValueError: the row samples nothing, or more than one token, or others are in flight.
-        """
-        request = row.request
-        if row.num_reserved != 1 or request.num_in_flight_tokens != 1 or request.is_finished:
-            raise ValueError(
-                f"request {request.request_id!r} must be about to sample its next token only"
-            )
-        row.num_reserved = 0
-        request.num_in_flight_tokens = 0
-        request.num_tokens = request.num_known_tokens + len(token_ids)
-        request.decodes_on_device = False
-        return self._append(request, token_ids, len(token_ids))
-
-    def preempt(self, count: int | None = None) -> list[Request]:
-        """Take the `count` running requests of highest rank (all if None) off the device.
-
-        To be called between steps. They wait at the places of their ranks and resume by themselves.
-        """
-        last_first = list(reversed(self._queues.running.values()))[:count]
-        for request in last_first:
-            self._queues.preempt(request)
-        return last_first
-
-    def run_only(self, requests: Iterable[Request] | None) -> None:
-        """Let only these run until the next call; all others keep their place and wait.
-
-        Args:
-            requests: unfinished ones; None lets every request run again.
-        """
-        kept = None if requests is None else {request.request_id for request in requests}
-        before, self._kept = self._kept, kept
-        # All that run must be among them, and have overtaken none that waits.
-        grows = kept is not None and before is not None and not kept <= before
-        if kept is None or grows or not kept.issuperset(self._queues.running):
-            self.preempt()
-        self._queues.park_all_but(kept)
-
-    def requeue_all(self) -> list[Request]:
-        """Start over after the device cache was destroyed: everything is computed again.
-
-        Running and swapped requests wait at the places of their ranks and keep the tokens that the
-        host has read; tokens in flight are forgotten, and later updates with schedules planned
-        before now are ignored. Nothing cached is found again.
-
-        Returns:
-            The requests that were running or swapped, by rank.
-        """
-        unfinished = self.unfinished()
-        requeued = [r for r in unfinished if r.status is not RequestStatus.WAITING]
-        for request in reversed(unfinished):
-            if request.status is RequestStatus.RUNNING:
-                self._queues.requeue(request)
-            elif request.status is RequestStatus.SWAPPED:
-                self._queues.drop_host_blocks(request)
-            request.forget_tokens_in_flight()
-        self.pool.invalidate()
-        self._epoch += 1
-        return requeued
-
     def invalidate_prefix_cache(self) -> None:
         """Invalidate the prefix cache: the weights have changed, or the caller wants it.
 
@@ -348,7 +171,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise RuntimeError unless every block, slot and queue position is accounted for."""
-        self._queues.check_invariants()
+        check_queues(self._queues)
         # Forced tokens are pending, too, behind the whole prompt.
         num_partial = sum(
             request.num_pending_tokens > 1 and request.num_cached_tokens < request.num_prompt_tokens
@@ -356,39 +179,3 @@ class Scheduler:
         )
         if num_partial > 1:
             raise RuntimeError("several requests are partly prefilled")
-
-    def _append(self, request: Request, token_ids: Sequence[int], num_new: int) -> Sequence[int]:
-        """Append the leading `num_new` tokens up to one that ends the request; returns them.
-
-        The request ends with an error if there are fewer.
-        """
-        outputs, ending = request.output_token_ids, request.ending_token_ids
-        num_old, num_given = len(outputs), len(token_ids)
-        num_known = len(request.prompt_token_ids) + num_old
-        end = num_known + num_new
-        block_size = self.pool.block_size
-        if (
-            num_given >= num_new
-            and end < request.limits.num_tokens
-            and (not ending or ending.isdisjoint(token_ids))
-        ):
-            # A row that goes on, which nearly all are: all its tokens at once.
-            new = token_ids if num_given == num_new else token_ids[:num_new]
-            outputs += new
-            fills_block = end // block_size > num_known // block_size
-            if fills_block and request.status is RequestStatus.RUNNING:
-                self.pool.register(request)
-            return new
-        for token_id in token_ids[:num_new]:
-            outputs.append(token_id)
-            num_known += 1
-            if num_known % block_size == 0 and request.status is RequestStatus.RUNNING:
-                self.pool.register(request)
-            if token_id in request.ending_token_ids or num_known >= request.limits.num_tokens:
-                stop = check_stop(request, token_id, self.eos_token_ids)
-                if stop is not None:
-                    self.finish(request, *stop)
-                    break
-        if len(token_ids) < num_new:
-            self.finish(request, "error")
-        return outputs[num_old:]

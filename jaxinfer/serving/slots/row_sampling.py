@@ -102,6 +102,7 @@ def _row_edits(
     prompt_length: int,
     vocab_size: int,
 ) -> RowEdits | None:
+    """Biases, bans and allowed tokens; None if the row has none."""
     biases = [(token, value, ALWAYS) for token, value in (params.logit_bias or {}).items()]
     bans = [(word[0], -np.inf, ALWAYS) for word in bad_words if len(word) == 1]
     if params.min_tokens:
@@ -121,6 +122,7 @@ def _row_edits(
 
 
 def _scalars(params: SamplingParams, seed: int, prompt_length: int) -> np.ndarray:
+    """The row's entries of `SamplingArrays.scalars`, without its position."""
     scalars = _PADDING.copy()
     floats = scalars.view(np.float32)
     if not params.is_greedy:
@@ -148,6 +150,7 @@ _PADDING = _padding_scalars()
 
 
 def _bitmask(ids: Sequence[int] | None, vocab_size: int) -> np.ndarray | None:
+    """A bit for each token of the vocabulary, set where it is allowed."""
     if ids is None:
         return None
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
@@ -156,6 +159,7 @@ def _bitmask(ids: Sequence[int] | None, vocab_size: int) -> np.ndarray | None:
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise ValueError unless all ids are in the vocabulary."""
     for token in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token < vocab_size:
             raise ValueError(

@@ -91,6 +91,7 @@ class SlotMirror:
         return slot
 
     def _load(self, slot: int, request: Request) -> None:
+        """Take over what a slot's new holder brings."""
         self._holders[slot] = None  # what follows may raise half-way
         self.sampling[slot] = self._prepare(request)
         self.scalars[slot] = self.sampling[slot].scalars

@@ -14,7 +14,7 @@ from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.constraints.constraint import ConstraintSource
 from jaxinfer.serving.engine.engine import Engine
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params, place_params
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.sampling.sampler import CustomSampler, LogitsProcessor
@@ -25,7 +25,7 @@ from jaxinfer.serving.startup.plan import plan_engine
 
 
 @dataclass(frozen=True)
-class EngineSetup:
+class StartSettings:
     """The settings that all engines of a model share, on any devices.
 
     Attributes:
@@ -54,13 +54,13 @@ class EngineSetup:
 
 
 def start_engine(
-    setup: EngineSetup,
+    setup: StartSettings,
     params: Mapping[str, Any],
     mesh: Mesh,
     *,
     lowering: Lowering | None = None,
     devices: Sequence[Any] | None = None,
-) -> StartedEngine:
+) -> StartedReplica:
     """Build an engine on a mesh.
 
     Args:
@@ -96,11 +96,11 @@ def start_engine(
         pacing=Pacing(tokens if config.online else None),
         constraints=setup.constraints,
     )
-    return StartedEngine(engine, runner, scheduler)
+    return StartedReplica(engine, runner, scheduler)
 
 
 def start_runner(
-    setup: EngineSetup,
+    setup: StartSettings,
     params: Mapping[str, Any],
     mesh: Mesh,
     *,
@@ -135,7 +135,7 @@ def start_runner(
     )
 
 
-def compile_ahead(started: Sequence[StartedEngine]) -> None:
+def compile_ahead(started: Sequence[StartedReplica]) -> None:
     """Compile all programs that are wanted before the first request."""
     for each in started:
         if each.runner.compiles_ahead:
@@ -143,7 +143,7 @@ def compile_ahead(started: Sequence[StartedEngine]) -> None:
 
 
 @contextlib.contextmanager
-def closing_on_failure(started: Sequence[StartedEngine]) -> Iterator[None]:
+def closing_on_failure(started: Sequence[StartedReplica]) -> Iterator[None]:
     """Free the device memory if the block raises."""
     try:
         yield

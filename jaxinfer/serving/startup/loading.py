@@ -30,23 +30,23 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.compile.cache.executable_store import keeps_executables
 from jaxinfer.serving.compile.cache.persistent_cache import ONE_AT_A_TIME, persistent_cache
 from jaxinfer.serving.constraints.request_constraints import RequestConstraints
-from jaxinfer.serving.engine.request_engine import RequestEngine
+from jaxinfer.serving.engine.steppable import Steppable
 from jaxinfer.serving.processes.description import (
     describe_engine,
     describe_environment,
     describe_model,
 )
-from jaxinfer.serving.processes.engines import FollowingEngine, LeadingEngine
+from jaxinfer.serving.processes.engines import Follower, Leader
 from jaxinfer.serving.processes.group import ProcessGroup, meet
 from jaxinfer.serving.replicas.meshes import split_mesh
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.prompts import PromptReader
 from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,
 )
 from jaxinfer.serving.startup.engine_start import (
-    EngineSetup,
+    StartSettings,
     closing_on_failure,
     compile_ahead,
     start_engine,
@@ -70,7 +70,7 @@ _UNUSED_SWAP_SPACE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadedEngine:
+class Loaded:
     """A running engine with its tokenizer, defaults and reports.
 
     Attributes:
@@ -87,9 +87,9 @@ class LoadedEngine:
         start_up: where the time of the start went.
     """
 
-    engine: RequestEngine
-    follower: FollowingEngine | None
-    replicas: tuple[StartedEngine, ...]
+    engine: Steppable
+    follower: Follower | None
+    replicas: tuple[StartedReplica, ...]
     report: StartupReport
     reader: PromptReader
     model_config: ModelConfig
@@ -100,7 +100,7 @@ class LoadedEngine:
     start_up: StartUpTimes
 
 
-def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
+def load_engine(config: EngineConfig, source: ModelSource) -> Loaded:
     """Load a model, allocate its cache, compile its steps; on several processes in step.
 
     Raises:
@@ -122,7 +122,7 @@ def load_engine(config: EngineConfig, source: ModelSource) -> LoadedEngine:
         raise
 
 
-def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None) -> LoadedEngine:
+def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None) -> Loaded:
     start = time.perf_counter()
     directory = None
     if source.params is None:
@@ -160,7 +160,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
     if source.params is not None and config.dtype != "auto":
         _check_dtype(source.params, config.dtype)
     constraints = RequestConstraints(tokenizer, model_config.vocab_size, eos_token_ids)
-    setup = EngineSetup(
+    setup = StartSettings(
         model_config,
         config,
         source.rules,
@@ -195,7 +195,7 @@ def _load(config: EngineConfig, source: ModelSource, group: ProcessGroup | None)
                 if group is not None:
                     group.agree("ready", True)
     engine, follower = _engine_of_processes(started, config, group)
-    return LoadedEngine(
+    return Loaded(
         engine,
         follower,
         tuple(started),
@@ -234,8 +234,8 @@ def say(config: EngineConfig, text: str) -> None:
 
 
 def _engine_of_processes(
-    started: Sequence[StartedEngine], config: EngineConfig, group: ProcessGroup | None
-) -> tuple[RequestEngine, FollowingEngine | None]:
+    started: Sequence[StartedReplica], config: EngineConfig, group: ProcessGroup | None
+) -> tuple[Steppable, Follower | None]:
     """The engine that takes requests here, or the follower if process 0 takes them."""
     engine = started[0].engine
     if len(started) > 1:
@@ -243,8 +243,8 @@ def _engine_of_processes(
     if group is None:
         return engine, None
     if group.leads:
-        return LeadingEngine(engine, group, config.seed), None
-    return engine, FollowingEngine(engine, group)
+        return Leader(engine, group, config.seed), None
+    return engine, Follower(engine, group)
 
 
 def _on_this_process(config: EngineConfig, group: ProcessGroup, mesh: Mesh) -> EngineConfig:

@@ -26,7 +26,8 @@ from jaxinfer.serving.compile.compilation import CompilationCounter, CompiledPro
 from jaxinfer.serving.compile.eager import EagerProgram, check_eager
 from jaxinfer.serving.compile.jax_settings import check_matmul_precision
 from jaxinfer.serving.compile.lowering import Lowering, start_lowering
-from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.peer_buffers import have_peer_buffers, reach_each_other
 from jaxinfer.serving.programs.program_set import (

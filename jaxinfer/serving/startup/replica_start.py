@@ -9,17 +9,17 @@ from jax.sharding import Mesh
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.serving.compile.lowering import start_lowering
-from jaxinfer.serving.replicas.group import EngineGroup
+from jaxinfer.serving.replicas.group import ReplicaGroup
 from jaxinfer.serving.replicas.placement import replica_params
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.runner.device_params import describe_params
-from jaxinfer.serving.startup.engine_start import EngineSetup, start_engine
+from jaxinfer.serving.startup.engine_start import StartSettings, start_engine
 from jaxinfer.startup_report import StartupReport
 
 
 def start_replicas(
-    setup: EngineSetup, params: Mapping[str, Any], meshes: Sequence[Mesh]
-) -> list[StartedEngine]:
+    setup: StartSettings, params: Mapping[str, Any], meshes: Sequence[Mesh]
+) -> list[StartedReplica]:
     """Build an engine on each mesh; they have equally many KV blocks and share traced programs.
 
     Args:
@@ -36,7 +36,7 @@ def start_replicas(
     devices = [device for mesh in meshes for device in mesh.devices.flat]
     # Executables are of certain devices; JAX's cache lets replicas share them.
     lowering = start_lowering(setup.config.compilation_cache_dir, keeps=False)
-    started: list[StartedEngine] = []
+    started: list[StartedReplica] = []
     with contextlib.ExitStack() as undo:
         for tree, mesh in zip(trees, meshes, strict=True):
             each = start_engine(setup, tree, mesh, lowering=lowering, devices=devices)
@@ -51,10 +51,10 @@ def start_replicas(
     return started
 
 
-def group_replicas(started: Sequence[StartedEngine], config: EngineConfig) -> EngineGroup:
+def group_replicas(started: Sequence[StartedReplica], config: EngineConfig) -> ReplicaGroup:
     """The engine that is made of these."""
     runner = started[0].runner
-    return EngineGroup(
+    return ReplicaGroup(
         started,
         token_budget=runner.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,

@@ -17,7 +17,7 @@ from jaxinfer.server.openai.app import create_app
 from jaxinfer.server.openai.settings import ServerSettings
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.remote_llm import RemoteLLM
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle_start import start_handle
 from tests.server.openai.events import events_of, texts_of
 
 AT_ONCE = 24
@@ -28,7 +28,7 @@ MOST_GROWTH = 48 << 20  # bytes; an answer that stays would be far more over two
 @contextlib.contextmanager
 def engine(**options):
     """A small one, whose requests lose their blocks to each other."""
-    handle = EngineHandle(
+    handle = start_handle(
         "LLM",
         max_model_len=64,
         max_num_seqs=4,

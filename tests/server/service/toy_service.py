@@ -13,7 +13,7 @@ from jaxinfer.server.service.engine_server import EngineServer
 from jaxinfer.server.service.limits import ServiceLimits
 from jaxinfer.server.service.messages import metrics_to_message
 from jaxinfer.server.service.remote_llm import RemoteLLM
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.driver import Driver
 from tests.serving.constraints.fake_constraint import FakeSource
 from tests.serving.engine.test_engine import TOKENIZER, Setup
 from tests.serving.replicas.test_group import Group
@@ -49,7 +49,7 @@ class ToyService:
         self.setup = self.setups[0]
         for setup in self.setups:
             take_time(setup.runner)
-        self.driver = EngineDriver(self.engine, constraints=constraints)
+        self.driver = Driver(self.engine, constraints=constraints)
         self.limits = limits or ServiceLimits()
         self.description = EngineDescription(
             config=EngineConfig(scheduling_policy=scheduling_policy),
@@ -81,7 +81,7 @@ class ToyService:
             async with self.server.listening(path):
                 yield path
         self.driver.call(lambda: None)
-        assert not self.driver.has_unfinished
+        assert not self.driver.by_hand.has_unfinished
         self.driver.close()
         for setup in self.setups:
             setup.scheduler.check_invariants()

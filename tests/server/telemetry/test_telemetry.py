@@ -12,7 +12,7 @@ from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxinfer.server.telemetry.exposition import ALL_NAMES
 from jaxinfer.server.telemetry.telemetry import Telemetry
 from jaxinfer.server.telemetry.utilization import StepFloors
-from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.engine.step_counts import StepCounts
 from tests.server.telemetry.scrape import samples
 from tests.serving.small_llm import CONFIG, small_params
@@ -45,7 +45,7 @@ def output(*tokens, reason=None, prompt=(1, 2, 3), cached=0, metrics=None):
 
 
 def rendered(telemetry, steps=None):
-    counts = EngineCounts(steps=steps or StepCounts())
+    counts = RequestCounts(steps=steps or StepCounts())
     return samples(telemetry.render(counts.metrics(num_compilations=3, compile_seconds=1.5)))
 
 
@@ -234,7 +234,7 @@ def test_an_unknown_device_has_no_utilization():
 def test_every_name_that_can_be_shown_is_listed():
     telemetry = Telemetry("m", floors=FLOORS)
     steps = StepCounts(decode_seconds=1.0, prefill_seconds=1.0)
-    metrics = EngineCounts(steps=steps).metrics(num_compilations=0, compile_seconds=0)
+    metrics = RequestCounts(steps=steps).metrics(num_compilations=0, compile_seconds=0)
     text = telemetry.render(metrics)
     shown = set(re.findall(r"# TYPE jaxinfer:(\S+)", text.decode()))
     listed = set(ALL_NAMES)

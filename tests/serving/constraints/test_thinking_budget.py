@@ -130,5 +130,5 @@ def test_preemption_keeps_the_count(llm):
         answers = [answer.token_ids for answer in ask(llm, QUESTIONS, params)]
         assert scheduler.num_preemptions > before
     finally:
-        del scheduler.schedule
+        scheduler.schedule = plan
     assert answers == expected

@@ -13,9 +13,9 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.engine.engine import Engine
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.multi_step import MultiStep
 from jaxinfer.serving.scheduler.pacing import Pacing
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from jaxinfer.serving.scheduler.step_planner import MultiStep
 from jaxinfer.testing.fake_runner import FakeRunner, continuation, next_token
 from tests.model.text.small_tokenizer import build_backend
 from tests.serving.constraints.fake_constraint import FakeSource
@@ -69,7 +69,7 @@ class Setup:
             outputs += self.engine.take_outputs()
         assert not self.engine.has_unfinished
         self.scheduler.check_invariants()
-        assert not self.engine._requests._members
+        assert not self.engine._requests.table.members
         assert all(request.is_finished for request in self.engine._host_dependent.requests)
         return outputs
 
@@ -315,7 +315,9 @@ def test_n_completions_share_the_prompt_and_differ_in_seed():
     prompt = list(range(40))
     setup.add("a", prompt, n=3, seed=10, temperature=1.0)
     setup.engine.step()
-    requests = [member.completion.request for member in setup.engine._requests._members.values()]
+    requests = [
+        member.completion.request for member in setup.engine._requests.table.members.values()
+    ]
     assert [request.seed for request in requests] == [10, 11, 12]
     (output,) = setup.run()
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
@@ -333,7 +335,9 @@ def test_n_completions_share_the_prompt_and_differ_in_seed():
 def test_the_largest_seed_wraps_around():
     setup = Setup()
     setup.add("a", [1], n=2, seed=2**63 - 1)
-    requests = [member.completion.request for member in setup.engine._requests._members.values()]
+    requests = [
+        member.completion.request for member in setup.engine._requests.table.members.values()
+    ]
     assert [request.seed for request in requests] == [2**63 - 1, -(2**63)]
 
 
@@ -343,7 +347,8 @@ def test_requests_without_a_seed_get_one_from_the_engines():
         setup.add("a", [1])
         setup.add("b", [1])
         return [
-            member.completion.request.seed for member in setup.engine._requests._members.values()
+            member.completion.request.seed
+            for member in setup.engine._requests.table.members.values()
         ]
 
     assert seeds(0) == seeds(0)

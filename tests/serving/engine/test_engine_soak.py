@@ -86,7 +86,7 @@ def test_every_answer_is_the_one_a_request_has_alone(seed):
     assert pool.num_free_blocks == pool.num_usable_blocks
     assert setup.runner.num_resets > 2
     assert setup.runner.constrained_samples > 2
-    assert not setup.engine._requests._members
+    assert not setup.engine._requests.table.members
     assert all(request.is_finished for request in setup.engine._host_dependent.requests)
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxinfer.serving.constraints.grammar.matcher import Matcher
 from jaxinfer.serving.constraints.request_constraints import RequestConstraints
 from jaxinfer.serving.engine import host_dependent
-from jaxinfer.serving.requests.request_group import Completion
+from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.scheduler.proposals import propose
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.constraints.grammar.grammars import SCHEMAS, bundled_tokenizer, constraints

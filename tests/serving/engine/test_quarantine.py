@@ -91,7 +91,7 @@ def test_what_comes_while_others_are_set_apart_runs_after_them():
     setup = Poisoned({"b": 6}, max_num_seqs=4)
     for name in "abc":
         setup.add(name, [1], max_tokens=12)
-    while not setup.engine._quarantine._groups:
+    while not setup.engine.recovery.quarantine._groups:
         setup.engine.step()
     setup.add("late", [9], max_tokens=12)
     outputs = {output.request_id: output for output in setup.run()}
@@ -107,7 +107,7 @@ def test_aborting_all_that_are_set_apart_lets_the_others_run():
     setup = Poisoned({"b": 6}, max_num_seqs=4)
     for name in "abc":
         setup.add(name, [1], max_tokens=12)
-    while not setup.engine._quarantine._groups:
+    while not setup.engine.recovery.quarantine._groups:
         setup.engine.step()
     setup.add("late", [9], max_tokens=12)
     for name in "abc":

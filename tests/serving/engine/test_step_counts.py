@@ -13,7 +13,7 @@ def run(prompts, *, max_tokens=5, **options):
     setup = Setup(**options)
     ticks = itertools.count()
     clock = setup.engine._clock = lambda: float(next(ticks))
-    setup.engine._step_clock._clock = setup.engine._requests._clock = clock
+    setup.engine._step_clock.now = setup.engine._requests._clock = clock
     for i, prompt in enumerate(prompts):
         setup.add(str(i), prompt, max_tokens=max_tokens)
     return setup.run(), setup.engine.counts().steps

@@ -183,7 +183,7 @@ def interrupted(llm: LLM) -> bool:
     except KeyboardInterrupt:
         return True
     finally:
-        del engine.step
+        engine.step = original
     return False
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxinfer.errors import DistributedError
 from jaxinfer.serving.processes import requests
-from jaxinfer.serving.processes.engines import FollowingEngine, LeadingEngine
+from jaxinfer.serving.processes.engines import Follower, Leader
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup
 from tests.serving.requests.widened_request import WidenedRequest, note_arrivals, widened
@@ -42,7 +42,7 @@ def following(groups, new_params):
 
     def follow(setup, group):
         try:
-            FollowingEngine(setup.engine, group).follow(new_params)
+            Follower(setup.engine, group).follow(new_params)
         except DistributedError as error:
             errors.append(str(error))
 
@@ -52,7 +52,7 @@ def following(groups, new_params):
     ]
     for thread in threads:
         thread.start()
-    leader = LeadingEngine(setups[0].engine, groups[0], seed=0)
+    leader = Leader(setups[0].engine, groups[0], seed=0)
     yield leader, [setup.runner for setup in setups], errors
     leader.close()
     for thread in threads:
@@ -109,10 +109,9 @@ def test_every_field_of_a_request_reaches_every_process(groups, monkeypatch):
     monkeypatch.setattr(requests, "NewRequest", WidenedRequest)
     arrived = note_arrivals(monkeypatch)
     setups = [Setup() for _ in groups]
-    leader = LeadingEngine(setups[0].engine, groups[0], seed=0)
+    leader = Leader(setups[0].engine, groups[0], seed=0)
     followers = [
-        FollowingEngine(setup.engine, group)
-        for setup, group in zip(setups[1:], groups[1:], strict=True)
+        Follower(setup.engine, group) for setup, group in zip(setups[1:], groups[1:], strict=True)
     ]
     threads = [threading.Thread(target=each.follow, args=(None,)) for each in followers]
     for thread in threads:

@@ -2,7 +2,7 @@ from typing import get_args
 
 import pytest
 
-from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.sampling.layout import MODES, SamplerMode, num_special_rows
 

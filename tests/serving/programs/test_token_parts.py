@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.serving.programs.layout import StepInputs
+from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.token_parts import cut, part_sizes
 from tests.serving.runner.tiny_runner import Loop, expected_greedy, make_runner, prompts
 

@@ -111,7 +111,7 @@ def test_stopping_early_keeps_the_steps_so_far(engine, tmp_path):
 def test_an_engine_that_was_recorded_goes_on_untold(engine, tmp_path):
     _run(engine, profile=tmp_path)
     one = engine._loaded.replicas[0]
-    assert one.engine._observer is None
+    assert one.engine.loop._observer is None
     assert one.runner.launched is None
 
 

@@ -52,7 +52,7 @@ def test_steps_compute_the_same_and_nothing_is_left_behind(engine):
     with engine.time_steps():
         assert _run(engine) == plain
     one = engine._loaded.replicas[0]
-    assert one.engine._observer is None
+    assert one.engine.loop._observer is None
     assert _run(engine) == plain
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jaxinfer.errors import CapacityError, StepError
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.replicas.group import EngineGroup
-from jaxinfer.serving.replicas.started_engine import StartedEngine
+from jaxinfer.serving.replicas.group import ReplicaGroup
+from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 
@@ -23,8 +23,8 @@ class Group:
 
     def __init__(self, count=3, *, threads=True, seed=0, **options):
         self.setups = [Setup(**options) for _ in range(count)]
-        started = [StartedEngine(s.engine, s.runner, s.scheduler) for s in self.setups]
-        self.engine = EngineGroup(
+        started = [StartedReplica(s.engine, s.runner, s.scheduler) for s in self.setups]
+        self.engine = ReplicaGroup(
             started, token_budget=32, max_num_seqs=8, seed=seed, threads=threads
         )
 

@@ -9,8 +9,8 @@ import pytest
 from jaxinfer.logprobs import Logprob
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.requests.completion import Completion
 from jaxinfer.serving.requests.completion_logprobs import logprobs_at
-from jaxinfer.serving.requests.request_group import Completion
 from jaxinfer.serving.requests.result import TokenScores
 from tests.linear import assert_grows_at_most
 from tests.model.text.small_tokenizer import build_backend

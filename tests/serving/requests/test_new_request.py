@@ -5,9 +5,10 @@ import dataclasses
 
 import pytest
 
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
-from tests.serving.engine.test_driver import Driven
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.blocking_stream import stream_request
+from tests.serving.driver.test_driver import Driven
 from tests.serving.engine.test_engine import Setup
 from tests.serving.requests.widened_request import note_arrivals, widened
 
@@ -28,10 +29,10 @@ def _stream_async(driver, request):
 
 
 def _by_hand(driver, request):
-    driver.add_by_hand(request)
+    driver.by_hand.add(request)
     outputs = []
-    while driver.has_unfinished:
-        outputs += driver.step()
+    while driver.by_hand.has_unfinished:
+        outputs += driver.by_hand.step()
     return outputs
 
 

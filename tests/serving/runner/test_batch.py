@@ -6,7 +6,7 @@ import pytest
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.constraints.constraint import TokenEdits
-from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape

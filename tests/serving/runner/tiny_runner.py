@@ -17,7 +17,7 @@ from jaxinfer.serving.requests.request import Request
 from jaxinfer.serving.runner.runner import Runner
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from jaxinfer.serving.startup.engine_start import EngineSetup, start_runner
+from jaxinfer.serving.startup.engine_start import StartSettings, start_runner
 from tests.model import tiny
 from tests.serving.requests.host_request import host_request
 from tests.serving.small_llm import CONFIG, SETTINGS
@@ -40,7 +40,7 @@ def make_runner(
     **engine: Any,
 ) -> Runner:
     """A runner that compiles lazily; all runners of a run of the tests share what they compile."""
-    setup = EngineSetup(
+    setup = StartSettings(
         config, EngineConfig(**(SETTINGS | engine)), ShardingRules(), **(hooks or {})
     )
     given = tiny_params(config) if params is None else params

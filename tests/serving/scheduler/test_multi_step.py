@@ -3,8 +3,8 @@
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.scheduler.multi_step import MultiStep
 from jaxinfer.serving.scheduler.proposals import propose
-from jaxinfer.serving.scheduler.step_planner import MultiStep
 from tests.serving.requests.host_request import host_request
 from tests.serving.runner.fake_device import run_to_end
 from tests.serving.scheduler.scheduling import (

@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.requests.request import Request, RequestStatus
 from jaxinfer.serving.scheduler.block_pool import BlockPool
+from jaxinfer.serving.scheduler.multi_step import ONE_STEP, MultiStep
 from jaxinfer.serving.scheduler.proposals import propose
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler
-from jaxinfer.serving.scheduler.step_planner import ONE_STEP, MultiStep
 from jaxinfer.structured_outputs import StructuredOutputsParams
 from tests.serving.constraints.fake_constraint import ReadsTokens
 from tests.serving.constraints.grammar.fake_grammar import FakeGrammar, guided_tokens

@@ -14,8 +14,10 @@ from jaxinfer.model.families.family import FAMILIES
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs import steps
-from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
-from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape, StepInputs
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
+from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
+from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import StepContext, decode_step
 from jaxinfer.serving.runner.batch import BatchBuilder
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow

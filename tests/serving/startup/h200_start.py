@@ -29,7 +29,8 @@ from jaxinfer.serving.compile import tracing
 from jaxinfer.serving.compile.compilation import CompiledPrograms
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
-from jaxinfer.serving.programs.buckets import Buckets, choose_buckets
+from jaxinfer.serving.programs.buckets import Buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey

@@ -18,7 +18,7 @@ from jaxinfer.model.modules import abstract_params
 from jaxinfer.model.sharding import ShardingRules, make_mesh
 from jaxinfer.planning.blocks import blocks_on_devices
 from jaxinfer.planning.named_shapes import SERVED_SHAPES, shape_config
-from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.serving.startup import memory, plan

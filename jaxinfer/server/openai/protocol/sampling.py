@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from jaxinfer.sampling_params import (
+from jaxinfer.sampling_fields import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
     MAX_BIAS,
@@ -13,8 +13,8 @@ from jaxinfer.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     MAX_TEMPERATURE,
     MAX_TIMEOUT,
-    SamplingParams,
 )
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.openai.errors import invalid
 from jaxinfer.server.openai.protocol.base import (
     Body,

@@ -17,7 +17,7 @@ from jaxinfer.serving.compile import lowering
 from jaxinfer.serving.compile.lowering import Lowering
 from jaxinfer.serving.compile.program_store import ProgramStore
 from jaxinfer.serving.compile.tracing_worker import make_task
-from jaxinfer.serving.programs.buckets import choose_buckets
+from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.kinds.kind import ProgramKind
 from jaxinfer.serving.programs.kinds.registry import KINDS
 from jaxinfer.serving.programs.layout import DecodeShape

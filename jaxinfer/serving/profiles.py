@@ -1,4 +1,4 @@
-"""The methods of `LLM` that record profiles, and that report what holds its memory."""
+"""Records profiles of an engine, and reports what holds its memory."""
 
 import contextlib
 import dataclasses
@@ -15,20 +15,25 @@ from jaxinfer.profiling.reading import read_report
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.profiling.rows import Peak
 from jaxinfer.profiling.schedule import ProfileSchedule
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 from jaxinfer.serving.recording.memory_report import memory_report
 from jaxinfer.serving.recording.step_timer import StepTimer
 
 
 class Profiles:
-    """The methods of `LLM` that record what it does."""
+    """What `LLM.profiles` is.
 
-    _handle: EngineHandle
+    Args:
+        handle: of the engine.
+    """
 
-    def start_profile(
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def start(
         self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
     ) -> None:
-        """Record what host and devices do, for Perfetto or XProf, until `stop_profile`.
+        """Record what host and devices do, for Perfetto or XProf, until `stop`.
 
         Args:
             directory: takes the recording; it is made if it does not exist.
@@ -49,7 +54,7 @@ class Profiles:
             lambda: handle.profiler.start_steps(directory, schedule, replicas, facts)
         )
 
-    def stop_profile(self) -> ProfileReport | None:
+    def stop(self) -> ProfileReport | None:
         """End the recording and write it; `close` does so, too, without a report.
 
         Returns:
@@ -68,7 +73,7 @@ class Profiles:
         return report
 
     @contextlib.contextmanager
-    def profile(
+    def record(
         self, directory: str | os.PathLike[str], schedule: ProfileSchedule | None = None
     ) -> Iterator[None]:
         """Record the steps of a ``with`` block; `ProfileReport.read(directory)` is the report.
@@ -78,18 +83,18 @@ class Profiles:
             schedule: which steps; by default the first five.
 
         Raises:
-            TypeError, ValueError, RuntimeError: as `start_profile` and `stop_profile`.
+            TypeError, ValueError, RuntimeError: as `start` and `stop`.
         """
-        self.start_profile(directory, schedule or ProfileSchedule())
+        self.start(directory, schedule or ProfileSchedule())
         try:
             yield
         except BaseException:
             with contextlib.suppress(Exception):  # the block's own error is the one to tell
                 self._handle.driver.call(self._handle.profiler.stop)
             raise
-        self.stop_profile()
+        self.stop()
 
-    def memory_report(self) -> MemoryReport:
+    def memory(self) -> MemoryReport:
         """What holds the devices' memory, from the weights' loading until now, and its peak.
 
         Of several replicas it is the first one's devices, of several processes process 0's.
@@ -98,7 +103,7 @@ class Profiles:
             RuntimeError: the LLM is closed.
         """
         driver, runner = self._handle.driver, self._handle.loaded.replicas[0].runner
-        return driver.call(lambda: memory_report(runner, driver.asleep))
+        return driver.call(lambda: memory_report(runner, driver.pauses.asleep))
 
     @contextlib.contextmanager
     def time_steps(self) -> Iterator[list[StepTime]]:
@@ -137,7 +142,7 @@ class Profiles:
                 handle.driver.call(end)
 
 
-def _facts(handle: EngineHandle) -> dict[str, Any]:
+def _facts(handle: Handle) -> dict[str, Any]:
     """What a report says of the engine."""
     runner = handle.loaded.replicas[0].runner
     table = runner.wanted_params["model"]["embed_tokens"]

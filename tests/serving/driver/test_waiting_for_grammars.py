@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.driver import Driver
 from tests.serving.constraints.grammar.grammars import compiler, constraints
 from tests.serving.engine.test_engine import new_request
 from tests.serving.engine.test_grammars import guided_setup
@@ -25,7 +25,7 @@ class Waiting:
         self.grammars._compile = lambda given: self.may_go_on.wait(20) and compile_grammar(given)
         source = constraints(self.grammars)
         self.setup = guided_setup(constraints=source)
-        self.driver = EngineDriver(self.setup.engine, constraints=source)
+        self.driver = Driver(self.setup.engine, constraints=source)
 
     def __enter__(self):
         return self
@@ -109,8 +109,8 @@ def test_the_engine_s_thread_compiles_nothing():
         )[1]
         asyncio.run(main(waiting))
         run_requests(waiting.driver, [new_request([1], guided("cd"))], use_tqdm=False)
-        waiting.driver.add_by_hand(new_request([1], guided("ef"), label="by hand"))
-        waiting.driver.abort_by_hand(["by hand"])
+        waiting.driver.by_hand.add(new_request([1], guided("ef"), label="by hand"))
+        waiting.driver.by_hand.abort(["by hand"])
         assert len(threads) == 3
         assert all(name.startswith("jaxinfer-grammars") for name in threads)
 

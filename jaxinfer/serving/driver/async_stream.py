@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import AsyncGenerator
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 _Item = RequestOutput | BaseException
 
 
 async def stream_request_async(
-    driver: EngineDriver, request: NewRequest, *, keeps: object = None
+    driver: Driver, request: NewRequest, *, keeps: object = None
 ) -> AsyncGenerator[RequestOutput]:
     """Run a request; yields its outputs as they come.
 

@@ -5,12 +5,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxinfer.errors import JaxinferError
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.serving.engine.metrics import EngineCounts
+from jaxinfer.serving.engine.metrics import RequestCounts
 from jaxinfer.serving.requests.new_request import NewRequest
 
 
 @runtime_checkable
-class RequestEngine(Protocol):
+class Steppable(Protocol):
     """Takes requests and advances them; not thread-safe. See `Engine`."""
 
     @property
@@ -23,7 +23,7 @@ class RequestEngine(Protocol):
         """The error that made the engine refuse requests for good, or None; thread-safe."""
         ...
 
-    def counts(self) -> EngineCounts:
+    def counts(self) -> RequestCounts:
         """A snapshot of the engine's counters and gauges; thread-safe."""
         ...
 

@@ -6,9 +6,9 @@ import pytest
 
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.serving.driver import deadlines
+from jaxinfer.serving.driver.deadlines import Deadlines
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
-from jaxinfer.serving.scheduler import deadlines
-from jaxinfer.serving.scheduler.deadlines import Deadlines
 
 
 @dataclasses.dataclass

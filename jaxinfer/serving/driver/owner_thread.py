@@ -149,6 +149,7 @@ class OwnerThread:
 
 
 def _attempt(action: Action) -> None:
+    """Run an action; what it raises is logged."""
     try:
         action()
     except BaseException:

@@ -1,4 +1,4 @@
-"""Blocking calls: run a whole batch of requests, or stream one request, on an engine's thread."""
+"""Runs a whole batch of requests on an engine's thread, for a caller that waits."""
 
 import dataclasses
 import logging
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.progress import ProgressBar
-from jaxinfer.serving.engine.driver import EngineDriver
+from jaxinfer.serving.driver.batch_progress import show_progress
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
@@ -17,7 +17,7 @@ _Box = queue.SimpleQueue[tuple[int, RequestOutput | BaseException]]
 
 
 def run_requests(
-    driver: EngineDriver, requests: Sequence[NewRequest], *, use_tqdm: bool | Callable[..., Any]
+    driver: Driver, requests: Sequence[NewRequest], *, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
     """Run requests to their end; failed ones are reported in one warning.
 
@@ -51,34 +51,6 @@ def run_requests(
     return outputs
 
 
-def stream_request(
-    driver: EngineDriver, request: NewRequest, *, keeps: object = None
-) -> Iterator[RequestOutput]:
-    """Run one request and yield its new tokens after each step that produced some.
-
-    Closing the iterator, or dropping it, aborts the request.
-
-    Args:
-        driver: runs the request.
-        request: its output kind is replaced by "delta".
-        keeps: an object to keep alive as long as the stream: its finalizer would close the engine.
-    """
-    box: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
-    finished = False
-    try:
-        driver.submit([dataclasses.replace(request, kind="delta", sink=box.put)])
-        while not finished:
-            item = driver.owner.wait_for(box)
-            if isinstance(item, BaseException):
-                finished = True
-                raise item
-            finished = item.finished
-            yield item
-    finally:
-        if not finished:
-            driver.cancel([request.key])
-
-
 def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
     """Log the number of failed requests once: their texts don't show it."""
     failed = [(i, output.error) for i, output in enumerate(outputs) if output.error is not None]
@@ -92,19 +64,25 @@ def _warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
 
 
 def _gather(
-    driver: EngineDriver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
+    driver: Driver, box: _Box, count: int, use_tqdm: bool | Callable[..., Any]
 ) -> list[RequestOutput]:
     """Wait for the last output of each request; a progress bar shows the throughput."""
     outputs: dict[int, RequestOutput] = {}
-    num_tokens = 0
-    make = use_tqdm if callable(use_tqdm) else None
-    with ProgressBar(count, "Processed prompts", enabled=bool(use_tqdm), make=make) as bar:
-        while len(outputs) < count:
-            i, item = driver.owner.wait_for(box)
-            if isinstance(item, BaseException):
-                raise item
-            outputs[i] = item
-            num_tokens += sum(len(completion.token_ids) for completion in item.outputs)
-            bar.set_postfix(f"{num_tokens / (bar.elapsed or 1e-9):.0f} output tok/s")
-            bar.update()
+    if use_tqdm:
+        show_progress(_last_outputs(driver, box, count, outputs), count, use_tqdm)
+    else:
+        for _ in _last_outputs(driver, box, count, outputs):
+            pass
     return [outputs[i] for i in range(count)]
+
+
+def _last_outputs(
+    driver: Driver, box: _Box, count: int, outputs: dict[int, RequestOutput]
+) -> Iterator[RequestOutput]:
+    """Take last outputs out of the box, as they come, until there are enough."""
+    while len(outputs) < count:
+        i, item = driver.owner.wait_for(box)
+        if isinstance(item, BaseException):
+            raise item
+        outputs[i] = item
+        yield item

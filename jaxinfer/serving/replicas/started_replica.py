@@ -8,7 +8,7 @@ from jaxinfer.serving.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
-class StartedEngine:
+class StartedReplica:
     """An engine and its two sides.
 
     Attributes:

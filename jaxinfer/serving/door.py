@@ -1,4 +1,4 @@
-"""Properties of an engine that `LLM` and `AsyncLLM` share: model, limits, report, counts."""
+"""What `LLM` and `AsyncLLM` share: the properties of an engine, its model, limits and counts."""
 
 from typing import Any
 
@@ -7,14 +7,19 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine_handle import EngineHandle
+from jaxinfer.serving.handle import Handle
 from jaxinfer.startup_report import StartupReport, StartUpTimes
 
 
-class EngineFacts:
-    """Properties of an engine; a subclass sets `_handle`."""
+class Door:
+    """What is known of a running engine.
 
-    _handle: EngineHandle
+    Args:
+        handle: of the engine.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
 
     def __getattr__(self, name: str) -> Any:
         """Say what to write in place of what only vLLM's class has."""

@@ -12,10 +12,11 @@ import pytest
 
 from jaxinfer.errors import StepError
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.serving.engine.async_stream import stream_request_async
-from jaxinfer.serving.engine.blocking_calls import run_requests, stream_request
-from jaxinfer.serving.engine.driver import EngineDriver
-from jaxinfer.serving.scheduler import deadlines
+from jaxinfer.serving.driver import deadlines
+from jaxinfer.serving.driver.async_stream import stream_request_async
+from jaxinfer.serving.driver.blocking_calls import run_requests
+from jaxinfer.serving.driver.blocking_stream import stream_request
+from jaxinfer.serving.driver.driver import Driver
 from jaxinfer.testing.fake_runner import continuation
 from tests.serving.engine.test_engine import VOCAB, Setup, new_request
 from tests.serving.replicas.test_group import Group
@@ -31,7 +32,7 @@ class Driven:
         self.group = None if kind == "one" else Group(2, threads=kind == "threads", **options)
         self.setups = self.group.setups if self.group else [Setup(**options)]
         self.engine = self.group.engine if self.group else self.setups[0].engine
-        self.driver = EngineDriver(self.engine)
+        self.driver = Driver(self.engine)
 
     def __enter__(self):
         return self
@@ -63,11 +64,11 @@ class Driven:
         return tokens, last
 
     def add_by_hand(self, label, token_ids, params=PARAMS):
-        self.driver.add_by_hand(new_request(token_ids, params, label=label))
+        self.driver.by_hand.add(new_request(token_ids, params, label=label))
 
     def wait_until_idle(self):
         deadline = time.monotonic() + 60
-        while self.driver.has_unfinished:
+        while self.driver.by_hand.has_unfinished:
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
@@ -126,7 +127,7 @@ def test_only_one_thread_touches_the_engine():
         next(stream)
         stream.close()
         setup.add_by_hand("mine", [4])
-        setup.driver.step()
+        setup.driver.by_hand.step()
         asyncio.run(setup.collect([5]))
     assert seen == {"jaxinfer-engine"}
 
@@ -165,7 +166,7 @@ def test_a_request_ends_at_its_own_time_limit_running_waiting_or_paused(kind, dr
         step, driven.engine.step = driven.engine.step, slow_step
         stream = driven.stream([1, 2, 3], LONG)
         next(stream)
-        driver.call(lambda: driver.pause("keep"))
+        driver.call(lambda: driver.pauses.pause("keep"))
         limited = PARAMS.clone(timeout=0.02)
         if driven_by == "generate":
             outputs = driven.run([[4], [5]], limited)
@@ -174,12 +175,12 @@ def test_a_request_ends_at_its_own_time_limit_running_waiting_or_paused(kind, dr
             driven.add_by_hand("b", [5], limited)
             outputs = []
             while len(outputs) < 2:
-                outputs += driver.step()
+                outputs += driver.by_hand.step()
         for output in outputs:
             assert output.error is None
             assert output.outputs[0].finish_reason == "abort"
             assert output.outputs[0].stop_reason == "timeout"
-        driver.call(driver.resume)
+        driver.call(driver.pauses.resume)
         tokens = [t for output in stream for t in output.outputs[0].token_ids]
         assert tokens == continuation([1, 2, 3], 100, VOCAB)[-len(tokens) :]
         assert driven.run([[6]], PARAMS.clone(timeout=60))[0].outputs[0].finish_reason == "length"
@@ -251,7 +252,7 @@ def test_a_refused_request_raises_where_it_was_made_and_takes_none_with_it():
         assert "max_model_len is 128" in str(bad)
         with pytest.raises(ValueError, match="max_model_len is 128"):
             setup.run([[1], [1] * 200])
-        assert not setup.driver.has_unfinished
+        assert not setup.driver.by_hand.has_unfinished
 
 
 def test_aborting_does_not_wait_for_the_step_that_runs():
@@ -271,13 +272,13 @@ def test_aborting_does_not_wait_for_the_step_that_runs():
         waiter = threading.Thread(target=lambda: setup.run([[1]]))
         waiter.start()
         assert entered.wait(20)
-        setup.driver.abort_by_hand(["mine"])
+        setup.driver.by_hand.abort(["mine"])
         setup.driver.cancel(["nobody"])
         assert not left.is_set()
         release.set()
         waiter.join()
-        assert not setup.driver.has_unfinished
-        assert setup.driver.step() == []
+        assert not setup.driver.by_hand.has_unfinished
+        assert setup.driver.by_hand.step() == []
 
 
 def test_requests_by_hand_go_on_with_others_or_by_steps():
@@ -287,13 +288,13 @@ def test_requests_by_hand_go_on_with_others_or_by_steps():
             setup.add_by_hand("mine", [6])
         assert setup.setups[0].runner.num_launches == 0
         setup.run([[6]])
-        outputs = setup.driver.step()
+        outputs = setup.driver.by_hand.step()
         assert [output.request_id for output in outputs] == ["mine"] * 3
         assert outputs[-1].outputs[0].token_ids == continuation([5], 3, VOCAB)
         setup.add_by_hand("mine", [7], PARAMS.clone(max_tokens=2))
         outputs = []
-        while setup.driver.has_unfinished:
-            outputs += setup.driver.step()
+        while setup.driver.by_hand.has_unfinished:
+            outputs += setup.driver.by_hand.step()
         assert outputs[-1].outputs[0].token_ids == continuation([7], 2, VOCAB)
 
 
@@ -399,6 +400,6 @@ def test_an_engine_that_cannot_sleep_says_so_before_a_request_ends(monkeypatch):
         stream = setup.stream([3], LONG)
         next(stream)
         with pytest.raises(ValueError, match="within one process"):
-            setup.driver.call(lambda: setup.driver.sleep(1, "abort"))
+            setup.driver.call(lambda: setup.driver.pauses.sleep(1, "abort"))
         assert [output.finished for output in stream][-1]
-        assert not setup.driver.is_sleeping
+        assert not setup.driver.pauses.is_sleeping

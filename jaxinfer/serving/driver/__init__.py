@@ -1,0 +1,1 @@
+"""The one thread that touches an engine, its inbox, and blocking and asynchronous callers."""

@@ -1,0 +1,26 @@
+"""The progress bar of a batch of requests."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.progress import ProgressBar
+
+
+def show_progress(
+    outputs: Iterable[RequestOutput], count: int, use_tqdm: bool | Callable[..., Any]
+) -> None:
+    """Go through last outputs as they come; a progress bar shows their number and the throughput.
+
+    Args:
+        outputs: last outputs of the requests.
+        count: how many will come.
+        use_tqdm: True, or a factory (see `ProgressBar`).
+    """
+    num_tokens = 0
+    make = use_tqdm if callable(use_tqdm) else None
+    with ProgressBar(count, "Processed prompts", enabled=True, make=make) as bar:
+        for output in outputs:
+            num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+            bar.set_postfix(f"{num_tokens / (bar.elapsed or 1e-9):.0f} output tok/s")
+            bar.update()

@@ -1,0 +1,106 @@
+"""A completion of a request: its tokens, and the outputs made of them."""
+
+import contextlib
+from collections.abc import Sequence
+
+from jaxinfer.model.text.tokenizer import Tokenizer
+from jaxinfer.outputs import CompletionOutput, FinishReason
+from jaxinfer.serving.requests.completion_logprobs import Recording, start_recording
+from jaxinfer.serving.requests.completion_text import CompletionText
+from jaxinfer.serving.requests.request import Request
+from jaxinfer.serving.requests.result import TokenScores
+
+
+class Completion:
+    """Accumulates the output of one `Request`.
+
+    Tokens become text only to look for stop strings or to create an output: a batch that wants
+    final outputs only spends no time on text during its steps.
+
+    Args:
+        index: its index among the request's n completions.
+        request: the scheduler's state of the completion.
+        tokenizer: None for no text.
+    """
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None):
+        self.index = index
+        self.request = request
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.weight_version = 0
+        self._logprobs: Recording | None = None
+        if request.params.logprobs is not None:
+            self._logprobs = start_recording(request.params.logprobs, tokenizer)
+        self._watches_stops = bool(request.params.stop)
+        self._num_taken = 0
+        self._is_broken = False
+        self._text: CompletionText | None = None
+        if tokenizer is not None and request.params.detokenize:
+            self._text = CompletionText(request, tokenizer)
+
+    def extend(self, token_ids: Sequence[int], scores: TokenScores, row: int) -> None:
+        """Add the new tokens of the step's `row`, and take over the end of `request`.
+
+        Sets `finish_reason` if the tokens end the completion; also for a stop string, of which the
+        scheduler does not know.
+        """
+        self.token_ids += token_ids
+        if self._logprobs is not None:
+            self._logprobs.extend(scores, row, token_ids)
+        self.finish_reason = self.request.finish_reason
+        self.stop_reason = self.request.stop_reason
+        if self._watches_stops:
+            self._update_text()
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the completion for a reason other than its tokens."""
+        self.finish_reason = reason
+
+    def break_off(self) -> None:
+        """Stop producing text and log-probabilities, after an exception in either."""
+        self._is_broken = True
+        self._logprobs = None
+
+    def output(self, *, delta: bool) -> CompletionOutput:
+        """The completion so far.
+
+        Args:
+            delta: only the part since the last call.
+        """
+        self._update_text()
+        start = self._num_taken if delta else 0
+        self._num_taken = len(self.token_ids)
+        text, pieces = "", None
+        if self._text is not None:
+            # Text that raised before must not raise again.
+            with contextlib.suppress(Exception) if self._is_broken else contextlib.nullcontext():
+                text, pieces = self._text.take(delta=delta)
+        logprobs, total = None, None
+        if self._logprobs is not None:
+            logprobs = self._logprobs.since(start, self.token_ids)
+            total = self._logprobs.total
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=self.token_ids[start:],
+            cumulative_logprob=total,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            weight_version=self.weight_version,
+            pieces=pieces,
+            num_reasoning_tokens=0 if self._text is None else self._text.num_reasoning_tokens,
+        )
+
+    def _update_text(self) -> None:
+        """Bring the text up to date with the tokens; a stop string in it ends both."""
+        if self._text is None or self._is_broken:
+            return
+        kept = self._text.read(self.token_ids, self.finish_reason)
+        if kept is not None:
+            del self.token_ids[kept:]
+            if self._logprobs is not None:
+                self._logprobs.cut(kept)
+            self.finish_reason, self.stop_reason = "stop", self._text.stop_string

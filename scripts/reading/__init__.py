@@ -1,0 +1,1 @@
+"""Traces the plain path and writes what it runs into docs/reading.md and README.md."""
