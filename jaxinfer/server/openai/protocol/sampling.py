@@ -1,5 +1,6 @@
 """The sampling fields of a request body, shared by completions, chat and responses."""
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -41,29 +42,6 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# Fields that `SamplingParams` has under the same name.
-_SAME = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "thinking_token_budget",
-    "timeout",
-]
-
 
 class DrawFields(Body):
     """Sampling fields; one left out or null is as the model's `generation_config.json` says."""
@@ -102,13 +80,14 @@ class DrawFields(Body):
         return {name: value for name in _SAME if (value := getattr(self, name)) is not None}
 
 
-class SamplingFields(DrawFields, StructuredFields, ClientFields):
-    """The fields that completions and chat share."""
+# Fields that `SamplingParams` has under the same name.
+_SAME = [each.name for each in fields(SamplingParams) if each.name in DrawFields.model_fields]
+
+
+class RequestFields(DrawFields, ClientFields):
+    """The fields that all requests for text share."""
 
     model: str | None = Field(None, description="A served name; left out, the one there is.")
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
@@ -116,10 +95,6 @@ class SamplingFields(DrawFields, StructuredFields, ClientFields):
     request_id: Annotated[str, Field(max_length=1024)] | None = Field(
         None, description="Returned as the header X-Request-Id; nothing is looked up by it."
     )
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-
-    metadata: Ignored = None
 
     def check_together(self) -> None:
         """Refuse fields that contradict each other.
@@ -129,6 +104,22 @@ class SamplingFields(DrawFields, StructuredFields, ClientFields):
         """
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options goes with stream: true", "stream_options")
+
+
+class SamplingFields(RequestFields, StructuredFields):
+    """The fields that completions and chat share."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    metadata: Ignored = None
+
+    def check_together(self) -> None:
+        """Refuse fields that contradict each other, as `RequestFields`."""
+        super().check_together()
         if self.stream and self.prompt_logprobs is not None:
             raise invalid("prompt_logprobs is not streamed; leave out stream", "prompt_logprobs")
 

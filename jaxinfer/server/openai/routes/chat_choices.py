@@ -1,11 +1,11 @@
 """Writes the choices of `/v1/chat/completions`, whole or as parts of a stream."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.outputs import CallArguments, CallStart, CompletionOutput, Content, Piece, Reasoning
-from jaxinfer.server.openai.answering.output_pieces import pieces_of
+from jaxinfer.server.openai.answering.common import pieces_of
 from jaxinfer.server.openai.logprobs import chat_logprobs
 from jaxinfer.server.openai.protocol.chat import (
     ChatBody,
@@ -27,7 +27,9 @@ class ChatChoices:
     def __init__(self, body: ChatBody, tokenizer: Tokenizer | None) -> None:
         self._body = body
         self._tokenizer = tokenizer
-        self._streams: dict[int, _ChoiceStream] = {}
+        self._begun: set[int] = set()
+        self._calling: set[int] = set()
+        self._ended: set[int] = set()
 
     def whole(self, completion: CompletionOutput) -> ChatChoice:
         """A finished choice."""
@@ -44,15 +46,17 @@ class ChatChoices:
     def stream(self, completion: CompletionOutput) -> Iterator[dict[str, Any]]:
         """Parts for chunks: the role, the new pieces, then the end; nothing after it."""
         index = completion.index
-        stream = self._streams.get(index)
-        if stream is None:
-            stream = self._streams[index] = _ChoiceStream()
+        if index not in self._begun:
+            self._begun.add(index)
             yield _part(index, {"role": "assistant", "content": ""})
-        if stream.has_ended:
+        if index in self._ended:
             return
+        pieces = pieces_of(completion)
+        if any(isinstance(piece, CallStart) for piece in pieces):
+            self._calling.add(index)
         deltas = [
             _delta(piece)
-            for piece in stream.take(completion)
+            for piece in pieces
             if self._shows_reasoning or not isinstance(piece, Reasoning)
         ]
         body = self._body
@@ -65,8 +69,9 @@ class ChatChoices:
                 if body.return_token_ids:
                     part["token_ids"] = list(completion.token_ids)
             yield part
-        if stream.has_ended:
-            reason = _finish_reason(completion.finish_reason, stream.has_calls)
+        if completion.finish_reason is not None:
+            self._ended.add(index)
+            reason = _finish_reason(completion.finish_reason, index in self._calling)
             yield _part(index, {}, reason) | {"stop_reason": completion.stop_reason}
 
     @property
@@ -106,21 +111,6 @@ class ChatChoices:
             self._tokenizer,
             as_ids=bool(body.return_tokens_as_token_ids),
         )
-
-
-class _ChoiceStream:
-    """The progress of one choice's stream."""
-
-    def __init__(self) -> None:
-        self.has_calls = False
-        self.has_ended = False
-
-    def take(self, completion: CompletionOutput) -> Sequence[Piece]:
-        """The pieces that the next output brings."""
-        pieces = pieces_of(completion)
-        self.has_ended = completion.finish_reason is not None
-        self.has_calls = self.has_calls or any(isinstance(each, CallStart) for each in pieces)
-        return pieces
 
 
 def _part(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from jaxinfer import __version__
 from jaxinfer.errors import EngineRestartingError, JaxinferError
-from jaxinfer.server.openai.answering.json_answer import json_answer
+from jaxinfer.server.openai.answering.common import json_answer
 from jaxinfer.server.openai.errors import ApiError
 from jaxinfer.server.openai.front import Front, front_of
 from jaxinfer.server.openai.protocol.answers import Load, ModelCard, ModelList, Version
@@ -16,8 +16,9 @@ router = APIRouter(route_class=ApiRoute)
 
 
 @router.get("/health", response_class=Response, responses={200: {"description": "It serves."}})
+@router.get("/ready", response_class=Response, responses={200: {"description": "It serves."}})
 async def health(request: Request) -> Response:
-    """True if requests are taken; needs no key."""
+    """True if requests are taken; needs no key. A server that listens has loaded its model."""
     try:
         await front_of(request).engine.check_health()
     except EngineRestartingError:
@@ -25,12 +26,6 @@ async def health(request: Request) -> Response:
     except (JaxinferError, RuntimeError):
         raise ApiError(503, "the engine takes no requests", code="engine_unavailable") from None
     return Response()
-
-
-@router.get("/ready", response_class=Response, responses={200: {"description": "It serves."}})
-async def ready(request: Request) -> Response:
-    """The same as `/health`: a server that listens has loaded its model."""
-    return await health(request)
 
 
 @router.get("/version", response_model=None, responses={200: {"model": Version}})

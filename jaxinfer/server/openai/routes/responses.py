@@ -10,11 +10,9 @@ from starlette.responses import Response
 
 from jaxinfer.outputs import CompletionOutput, Piece, Reasoning
 from jaxinfer.sampling_params import RequestOutputKind, SamplingParams
+from jaxinfer.server.openai.answering.common import id_header, json_answer, new_id, pieces_of
 from jaxinfer.server.openai.answering.content_logprobs import ContentLogprobs
 from jaxinfer.server.openai.answering.conversation import conversation_job
-from jaxinfer.server.openai.answering.head import new_id
-from jaxinfer.server.openai.answering.json_answer import id_header, json_answer
-from jaxinfer.server.openai.answering.output_pieces import pieces_of
 from jaxinfer.server.openai.answering.plan import plan_answer
 from jaxinfer.server.openai.answering.usage import UsageCount
 from jaxinfer.server.openai.errors import ApiError, client_errors

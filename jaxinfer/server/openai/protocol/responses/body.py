@@ -5,17 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from jaxinfer.server.openai.errors import invalid
-from jaxinfer.server.openai.protocol.base import (
-    Body,
-    ClientFields,
-    Ignored,
-    OnlyFalse,
-    Refused,
-    StreamOptions,
-)
+from jaxinfer.server.openai.protocol.base import Body, Ignored, OnlyFalse, Refused
 from jaxinfer.server.openai.protocol.responses.items import InputItems, turns_of
 from jaxinfer.server.openai.protocol.responses.text_format import TextFormat, TextOptions
-from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, DrawFields, Effort
+from jaxinfer.server.openai.protocol.sampling import MAX_LOGPROBS, Count, Effort, RequestFields
 from jaxinfer.server.openai.protocol.structured import grammar_errors
 from jaxinfer.server.openai.protocol.tools import (
     MAX_TOOLS,
@@ -49,7 +42,7 @@ class ReasoningOptions(Body):
     mode: Ignored = None
 
 
-class ResponsesBody(DrawFields, ClientFields):
+class ResponsesBody(RequestFields):
     """A request for an answer; nothing of it is stored."""
 
     hints: ClassVar = {
@@ -62,15 +55,12 @@ class ResponsesBody(DrawFields, ClientFields):
         "n": "there is one answer; send the request again for others",
     }
 
-    model: str | None = None
     input: Annotated[
         Annotated[str, Field(min_length=1), Tag("<text>")] | Annotated[InputItems, Tag("<items>")],
         Discriminator(lambda given: "<text>" if isinstance(given, str) else "<items>"),
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     structured_outputs: dict[str, Any] | None = Field(
         None, description="As for chat; excludes text.format."
@@ -89,9 +79,6 @@ class ResponsesBody(DrawFields, ClientFields):
         None, description=f"{_LOGPROBS!r}; others have no effect."
     )
     metadata: dict[str, str] | None = Field(None, description="Returned as it is.")
-    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    request_id: Annotated[str, Field(max_length=1024)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     max_tool_calls: Ignored = None
@@ -108,13 +95,8 @@ class ResponsesBody(DrawFields, ClientFields):
     image: Refused = None
 
     def check_together(self) -> None:
-        """Refuse fields that contradict each other.
-
-        Raises:
-            ApiError: 400.
-        """
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options goes with stream: true", "stream_options")
+        """Refuse fields that contradict each other, as `RequestFields`."""
+        super().check_together()
         if self.structured_outputs is not None and self.text_format.type != "text":
             raise invalid("text.format and structured_outputs exclude each other; send one", "text")
         check_tools(self.tools or (), self.tool_choice)
