@@ -12,7 +12,7 @@ import numpy as np
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.kernels.attention.shared_prefix import KEYS
 from jaxinfer.outputs import CompletionOutput
-from jaxinfer.serving.runner import batch
+from jaxinfer.serving.runner import batch_builder
 from scripts.evaluation.items.mixture import held_out_items
 from scripts.gpu_gate.agreement import CheckError, check_greedy_all, check_sampled
 from scripts.gpu_gate.rows import Row
@@ -236,14 +236,14 @@ class _SharedKeys:
 
     def __init__(self) -> None:
         self.keys: list[int] = []
-        self._write = batch.write_items
+        self._write = batch_builder.write_items
 
     def __enter__(self) -> "_SharedKeys":
-        batch.write_items = self._recorded
+        batch_builder.write_items = self._recorded
         return self
 
     def __exit__(self, *_: object) -> None:
-        batch.write_items = self._write
+        batch_builder.write_items = self._write
 
     def _recorded(self, into: Any, groups: Any) -> None:
         self.keys += [group.keys for group in groups]

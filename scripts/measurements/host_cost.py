@@ -11,7 +11,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.requests.new_request import NewRequest, Prompt
 from jaxinfer.serving.requests.request import Request
-from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from jaxinfer.serving.scheduler.block_pool import BlockPool
 from jaxinfer.serving.scheduler.schedule import Schedule
 from jaxinfer.serving.scheduler.scheduler import Scheduler

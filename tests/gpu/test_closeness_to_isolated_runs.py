@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
-from jaxinfer.serving.runner import batch
+from jaxinfer.serving.runner import batch_builder
 from scripts.gpu_gate.agreement import check_greedy, check_sampled
 from tests.gpu.bundled import ragged_prompts
 from tests.gpu.hugging_face import EXACT
@@ -104,13 +104,13 @@ def test_requests_that_are_preempted_answer_as_by_themselves(start, mode, huggin
 
 
 def test_requests_that_begin_alike_answer_as_by_themselves(start, text, monkeypatch):
-    keys_read_once, write = [0], batch.write_items
+    keys_read_once, write = [0], batch_builder.write_items
 
     def recorded(into, groups):
         keys_read_once.extend(group.keys for group in groups)
         write(into, groups)
 
-    monkeypatch.setattr(batch, "write_items", recorded)
+    monkeypatch.setattr(batch_builder, "write_items", recorded)
     # So many rows that reading what they share once is worth it.
     prompts = [text[: SHARED + 5] + text[300 + i : 305 + 2 * i] for i in range(48)]
     with start(max_num_seqs=64, num_kv_blocks=1 + 64 * MAX_MODEL_LEN // 16) as llm:

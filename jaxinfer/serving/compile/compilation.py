@@ -133,8 +133,6 @@ class CompiledPrograms[Key: Hashable](dict[Key, jax.stages.Compiled]):
     def compile_now(self, keys: Sequence[Key]) -> None:
         """Compile executables that a step waits for, side by side."""
         missing = [key for key in dict.fromkeys(keys) if key not in self]
-        if not missing:
-            return
         start = time.perf_counter()
         with compile_notice(len(missing), enabled=self._says_so):
             self.compile(missing, show_progress=False)

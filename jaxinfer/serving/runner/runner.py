@@ -21,7 +21,7 @@ from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.resident import Resident
 from jaxinfer.serving.requests.result import StepResult, unpack_step
 from jaxinfer.serving.runner import kv_cache
-from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter
 from jaxinfer.serving.runner.engine_plan import EnginePlan
 from jaxinfer.serving.runner.in_flight import InFlightStep, Launched, UnsampledStep
@@ -234,7 +234,7 @@ class Runner:
     def sample(self, step: Launched, constraints: StepConstraints) -> Launched:
         """Draw the tokens of a step with host-dependent rows; all earlier tokens are read."""
         schedule, unsampled = step
-        updates = self._builder.constrain(schedule, constraints)
+        updates = self._builder.slot_edits.constrain(schedule, constraints)
         return self._submit(schedule, self.launcher.sample, unsampled, *updates)
 
     def fetch(self, step: Launched) -> StepResult:

@@ -63,7 +63,8 @@ class StepLauncher:
         Raises:
             Exception: a program can't be compiled or launched.
         """
-        self._compiled.compile_now(batch.programs)
+        if missing := [key for key in batch.programs if key not in self._compiled]:
+            self._compiled.compile_now(missing)
         if schedule.swap_out or schedule.swap_in:
             pairs = schedule.swap_out, schedule.swap_in
             kv = self._host_blocks.swap(self.resident.kv, *pairs, self._compiled.__getitem__)

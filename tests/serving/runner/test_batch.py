@@ -12,7 +12,7 @@ from jaxinfer.serving.programs.kinds.sampler import SamplerKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.requests.result import PROMPT_LOGPROBS
-from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from jaxinfer.serving.sampling.layout import Column, Need
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
@@ -318,7 +318,7 @@ def test_slots_are_told_what_depends_on_tokens_read_since():
     assert first.edits.ids[0, :2].tolist() == [5, -1]
 
     def constrain(*edits):
-        return builder.constrain(schedule, StepConstraints([(0, TokenEdits(*edits))]))
+        return builder.slot_edits.constrain(schedule, StepConstraints([(0, TokenEdits(*edits))]))
 
     assert constrain() == ([], [])
     (changed,), _ = constrain(frozenset([31]), 8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.serving.runner import batch
+from jaxinfer.serving.runner import batch_builder
 from jaxinfer.serving.startup import plan
 
 _ROWS = 40
@@ -28,10 +28,10 @@ def _tokens(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_are_those_of_an_engine_that_does_not_look(temperature, monkeypatch):
     expected = _tokens(temperature)
-    groups_written, write = [], batch.write_items
+    groups_written, write = [], batch_builder.write_items
     monkeypatch.setattr(plan, "_rows_in_item", lambda *_: 32)
     monkeypatch.setattr(
-        batch,
+        batch_builder,
         "write_items",
         lambda into, groups: (groups_written.extend(groups), write(into, groups)),
     )

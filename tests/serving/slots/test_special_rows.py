@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer import SamplingParams
-from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from tests.serving.small_llm import GREEDY, PROMPTS, small_llm
 
 EXHAUSTIVE = pytest.mark.exhaustive

@@ -19,7 +19,7 @@ from jaxinfer.serving.programs.choose_buckets import choose_buckets
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.step_inputs import StepInputs
 from jaxinfer.serving.programs.steps import StepContext, decode_step
-from jaxinfer.serving.runner.batch import BatchBuilder
+from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from jaxinfer.serving.scheduler.schedule import Schedule, ScheduledRow
 from jaxinfer.serving.slots.request_sampling import request_sampling
 from jaxinfer.serving.slots.step_data import Datum, Padding
