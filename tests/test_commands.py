@@ -175,7 +175,7 @@ def _read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
         ("{", "config.json"),
     ],
 )
-@pytest.mark.parametrize("command", ["generate", "chat", "bench"])
+@pytest.mark.parametrize("command", ["generate", "chat"])
 def test_what_is_no_model_is_one_line_that_names_it(tmp_path, capsys, config, message, command):
     directory = tmp_path / "model"
     if config is not None:
