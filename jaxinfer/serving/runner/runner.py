@@ -2,9 +2,8 @@
 
 import contextlib
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -13,14 +12,13 @@ import numpy as np
 from jaxinfer.config import EngineConfig
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.serving.compile.jax_settings import JaxSettings
-from jaxinfer.serving.compile.warm_up import warm_up
 from jaxinfer.serving.programs import peer_buffers as peer_buffers
 from jaxinfer.serving.programs.buckets import MULTI_STEP_ROWS
 from jaxinfer.serving.programs.kinds.kind import ProgramKey
-from jaxinfer.serving.programs.program_set import all_programs
 from jaxinfer.serving.programs.resident import Resident
 from jaxinfer.serving.requests.result import StepResult, unpack_step
 from jaxinfer.serving.runner import kv_cache
+from jaxinfer.serving.runner.ahead_of_time import compile_ahead
 from jaxinfer.serving.runner.batch_builder import BatchBuilder
 from jaxinfer.serving.runner.device_params import ParamsWriter
 from jaxinfer.serving.runner.engine_plan import EnginePlan
@@ -112,11 +110,10 @@ class Runner:
             ),
         )
         self._is_one_process = plan.programs.last_tokens.sharding.is_fully_addressable
-        self._is_cpu = plan.platform == "cpu"
         device = self._mesh.local_devices[0]
         self._device_name = f"{device} ({device.device_kind})"
         self._watchdog = Watchdog(config.step_time_limit(plan.platform), self._device_name)
-        self._await_each = self._is_cpu and self._mesh.devices.size > 1
+        self._await_each = plan.platform == "cpu" and self._mesh.devices.size > 1
         self._launches = LaunchThread(JaxSettings.here().held)
         self.launcher = StepLauncher(
             Resident(params, self.weights.head),
@@ -176,26 +173,15 @@ class Runner:
         accelerator then runs every program, so that requests meet them warm: where executables of
         all were on disk, each while others are still read, into pages allocated before.
         """
-        keys = all_programs(self._buckets, swaps=self.num_host_blocks > 0)
-        # XLA keeps scratch memory for every all-reduce of every program that has run, 0.4 GB a
-        # program of 36 layers: on several devices only what requests need runs.
-        warms_up = not self._is_cpu and self._mesh.devices.size == 1
-        start, num_lowered = time.perf_counter(), self._lowering.num_lowered
-        allocate_s = self._allocate_s
-        in_order = functools.partial(self._lowering.as_ready, self._programs)
-        each = self._compiled.compile_each(
-            keys, show_progress=self._config.show_progress, in_order=in_order
+        start, allocate_s = time.perf_counter(), self._allocate_s
+        compile_ahead(
+            self._plan,
+            self._config,
+            self.launcher,
+            swaps=self.num_host_blocks > 0,
+            when_compiled=self._allocate_if_needed,
+            device_name=self._device_name,
         )
-        with contextlib.closing(each):
-            with contextlib.closing(self._lowering):
-                ready = [next(each)]  # all have begun
-                if self._lowering.num_lowered > num_lowered or not warms_up:
-                    ready.extend(each)
-            self.memory.mark("programs compiled")
-            if self.resident.kv is None:
-                self.reset_cache()
-            if warms_up:
-                self._warm_up(itertools.chain(ready, each))
         self._compile_s = time.perf_counter() - start - (self._allocate_s - allocate_s)
 
     def start_up_times(self, load_s: float) -> StartUpTimes:
@@ -338,16 +324,10 @@ class Runner:
         self.launcher.resident = Resident(kept.params, kept.head)
         self._peer_buffers = []
 
-    def _warm_up(self, keys: Iterable[ProgramKey]) -> None:
-        limit_s = self._config.start_time_limit(self._plan.platform)
-        with contextlib.closing(Watchdog(limit_s, self._device_name)) as watchdog:
-            self.launcher.resident = warm_up(
-                self._programs,
-                keys,
-                lambda key, *arguments: self._compiled[key](*arguments),
-                self.resident,
-                watching=watchdog.watching,
-            )
+    def _allocate_if_needed(self) -> None:
+        self.memory.mark("programs compiled")
+        if self.resident.kv is None:
+            self.reset_cache()
 
     def _submit[**P](
         self,

@@ -242,7 +242,7 @@ def test_all_is_compiled_ahead_for_every_replica(monkeypatch):
         shapes = buckets.prefill_shapes()[-1], buckets.decode_shapes()[-1]
         return [*shapes, SamplerKey(shapes[0].rows, "temperature")]
 
-    monkeypatch.setattr("jaxinfer.serving.runner.runner.all_programs", few_programs)
+    monkeypatch.setattr("jaxinfer.serving.runner.ahead_of_time.all_programs", few_programs)
     with small_llm(data_parallel_size=2, compile_ahead=True) as llm:
         compiled = [each.runner._compiled.keys() for each in llm._loaded.replicas]
         assert len(compiled[0]) == 3

@@ -14,6 +14,7 @@ from jaxinfer.serving.compile.cache import executable_store
 from jaxinfer.serving.compile.cache.persistent_cache import persistent_cache
 from jaxinfer.serving.programs.kinds.copy_blocks import CopyBlocksKey
 from jaxinfer.serving.programs.kinds.sampler import SamplerKey
+from jaxinfer.serving.runner import ahead_of_time
 from tests.serving.runner import tiny_runner
 from tests.serving.runner.tiny_runner import make_runner
 from tests.serving.small_llm import PROMPTS, small_llm
@@ -92,15 +93,13 @@ def test_jax_keeps_the_programs_of_replicas_which_share_them(tmp_path):
 @pytest.fixture
 def few_programs(monkeypatch):
     keys = [CopyBlocksKey(4), SamplerKey(4, "temperature"), SamplerKey(1, "temperature")]
-    monkeypatch.setattr(
-        "jaxinfer.serving.runner.runner.all_programs", lambda buckets, *, swaps: keys
-    )
+    monkeypatch.setattr(ahead_of_time, "all_programs", lambda buckets, *, swaps: keys)
+    monkeypatch.setattr(ahead_of_time, "is_one_accelerator", lambda plan: True)
     return keys
 
 
 def _compile_all(runner):
     """What happens to programs and pages, in order, as on one accelerator."""
-    runner._is_cpu = False
     kv = runner.resident.kv
     runner.launcher.resident = runner.resident._replace(kv=None)
     jax.block_until_ready(kv)

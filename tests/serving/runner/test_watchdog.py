@@ -40,12 +40,8 @@ _HUNG_START = """
 import jax
 from jaxinfer.serving.programs.kinds.sampler import SamplerKind
 from jaxinfer.serving.programs.kinds.registry import kind_of
-from jaxinfer.serving.runner.runner import Runner
-compile_all = Runner.compile_all
-def compile_as_on_a_gpu(self):
-    self._is_cpu = False
-    compile_all(self)
-Runner.compile_all = compile_as_on_a_gpu
+from jaxinfer.serving.runner import ahead_of_time
+ahead_of_time.is_one_accelerator = lambda plan: True
 def hang(self, programs, key, call, resident):
     if key.rows > 1:
         time.sleep(60)

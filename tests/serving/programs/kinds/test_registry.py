@@ -29,6 +29,7 @@ from jaxinfer.serving.programs.program_set import (
     uses_pages,
 )
 from jaxinfer.serving.programs.programs import WHOLE
+from jaxinfer.serving.runner.ahead_of_time import run_warm
 from tests.serving.compile.test_lowering import _programs
 from tests.serving.runner.tiny_runner import make_runner
 
@@ -168,7 +169,7 @@ def test_another_process_traces_it(tmp_path):
 
 def test_it_is_warmed_up():
     runner = make_runner()
-    runner._warm_up([_KEY])
+    run_warm(runner._plan, runner._config, runner.launcher, [_KEY], "a CPU")
     assert np.asarray(runner.resident.last_tokens).tolist() == [2 * 3] * 5
 
 
