@@ -128,6 +128,6 @@ def listed_in_docs(side: str) -> list[str]:
 
 def _programs(backend: str) -> Programs:
     mesh, rules = make_mesh(1), ShardingRules()
-    context = StepContext(CONFIG, mesh, rules, Kernels(backend), block_size=16)
+    context = StepContext(CONFIG, mesh, rules, Kernels(backend), block_size=16, dtype="bfloat16")
     params = abstract_params(CONFIG, jnp.bfloat16, mesh, rules)
     return Programs(context, params, num_blocks=2000, num_slots=17)
