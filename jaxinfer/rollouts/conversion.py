@@ -181,6 +181,8 @@ def _converted(leaf: jax.Array, each: Assignment, target: _Target) -> jax.Array:
         leaf = jax.lax.index_in_dim(leaf, each.layer, each.axis, keepdims=False)
     if each.source.transpose is not None:
         leaf = leaf.transpose(each.source.transpose)
+    if each.source.part is not None:
+        leaf = jax.lax.slice_in_dim(leaf, *each.source.part)
     leaf = leaf.reshape(target.shape)
     if each.source.scale is not None:
         leaf = leaf.astype(jnp.float32) * jnp.float32(each.source.scale)

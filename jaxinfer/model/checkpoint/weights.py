@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.hub import resolve_model as resolve_model
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, write_file
+from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, check_plan
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import family_of
@@ -39,10 +40,9 @@ def load_params(
 ) -> dict[str, Any]:
     """Read a model directory's weights, safetensors or Orbax, onto devices.
 
-    Names, shapes and sizes are checked against ``config`` from the files' headers before memory is
-    taken. Files are memory-mapped and each device is sent only its slice, so the host holds at
-    most one tensor of its own at a time. Of several processes each reads only what its devices
-    need.
+    Names, shapes and dtypes are checked against ``config`` from the files' headers before memory
+    is taken. Files are memory-mapped and each device is sent only its slice, so the host holds at
+    most one leaf of its own at a time. Of several processes each reads only what its devices need.
 
     Args:
         directory: holds safetensors (one file or shards with an index) or an Orbax checkpoint.
@@ -67,20 +67,25 @@ def load_params(
     if checkpoint.is_checkpoint(directory):
         params = checkpoint.restore(directory, expected)
         finite = {path: are_finite(leaf) for path, leaf in flatten(params)}
-        check_finite(finite, dict.fromkeys(finite, str(directory / checkpoint.SUBDIRECTORY)))
+        where = f"{directory / checkpoint.SUBDIRECTORY}: "
+        check_finite(finite, {path: where + tensor_name(path) for path in finite})
         return params
-    named = family_of(config.model_type).tensor_name
-    leaves_by_name = {named(path): (path, leaf) for path, leaf in flatten(expected)}
-    entries = _match(tensor_entries(directory), leaves_by_name, directory)
-    total = sum(entry.num_bytes for entry in entries.values())
-    done, leaves, finite = 0, {}, {}
-    for path, leaf in flatten(expected):
-        leaves[path] = _to_devices(entries[path], leaf)
+    entries, described = tensor_entries(directory), dict(flatten(expected))
+    shapes = {path: leaf.shape for path, leaf in described.items()}
+    plan = family_of(config.model_type).source_plan(config, shapes, entries)
+    check_plan(plan, entries, directory)
+    sources = {path: [entries[each.name] for each in plan[path].tensors] for path in described}
+    total = sum(each.num_bytes for each in {each for own in sources.values() for each in own})
+    read: set[TensorEntry] = set()
+    leaves, finite = {}, {}
+    for path, leaf in described.items():
+        leaves[path] = _to_devices(plan[path], sources[path], leaf)
         finite[path] = are_finite(leaves[path])
-        done += entries[path].num_bytes
+        read.update(sources[path])
         if progress is not None:
-            progress(done, total)
-    check_finite(finite, {path: str(entry.file) for path, entry in entries.items()})
+            progress(sum(each.num_bytes for each in read), total)
+    where = {path: f"{sources[path][0].file}: {plan[path].tensors[0].name}" for path in plan}
+    check_finite(finite, where)
     return unflatten(leaves)
 
 
@@ -105,6 +110,11 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
     directory.mkdir(parents=True, exist_ok=True)
     named = family_of(config.model_type).tensor_name
     leaves = {named(path): leaf for path, leaf in flatten(params)}
+    for name, leaf in leaves.items():
+        if str(leaf.dtype) not in FLOATS:
+            raise TypeError(
+                f"{name}: can't save dtype {leaf.dtype}; supported: {', '.join(FLOATS)}"
+            )
     shards = _shards(leaves)
     files = [SINGLE_FILE]
     if len(shards) > 1:
@@ -153,63 +163,31 @@ def _finite_shards(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     )(x)
 
 
-def check_finite(finite: Mapping[str, list[jax.Array]], files: Mapping[str, str]) -> None:
+def check_finite(finite: Mapping[str, list[jax.Array]], where: Mapping[str, str]) -> None:
     """Raise for the first parameter that is not finite.
 
     Args:
         finite: ``are_finite`` of each parameter, by path.
-        files: where each came from, for the message.
+        where: file and tensor that each came from, for the message.
 
     Raises:
-        ModelLoadError: names the file and the parameter.
+        ModelLoadError: names the file and the tensor.
     """
     for path, ok in jax.device_get(dict(finite)).items():
         if not all(ok):
-            raise ModelLoadError(f"{files[path]}: {tensor_name(path)} holds NaN or infinity")
+            raise ModelLoadError(f"{where[path]} holds NaN or infinity")
 
 
-def _match(
-    entries: Mapping[str, TensorEntry],
-    expected: Mapping[str, tuple[str, Any]],
-    directory: Path,
-) -> dict[str, TensorEntry]:
-    """Give every expected parameter its tensor; complain of missing, foreign or misshapen ones.
-
-    Args:
-        entries: of the files, by name.
-        expected: path and description of each parameter, by its tensor's name.
-        directory: for messages.
-    """
-    if "embed_tokens.weight" in entries:  # saved from the backbone alone, without its prefix
-        entries = {f"model.{name}": entry for name, entry in entries.items()}
-    missing = [name for name in expected if name not in entries]
-    if missing:
-        raise ModelLoadError(
-            f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
-        )
-    for name, entry in entries.items():
-        # A tied model's file may repeat the embedding as lm_head; old ones store RoPE's constants.
-        if name not in expected and name != "lm_head.weight" and "rotary_emb" not in name:
-            raise ModelLoadError(
-                f"{entry.file}: tensor {name!r:.120} is not in config.json's model"
-            )
-    for name, (_, leaf) in expected.items():
-        entry = entries[name]
-        if entry.shape != leaf.shape:
-            raise ModelLoadError(
-                f"{entry.file}: {name} has shape {entry.shape}, config.json implies {leaf.shape}"
-            )
-    return {path: entries[name] for name, (path, _) in expected.items()}
-
-
-def _to_devices(entry: TensorEntry, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Send one tensor to its devices and wait, so that host copies don't pile up."""
-    mapped = entry.mapped()
-    convert = _own_copy if mapped.dtype != leaf.dtype or _on_cpu(leaf) else np.ascontiguousarray
+def _to_devices(
+    source: Source, entries: Sequence[TensorEntry], leaf: jax.ShapeDtypeStruct
+) -> jax.Array:
+    """Send one leaf to its devices and wait, so that host copies don't pile up."""
+    found = source.made_of([entry.mapped() for entry in entries])
+    convert = _own_copy if found.dtype != leaf.dtype or _on_cpu(leaf) else np.ascontiguousarray
     if leaf.sharding is None:
-        return jax.block_until_ready(jax.device_put(convert(mapped, leaf.dtype)))
+        return jax.block_until_ready(jax.device_put(convert(found, leaf.dtype)))
     array = jax.make_array_from_callback(
-        leaf.shape, leaf.sharding, lambda index: convert(mapped[index], leaf.dtype)
+        leaf.shape, leaf.sharding, lambda index: convert(found[index], leaf.dtype)
     )
     return jax.block_until_ready(array)
 
