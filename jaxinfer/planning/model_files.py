@@ -65,7 +65,9 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
 
 def _fields(mapping: Mapping[str, Any]) -> dict[str, Any]:
     if mapping.get("quantization_config"):
-        raise ValueError("quantization_config: only weights of 16 bits can be planned")
+        raise ValueError(
+            "quantization_config: models with experts can be planned with 16-bit weights only"
+        )
     sizes = dict(mapping)
     if sizes.get("num_key_value_heads") is None:
         sizes["num_key_value_heads"] = sizes.get("num_attention_heads")

@@ -69,11 +69,18 @@ class Linear:
             *(leaf if leaf is None else select(leaf) for leaf in (self.weight, self.scale))
         )
 
-    def matrix(self, dtype: jax.typing.DTypeLike) -> Float[Array, "O I"]:
-        """What a product of activations in `dtype` reads: the weight, or integers times scales.
+    def product(
+        self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike
+    ) -> Float[Array, "*batch O"]:
+        """``x @ weight.T`` by XLA, accumulated in float32, in `dtype`; of integers, `matrix`'s."""
+        if self.scale is None:
+            return xla.contract(x, self.weight, dtype)
+        # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
+        x, *own = jax.lax.optimization_barrier((x, self.weight, self.scale))
+        return xla.contract(x, Linear(*own).matrix(x.dtype), dtype)
 
-        The latter are rounded to `dtype` first, so that the product is that of a plain weight.
-        """
+    def matrix(self, dtype: jax.typing.DTypeLike) -> Float[Array, "O I"]:
+        """The plain weight that integers and scales stand for, rounded to `dtype`."""
         if self.scale is None:
             return self.weight
         return narrow(dequantize(self.weight, self.scale), dtype)
@@ -322,11 +329,7 @@ def _project(
             return medium.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
             return (xla.linear(hidden, jnp.concatenate(weights)),)
-    return tuple(_product(hidden, linear) for linear in linears)
-
-
-def _product(x: jax.Array, linear: Linear) -> jax.Array:
-    return xla.linear(x, linear.matrix(x.dtype))
+    return tuple(linear.product(hidden, hidden.dtype) for linear in linears)
 
 
 def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
@@ -342,9 +345,9 @@ def _gated(hidden: jax.Array, gate: Linear, up: Linear, kernels: Kernels) -> jax
         if medium.choose(rows, shapes, hidden.dtype, matrices=2):
             return medium.gated(hidden, gate.weight, up.weight)
         if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
-            return silu_mul.silu_mul(_product(hidden, gate), _product(hidden, up))
-    opened = _opened(_product(hidden, gate))
-    return _multiplied(opened, _product(hidden, up))
+            return silu_mul.silu_mul(*(each.product(hidden, hidden.dtype) for each in (gate, up)))
+    opened = _opened(gate.product(hidden, hidden.dtype))
+    return _multiplied(opened, up.product(hidden, hidden.dtype))
 
 
 def _opened(gate: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.architecture import abstract_params
+from jaxinfer.model.architecture import abstract_params, activation_dtype
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.hub import resolve_model as resolve_model
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
@@ -23,6 +23,7 @@ from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, check_plan
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import family_of
+from jaxinfer.model.quantization import SCALE, WEIGHT, is_scale, plain_shapes, saved_name
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
@@ -66,26 +67,28 @@ def load_params(
     expected = abstract_params(config, dtype, mesh, rules)
     if checkpoint.is_checkpoint(directory):
         params = checkpoint.restore(directory, expected)
-        finite = {path: are_finite(leaf) for path, leaf in flatten(params)}
+        sound = {path: are_sound(path, leaf) for path, leaf in flatten(params)}
         where = f"{directory / checkpoint.SUBDIRECTORY}: "
-        check_finite(finite, {path: where + tensor_name(path) for path in finite})
+        check_sound(sound, {path: where + saved_name(path, tensor_name) for path in sound})
         return params
     entries, described = tensor_entries(directory), dict(flatten(expected))
     shapes = {path: leaf.shape for path, leaf in described.items()}
-    plan = family_of(config.model_type).source_plan(config, shapes, entries)
+    plan = family_of(config.model_type).source_plan(config, plain_shapes(shapes), entries)
+    if config.quantization is not None:
+        plan = config.quantization.source_plan(plan)
     check_plan(plan, entries, directory)
     sources = {path: [entries[each.name] for each in plan[path].tensors] for path in described}
     total = sum(each.num_bytes for each in {each for own in sources.values() for each in own})
     read: set[TensorEntry] = set()
-    leaves, finite = {}, {}
+    leaves, sound = {}, {}
     for path, leaf in described.items():
         leaves[path] = _to_devices(plan[path], sources[path], leaf)
-        finite[path] = are_finite(leaves[path])
+        sound[path] = are_sound(path, leaves[path])
         read.update(sources[path])
         if progress is not None:
             progress(sum(each.num_bytes for each in read), total)
     where = {path: f"{sources[path][0].file}: {plan[path].tensors[0].name}" for path in plan}
-    check_finite(finite, where)
+    check_sound(sound, where)
     return unflatten(leaves)
 
 
@@ -101,20 +104,15 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
         directory: created if needed; weights saved there before are replaced.
 
     Raises:
-        TypeError: a leaf's dtype is not float32, bfloat16 or float16.
-        ValueError: the directory holds an Orbax checkpoint, which loading would prefer.
+        TypeError: a leaf's dtype is not float32, bfloat16 or float16, nor that of its format.
+        ValueError: the directory holds an Orbax checkpoint, which loading would prefer; or some
+            leaves are quantized, and others by ``config``.
     """
     directory = Path(directory)
     if checkpoint.is_checkpoint(directory):
         raise ValueError(f"{directory}: holds an Orbax checkpoint; save to another directory")
+    leaves = _tensors(params, config)
     directory.mkdir(parents=True, exist_ok=True)
-    named = family_of(config.model_type).tensor_name
-    leaves = {named(path): leaf for path, leaf in flatten(params)}
-    for name, leaf in leaves.items():
-        if str(leaf.dtype) not in FLOATS:
-            raise TypeError(
-                f"{name}: can't save dtype {leaf.dtype}; supported: {', '.join(FLOATS)}"
-            )
     shards = _shards(leaves)
     files = [SINGLE_FILE]
     if len(shards) > 1:
@@ -131,7 +129,7 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
             },
         }
         _write_json(directory / INDEX_FILE, index)
-    dtype = str(next(iter(leaves.values())).dtype)
+    dtype = activation_dtype(params).name
     _write_json(directory / "config.json", {**config.to_hf(), "torch_dtype": dtype})
 
 
@@ -141,41 +139,51 @@ def is_finite(x: jax.Array) -> jax.Array:
     return jnp.isfinite(x).all()
 
 
-def are_finite(leaf: jax.Array) -> list[jax.Array]:
-    """`is_finite` of the part on this process's devices.
+@jax.jit
+def is_positive(x: jax.Array) -> jax.Array:
+    """Whether every element is a finite number above zero, computed where the array lies."""
+    return (jnp.isfinite(x) & (x > 0)).all()
+
+
+def are_sound(path: str, leaf: jax.Array) -> list[jax.Array]:
+    """`is_finite`, or `is_positive` of scales, of the part on this process's devices.
 
     Nothing is reduced over processes: while they read files, one may be ahead of the others.
     """
+    check = is_positive if is_scale(path) else is_finite
     if leaf.is_fully_addressable:
-        return [is_finite(leaf)]
-    flags = _finite_shards(leaf, leaf.sharding)
+        return [check(leaf)]
+    flags = _sound_shards(leaf, leaf.sharding, check)
     return [shard.data for shard in flags.addressable_shards]
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _finite_shards(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Bool ``[devices]``: whether each device's part is finite."""
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _sound_shards(
+    x: jax.Array, sharding: NamedSharding, check: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Bool ``[devices]``: whether each device's part is sound."""
     return jax.shard_map(
-        lambda part: jnp.isfinite(part).all()[None],
+        lambda part: check(part)[None],
         mesh=sharding.mesh,
         in_specs=sharding.spec,
         out_specs=PartitionSpec(sharding.mesh.axis_names),
     )(x)
 
 
-def check_finite(finite: Mapping[str, list[jax.Array]], where: Mapping[str, str]) -> None:
-    """Raise for the first parameter that is not finite.
+def check_sound(sound: Mapping[str, list[jax.Array]], where: Mapping[str, str]) -> None:
+    """Raise for the first parameter that is not sound.
 
     Args:
-        finite: ``are_finite`` of each parameter, by path.
+        sound: ``are_sound`` of each parameter, by path.
         where: file and tensor that each came from, for the message.
 
     Raises:
         ModelLoadError: names the file and the tensor.
     """
-    for path, ok in jax.device_get(dict(finite)).items():
+    for path, ok in jax.device_get(dict(sound)).items():
         if not all(ok):
-            raise ModelLoadError(f"{where[path]} holds NaN or infinity")
+            what = "scales that are not positive numbers" if is_scale(path) else "NaN or infinity"
+            raise ModelLoadError(f"{where[path]} holds {what}")
 
 
 def _to_devices(
@@ -183,6 +191,9 @@ def _to_devices(
 ) -> jax.Array:
     """Send one leaf to its devices and wait, so that host copies don't pile up."""
     found = source.made_of([entry.mapped() for entry in entries])
+    if found.shape != leaf.shape:
+        names = ", ".join(each.name for each in source.tensors)
+        raise ModelLoadError(f"{entries[0].file}: {names} became {found.shape}, not {leaf.shape}")
     convert = _own_copy if found.dtype != leaf.dtype or _on_cpu(leaf) else np.ascontiguousarray
     if leaf.sharding is None:
         return jax.block_until_ready(jax.device_put(convert(found, leaf.dtype)))
@@ -212,6 +223,27 @@ def _own_copy(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):  # check_finite reports what overflowed
         np.copyto(copy, view, casting="unsafe")
     return copy
+
+
+def _tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """What the files hold, by name; checked against the config that is written beside them."""
+    leaves, tensors = dict(flatten(params)), {}
+    named = family_of(config.model_type).tensor_name
+    for path, leaf in leaves.items():
+        plain = path.removesuffix(f".{WEIGHT}").removesuffix(f".{SCALE}")
+        wanted = config.quantization is not None and config.quantization.takes(plain)
+        if wanted != (plain != path):
+            raise ValueError(
+                f"params have {plain} {'plain' if wanted else 'quantized'}, which config's "
+                f"quantization, {config.quantization}, has not"
+            )
+        name = saved_name(path, named)
+        dtypes = FLOATS if plain == path else ("float32",) if is_scale(path) else ("int8",)
+        if str(leaf.dtype) not in dtypes:
+            known = ", ".join(dtypes)
+            raise TypeError(f"{name}: can't save dtype {leaf.dtype}; supported: {known}")
+        tensors[name] = leaf[:, None] if is_scale(path) else leaf
+    return tensors
 
 
 def _shards(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -28,7 +28,6 @@ from jaxinfer.kernels.matmul.op import (
     project_add,
     project_sum_add,
 )
-from jaxinfer.kernels.matmul.xla import contract
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import rounded_add
@@ -259,7 +258,7 @@ def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*
     """
     is_tied = "lm_head" not in params
     head = linear_of(params["model"], "embed_tokens") if is_tied else linear_of(params, "lm_head")
-    return contract(hidden, head.matrix(hidden.dtype), jnp.float32)
+    return head.product(hidden, jnp.float32)
 
 
 def _project_add(

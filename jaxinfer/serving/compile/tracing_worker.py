@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.quantization import Int8Weights
 from jaxinfer.model.rope_scaling import scaling_from_fields
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.compile.key_json import key_from_values, key_values
@@ -95,12 +96,13 @@ def work(description: dict[str, Any]) -> None:
 
 def _programs(description: dict[str, Any]) -> Programs:
     fields = description["config"]
-    scaling = fields["rope_scaling"]
+    scaling, quantization = fields["rope_scaling"], fields["quantization"]
     config = ModelConfig(
         **{
             **fields,
             "rope_scaling": scaling and scaling_from_fields(scaling),
             "eos_token_ids": tuple(fields["eos_token_ids"]),
+            "quantization": quantization and Int8Weights.from_values(quantization),
         }
     )
     if repr(config) != description["config_repr"]:
