@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.checks import show
-from jaxinfer.model.checkpoint.source_plan import Shape, Source, SourcePlan
+from jaxinfer.model.checkpoint.source_plan import Source, SourcePlan
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS
 
 WEIGHT, SCALE = "weight", "scale"
@@ -103,10 +103,11 @@ class Int8Weights:
         }
 
 
-def plain_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The shapes of an unquantized tree's leaves by path, from those of any tree."""
-    weights = {path: shape for path, shape in shapes.items() if not is_scale(path)}
-    return {path.removesuffix(f".{WEIGHT}"): shape for path, shape in weights.items()}
+def plain_leaves[Leaf](leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """The leaves of an unquantized tree by path, from those of any tree: integers are weights."""
+    return {
+        path.removesuffix(f".{WEIGHT}"): leaf for path, leaf in leaves.items() if not is_scale(path)
+    }
 
 
 def is_scale(path: str) -> bool:

@@ -23,7 +23,7 @@ from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, check_plan
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import family_of
-from jaxinfer.model.quantization import SCALE, WEIGHT, is_scale, plain_shapes, saved_name
+from jaxinfer.model.quantization import SCALE, WEIGHT, is_scale, plain_leaves, saved_name
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
@@ -73,7 +73,7 @@ def load_params(
         return params
     entries, described = tensor_entries(directory), dict(flatten(expected))
     shapes = {path: leaf.shape for path, leaf in described.items()}
-    plan = family_of(config.model_type).source_plan(config, plain_shapes(shapes), entries)
+    plan = family_of(config.model_type).source_plan(config, plain_leaves(shapes), entries)
     if config.quantization is not None:
         plan = config.quantization.source_plan(plan)
     check_plan(plan, entries, directory)
