@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams, forward, make_mesh
 from jaxinfer.generate import main as generate
+from jaxinfer.kernels.implementations import import_all
 from jaxinfer.kernels.policy import Kernels
 from jaxinfer.model.checkpoint.hub import BUNDLED_MODEL
 from jaxinfer.model.checkpoint.weights import load_params, save_params
@@ -31,6 +33,7 @@ from jaxinfer.serving.programs.program_set import program_of
 from jaxinfer.serving.programs.programs import Programs
 from jaxinfer.serving.programs.steps import StepContext
 from jaxinfer.testing import tiny_llm, tiny_params
+from tests.kernels.h200_target import trace_for_h200
 from tests.model import tiny
 from tests.serving.small_llm import CONFIG, ids
 
@@ -161,6 +164,32 @@ def test_a_step_makes_the_plain_weights_of_one_layer_at_a_time(key):
         for count in (2, 4)
     ]
     assert taken[1] - taken[0] < 256 * 768 * 4 / 4, "a quarter of a matrix of the MLP"
+
+
+@pytest.mark.parametrize("key", [DecodeShape(4, 64), DecodeShape(64, 64)], ids=repr)
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_on_hopper_attention_keeps_its_kernels_and_products_are_xlas(key, num_devices):
+    def kernels(ignore):
+        config = tiny.config(
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            quantization=Int8Weights(ignore),
+        )
+        mesh, rules = make_mesh(num_devices), ShardingRules()
+        context = StepContext(config, mesh, rules, Kernels("mosaic"), 16, "bfloat16")
+        params = abstract_params(config, "bfloat16", mesh, rules)
+        program = program_of(Programs(context, params, 2000, 17), key)
+        traced = str(trace_for_h200(program.function, *program.arguments).jaxpr)
+        return set(re.findall(r"\bname='?((?:small|medium|norm_rope|add_norm)_?\w*)", traced))
+
+    import_all("mosaic")
+    assert any(name.startswith(("small", "medium")) for name in kernels(("re:.*",)))
+    assert kernels(()) == {"norm_rope_write"}
+    some = kernels(("re:.*mlp",))
+    assert some > {"norm_rope_write"}, "plain weights beside integers keep their kernels"
 
 
 def test_its_programs_are_kept_and_traced_alike_elsewhere(tmp_path):
