@@ -74,7 +74,7 @@ def answers(llm):
         {},
         {"mesh": 2},
         pytest.param({"mesh": 4}, marks=pytest.mark.slow),
-        {"num_decode_steps": 4},
+        pytest.param({"num_decode_steps": 4}, marks=pytest.mark.slow),
         {"kv_cache_dtype": "int8", "max_num_batched_tokens": 16},
     ],
     ids=str,
@@ -226,6 +226,7 @@ def bundled(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_commands_take_a_directory_of_int8_weights(bundled, capsys):
     said = []
     for path in bundled:
@@ -238,6 +239,7 @@ def test_commands_take_a_directory_of_int8_weights(bundled, capsys):
     assert len(said[0]) > 20
 
 
+@pytest.mark.slow
 def test_a_profile_counts_integers(bundled, tmp_path):
     read = []
     for path in bundled:
