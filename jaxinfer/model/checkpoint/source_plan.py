@@ -1,17 +1,16 @@
 """The source plan of a load: the tensors that each leaf of the tree is made of, and how.
 
 A family makes it, knowing the names in its files, and a format of weights refines it. All of it is
-checked against the files' headers before memory is taken.
+checked against the files' headers before memory is taken. Plans of memory read this file without
+NumPy.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.checkpoint.safetensors_file import TensorEntry
 
 FLOATS = ("float32", "bfloat16", "float16")
 _BACKBONE = "model."
@@ -46,9 +45,9 @@ class Source:
     """
 
     tensors: tuple[Tensor, ...]
-    transform: Callable[..., np.ndarray] | None = None
+    transform: Callable[..., Any] | None = None
 
-    def made_of(self, arrays: list[np.ndarray]) -> np.ndarray:
+    def made_of(self, arrays: list[Any]) -> Any:
         """The leaf, in the dtype of the files."""
         return arrays[0] if self.transform is None else self.transform(*arrays)
 
@@ -75,12 +74,12 @@ def one_tensor_each(
     return {path: Source((Tensor(name(path), shape),)) for path, shape in shapes.items()}
 
 
-def check_plan(plan: SourcePlan, entries: Mapping[str, TensorEntry], directory: Path) -> None:
+def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) -> None:
     """Compare a plan with the files' headers.
 
     Args:
         plan: of all leaves.
-        entries: of the files, by name.
+        entries: the files' `TensorEntry`, by name.
         directory: for messages.
 
     Raises:
