@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxinfer.model.checkpoint.weights import load_params, save_params
     from jaxinfer.model.config import ModelConfig
     from jaxinfer.model.forward import forward
+    from jaxinfer.model.quantization import Int8Weights
     from jaxinfer.model.sharding import ShardingRules, make_mesh
     from jaxinfer.model.text.tokenizer import Tokenizer
     from jaxinfer.outputs import (
@@ -71,6 +72,7 @@ __all__ = [
     "FinishCode",
     "Gauge",
     "Histogram",
+    "Int8Weights",
     "JaxinferError",
     "LogitsProcessor",
     "Logprob",
@@ -125,6 +127,7 @@ _HOMES = {
     "FinishCode": "rollouts.arrays",
     "Gauge": "serving.engine.metrics",
     "Histogram": "serving.engine.metrics",
+    "Int8Weights": "model.quantization",
     "JaxinferError": "errors",
     "LLM": "serving.llm",
     "LogitsProcessor": "serving.sampling.sampler",

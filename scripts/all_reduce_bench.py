@@ -161,7 +161,7 @@ def seconds_of(run: Callable[[], Any], repeats: int, calls: int = 20) -> list[fl
 def _programs(mesh: Mesh, shape: str, *, num_blocks: int) -> Programs:
     config, rules = shape_config(shape), ShardingRules()
     kernels = Kernels("mosaic" if jax.default_backend() == "gpu" else "xla")
-    context = StepContext(config, mesh, rules, kernels, _BLOCK_SIZE)
+    context = StepContext(config, mesh, rules, kernels, _BLOCK_SIZE, "bfloat16")
     described = abstract_params(config, "bfloat16", mesh, rules)
     return Programs(context, described, num_blocks, 2)
 

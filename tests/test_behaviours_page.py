@@ -12,7 +12,7 @@ PAGE = (ROOT / "tests" / "behaviours.md").read_text()
 ROWS = {
     "A": range(1, 21),
     "B": range(1, 14),
-    "E": (14, 15),
+    "E": (14, 15, 16),
     "F": range(1, 8),
     "N": range(1, 8),
 }

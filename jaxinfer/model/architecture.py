@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
@@ -185,6 +186,17 @@ def architecture_of(config: ModelConfig) -> Architecture:
         ValueError: no family has that name; the message lists the names.
     """
     return family_of(config.model_type).architecture()
+
+
+def activation_dtype(params: Params) -> jnp.dtype:
+    """The dtype that a tree of parameters is computed in: its final norm's.
+
+    Norms are never quantized, as the embedding and the head may be.
+
+    Raises:
+        KeyError: there is no final norm.
+    """
+    return jnp.dtype(params["model"]["norm"].dtype)
 
 
 def init_params(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:

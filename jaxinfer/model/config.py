@@ -9,6 +9,7 @@ from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.families.family import family_of, family_of_file
 from jaxinfer.model.field_checks import flag, positive, whole_number
 from jaxinfer.model.hf_config import DTYPES, SIZE_LIMITS, read_config_file
+from jaxinfer.model.quantization import Int8Weights
 from jaxinfer.model.rope_scaling import AnyRopeScaling
 
 
@@ -32,6 +33,7 @@ class ModelConfig:
         attention_bias: the four attention projections have biases.
         mlp_bias: the three projections of the MLP have biases.
         dtype: the checkpoint's: ``float32``, ``bfloat16`` or ``float16``.
+        quantization: which projections are integers with scales; None for plain arrays.
         eos_token_ids: ids that end a text; may be empty.
         bos_token_id: id that starts a text, if the model has one.
         model_type: names the family, as in Hugging Face's config.json.
@@ -58,6 +60,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     model_type: str = "qwen3"
+    quantization: Int8Weights | None = None
 
     def __post_init__(self) -> None:
         for name, largest in SIZE_LIMITS.items():
@@ -135,7 +138,11 @@ class ModelConfig:
             "eos_token_id": _one_or_list(self.eos_token_ids),
             "bos_token_id": self.bos_token_id,
         }
-        return fields | {"mlp_bias": True} if self.mlp_bias else fields
+        if self.mlp_bias:
+            fields["mlp_bias"] = True
+        if self.quantization is not None:
+            fields["quantization_config"] = self.quantization.to_hf()
+        return fields
 
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxinfer.kernels.matmul.op import begin
 from jaxinfer.kernels.matmul.xla import precision
-from jaxinfer.model.architecture import architecture_of
+from jaxinfer.model.architecture import activation_dtype, architecture_of
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.layer_kind import LayerKind
 from jaxinfer.model.layers.context import Heads, LayerContext, LayerStep, Params, Parts, Rotation
@@ -31,7 +31,7 @@ def forward(
     where the shardings of ``params`` and ``token_ids`` decide how the work is split.
 
     Args:
-        params: tree as of ``abstract_params``; its dtype is the dtype computed in.
+        params: tree as of ``abstract_params``; the dtype of its norms is the dtype computed in.
         config: the model's shape.
         token_ids: ids in [0, V), any leading dimensions; others are clamped silently.
         positions: absolute positions; 0, 1, 2, ... by default. Causality goes by index.
@@ -54,7 +54,7 @@ def forward(
         positions = jnp.broadcast_to(jnp.arange(length), token_ids.shape)
     mask = _dense_mask(token_ids.shape, attention_mask)
     model = architecture_of(config)
-    x = model.embed(params, token_ids)
+    x = model.embed(params, token_ids).astype(activation_dtype(params))
     rotations = model.rotations(positions, config, x.dtype)
 
     def attend(rotation: Rotation, attention: Params, heads: Heads) -> jax.Array:

@@ -11,6 +11,7 @@ from jaxinfer.checks import show
 from jaxinfer.errors import ModelLoadError
 from jaxinfer.model.checkpoint.directory_files import has_file, read_json
 from jaxinfer.model.field_checks import flag, positive, whole_number
+from jaxinfer.model.quantization import read_quantization
 from jaxinfer.model.rope_scaling import SUPPORTED_ROPE_TYPES, scaling_from_hf
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -66,6 +67,7 @@ def dense_fields(
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {show(dtype)}")
     fields["dtype"] = dtype.removeprefix("torch.")
+    fields["quantization"] = read_quantization(mapping.get("quantization_config"))
     eos, bos = mapping.get("eos_token_id"), mapping.get("bos_token_id")
     last = fields["vocab_size"] - 1
     fields["eos_token_ids"] = tuple(
@@ -164,8 +166,6 @@ def _rope(
 
 def _check_unsupported(mapping: Mapping[str, Any]) -> None:
     """Refuse what would change the model's output if it were ignored."""
-    if mapping.get("quantization_config"):
-        raise ValueError("quantization_config: quantized checkpoints are not supported")
     if mapping.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act must be 'silu', got {show(mapping['hidden_act'])}")
     layer_types = mapping.get("layer_types") or []

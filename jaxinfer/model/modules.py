@@ -5,16 +5,19 @@ This is the only file that imports Flax.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxinfer.model.checkpoint.parameter_names import unflatten
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import family_of
+from jaxinfer.model.int8_params import quantize_params
 from jaxinfer.model.layer_kind import LayerKind
+from jaxinfer.model.quantization import SCALE, WEIGHT
 from jaxinfer.model.sharding import ShardingRules, check_divisible, param_spec, tensor_parallel_size
 
 _INITIAL_STDDEV = 0.02  # Hugging Face's default initializer_range
@@ -102,14 +105,23 @@ class Decoder(nnx.Module):
             self.lm_head = make.matrix((config.vocab_size, config.hidden_size), ("vocab", "embed"))
 
 
+class _Leaf(NamedTuple):
+    """An array of the tree before it has values."""
+
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    axes: tuple[str, ...]
+
+
 def init_params(config: ModelConfig, rng: jax.Array, dtype: DTypeLike) -> dict[str, Any]:
     """Random parameters; as `architecture.init_params`."""
-    return _plain(nnx.state(Decoder(config, nnx.Rngs(params=rng), dtype)), lambda leaf: leaf[...])
+    state = nnx.state(Decoder(config, nnx.Rngs(params=rng), dtype))
+    return quantize_params(_plain(state, lambda _, leaf: leaf[...]), config.quantization)
 
 
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
     """Tree of the same structure as the parameters; each leaf a tuple of logical axis names."""
-    return _plain(_abstract_state(config, jnp.float32), lambda leaf: leaf.logical_axes)
+    return _described(config, jnp.float32, lambda leaf: leaf.axes)
 
 
 def abstract_params(
@@ -123,14 +135,14 @@ def abstract_params(
     num_devices = 1 if mesh is None else tensor_parallel_size(mesh, rules)
     check_divisible(config, num_devices)
 
-    def describe(leaf: Any) -> jax.ShapeDtypeStruct:
+    def describe(leaf: _Leaf) -> jax.ShapeDtypeStruct:
         sharding = None
         if mesh is not None:
-            spec = param_spec(leaf.logical_axes, config, rules, num_devices)
+            spec = param_spec(leaf.axes, config, rules, num_devices)
             sharding = jax.sharding.NamedSharding(mesh, spec)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return _plain(_abstract_state(config, dtype), describe)
+    return _described(config, dtype, describe)
 
 
 def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> dict[str, Any]:
@@ -147,16 +159,24 @@ def param_specs(config: ModelConfig, rules: ShardingRules, num_devices: int) -> 
     )
 
 
-def _abstract_state(config: ModelConfig, dtype: DTypeLike) -> Any:
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(params=0), dtype)))
+def _described(
+    config: ModelConfig, dtype: DTypeLike, describe: Callable[[_Leaf], Any]
+) -> dict[str, Any]:
+    """The tree with each array described; of a quantized projection, its integers and scales."""
+
+    def convert(path: str, leaf: Any) -> Any:
+        whole = _Leaf(leaf.shape, leaf.dtype, leaf.logical_axes)
+        if config.quantization is None or not config.quantization.takes(path):
+            return describe(whole)
+        scale = _Leaf(whole.shape[:1], jnp.dtype(jnp.float32), whole.axes[:1])
+        integers = whole._replace(dtype=jnp.dtype(jnp.int8))
+        return {WEIGHT: describe(integers), SCALE: describe(scale)}
+
+    state = nnx.state(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(params=0), dtype)))
+    return _plain(state, convert)
 
 
-def _plain(state: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+def _plain(state: Any, convert: Callable[[str, Any], Any]) -> dict[str, Any]:
     """Turn Flax's state into nested dicts with string keys, each variable converted."""
-    tree: dict[str, Any] = {}
-    for path, leaf in nnx.to_flat_state(state):
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(str(part), {})
-        node[str(path[-1])] = convert(leaf)
-    return tree
+    leaves = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
+    return unflatten({path: convert(path, leaf) for path, leaf in leaves.items()})

@@ -60,7 +60,7 @@ def model_cost(
 
     Args:
         shape: the model's sizes.
-        bytes_per_value: of weights and activations.
+        bytes_per_value: of activations, and of weights that are not quantized.
         num_devices: N, over which it is split; the counts are then one device's. Keys and values
             are whole heads: with fewer heads than devices, each has one, and all of their
             projections.
@@ -75,7 +75,8 @@ def model_cost(
     outside_experts = L * (attention + router + dense)
     chosen = L * shape.experts_per_token * shape.mlp_weights // N
     return ModelCost(
-        weight_bytes=(outside_experts + head) * bytes_per_value,
+        weight_bytes=(outside_experts + head) * bytes_per_value
+        - shape.bytes_saved(bytes_per_value, N),
         kv_bytes_per_token=shape.kv_bytes_per_token(bytes_per_value, N, kv_cache_dtype),
         layer_flops_per_token=2 * (outside_experts + chosen),
         head_flops_per_token=2 * head,

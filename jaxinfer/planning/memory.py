@@ -74,7 +74,7 @@ def plan_memory(shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig)
     Args:
         shape: the model.
         chip: each device.
-        dtype: of weights, keys and values.
+        dtype: of keys and values, and of weights that are not quantized.
         config: sizes and the tensor-parallel degree.
     """
     num_devices = config.tensor_parallel_size
@@ -109,11 +109,15 @@ def plan_memory(shape: ModelShape, chip: Chip, dtype: str, config: EngineConfig)
 def _step_bytes(shape: ModelShape, dtype: str, config: EngineConfig) -> int:
     """The larger of a full prefill's activations and the sampler's logits.
 
-    A prefill holds the gate, up and product of an MLP, and the residual stream twice.
+    A prefill holds the gate, up and product of an MLP, and the residual stream twice; of integer
+    weights also the plain matrices of gate and up.
     """
     num_devices = config.tensor_parallel_size
     mlp = 3 * shape.intermediate_size * max(shape.experts_per_token, 1) // num_devices
     tokens = config.token_budget("gpu")
     prefill = tokens * (mlp + 2 * shape.hidden_size) * BYTES_OF[dtype]
+    if shape.quantization is not None:
+        matrix = shape.hidden_size * shape.intermediate_size // num_devices
+        prefill += 2 * matrix * BYTES_OF[dtype]
     logits = config.max_num_seqs * shape.vocab_size // num_devices * 4
     return max(prefill, _LOGITS_HELD * logits)

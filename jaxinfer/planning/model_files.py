@@ -59,7 +59,9 @@ def shape_from_hf(mapping: Mapping[str, Any], source: str) -> ModelShape:
             known = ", ".join(sorted([*FAMILIES, _WITH_EXPERTS]))
             raise ValueError(f"model_type is {show(model_type)}; plans are for {known}")
         if mapping.get("quantization_config"):
-            raise ValueError("quantization_config: only weights of 16 bits can be planned")
+            raise ValueError(
+                "quantization_config: models with experts can be planned with 16-bit weights only"
+            )
         own = {**mapping, "intermediate_size": mapping.get("moe_intermediate_size")}
         fields = dense_fields(own, default_rope_theta=ModelConfig.rope_theta)
         return ModelShape(**fields, **_experts(mapping), model_type=_WITH_EXPERTS)

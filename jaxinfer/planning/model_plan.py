@@ -58,7 +58,7 @@ class Plan:
         shape: its sizes.
         chip: each device.
         tensor_parallel_size: devices that share the model.
-        dtype: of weights and activations.
+        dtype: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values: "auto" is `dtype`.
         context: tokens of each sequence: a prompt's, for TTFT, or what a decode step reads.
         parameters: of the model.
@@ -223,6 +223,11 @@ def _notes(timing: Timing, dtype: str) -> list[str]:
         )
     elif not shape.is_measured:
         notes.append(f"No expected times: no run of a {shape.model_type} model was recorded.")
+    elif shape.quantization is not None:
+        notes.append(
+            "No expected times: XLA multiplies int8 weights, which was not measured and, on a GPU, "
+            "writes and reads each as a plain one: far from these floors."
+        )
     elif timing.kv_cache_dtype != "auto":
         notes.append(
             f"No expected times: on a GPU an {timing.kv_cache_dtype} KV cache is read by XLA's "

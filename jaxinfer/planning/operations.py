@@ -3,7 +3,7 @@
 import dataclasses
 
 from jaxinfer.config import KVCacheDType
-from jaxinfer.planning.shapes import BYTES_OF, ModelShape
+from jaxinfer.planning.shapes import ATTENTION, BYTES_OF, HEAD, MLP, ModelShape
 
 # Square, sum, scale and weight of each value; rotation of a pair takes 4 products and 2 additions.
 _NORM_FLOPS = 4
@@ -37,7 +37,7 @@ def operations(
 
     Args:
         shape: the model.
-        dtype: of weights and activations.
+        dtype: of activations, and of weights that are not quantized.
         context: tokens that attention reads.
         kv_cache_dtype: of keys and values in the cache.
     """
@@ -46,11 +46,7 @@ def operations(
     kv_bytes = shape.kv_bytes_per_token(size, kv_cache_dtype=kv_cache_dtype)
     parts += [_rope(shape, kv_bytes), _attention(shape, kv_bytes, context)]
     parts += (
-        [_router(shape, size), _experts(shape, size)]
-        if shape.num_experts
-        else [
-            _weights("mlp", shape.num_hidden_layers * shape.mlp_weights, size, _mlp_formula(shape))
-        ]
+        [_router(shape, size), _experts(shape, size)] if shape.num_experts else [_mlp(shape, size)]
     )
     return (*parts, _head(shape, size))
 
@@ -83,11 +79,12 @@ def weight_bytes_per_device(shape: ModelShape, dtype: str, num_devices: int) -> 
         whole += L * E
         keys_and_values += 2 * L * shape.kv_size
     kv_split = N if shape.num_key_value_heads % N == 0 else 1
-    return (whole + split // N + keys_and_values // kv_split) * BYTES_OF[dtype]
+    plain = (whole + split // N + keys_and_values // kv_split) * BYTES_OF[dtype]
+    return plain - shape.bytes_saved(BYTES_OF[dtype], N)
 
 
-def _weights(name: str, parameters: int, size: int, formula: str) -> Operation:
-    return Operation(name, parameters, 2 * parameters, parameters * size, formula)
+def _weights(name: str, parameters: int, size: int, formula: str, saved: int = 0) -> Operation:
+    return Operation(name, parameters, 2 * parameters, parameters * size - saved, formula)
 
 
 def _embedding(shape: ModelShape, size: int) -> Operation:
@@ -123,7 +120,8 @@ def _projections(shape: ModelShape, size: int) -> Operation:
     if shape.attention_bias:
         parameters += L * (shape.q_size + 2 * shape.kv_size + E)
         formula += f" + biases {L}·(({H}+2·{K})·{D}+{E})"
-    return _weights("qkv and output", parameters, size, formula)
+    saved = shape.bytes_saved(size, parts=ATTENTION)
+    return _weights("qkv and output", parameters, size, formula, saved)
 
 
 def _rope(shape: ModelShape, kv_bytes: int) -> Operation:
@@ -145,9 +143,11 @@ def _attention(shape: ModelShape, kv_bytes: int, context: int) -> Operation:
     )
 
 
-def _mlp_formula(shape: ModelShape) -> str:
+def _mlp(shape: ModelShape, size: int) -> Operation:
     E, F, L = shape.hidden_size, shape.intermediate_size, shape.num_hidden_layers
-    return f"L·3·E·F = {L}·3·{E}·{F}"
+    formula = f"L·3·E·F = {L}·3·{E}·{F}"
+    saved = shape.bytes_saved(size, parts=MLP)
+    return _weights("mlp", L * shape.mlp_weights, size, formula, saved)
 
 
 def _router(shape: ModelShape, size: int) -> Operation:
@@ -167,4 +167,5 @@ def _head(shape: ModelShape, size: int) -> Operation:
     V, E = shape.vocab_size, shape.hidden_size
     if shape.tie_word_embeddings:
         return Operation("head", 0, 2 * V * E, V * E * size, f"the embedding; operations 2·{V}·{E}")
-    return _weights("head", V * E, size, f"V·E = {V}·{E}")
+    saved = shape.bytes_saved(size, parts=(HEAD,))
+    return _weights("head", V * E, size, f"V·E = {V}·{E}", saved)

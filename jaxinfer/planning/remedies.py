@@ -18,7 +18,7 @@ def remedies(
     Args:
         shape: the model.
         chip: each device.
-        dtype: of weights, keys and values.
+        dtype: of keys and values, and of weights that are not quantized.
         config: the engine that was planned.
         rows: sequences that run at once.
         context: tokens of each.

@@ -1,14 +1,24 @@
 """The shape of a decoder, from which parameters and operations are counted."""
 
 import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from jaxinfer.config import KVCacheDType
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
+from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS
+from jaxinfer.model.quantization import Int8Weights
+from jaxinfer.model.rope_scaling import scaling_from_fields
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_BYTES = 4
+ATTENTION = tuple(f"self_attn.{name}" for name in ATTENTION_PROJECTIONS)
+MLP = tuple(f"mlp.{name}" for name in MLP_PROJECTIONS)
+HEAD = "lm_head"
+PROJECTIONS = (*ATTENTION, *MLP, HEAD)
+"""The projections that may be quantized: of a layer, and the head."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +32,16 @@ class ModelShape(ModelConfig):
 
     num_experts: int = 0
     experts_per_token: int = 0
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "ModelShape":
+        """The shape that `dataclasses.asdict` made values of, which JSON may have carried."""
+        given, scaling = values.get("quantization"), values.get("rope_scaling")
+        made = {
+            "quantization": None if given is None else Int8Weights.from_values(given),
+            "rope_scaling": None if scaling is None else scaling_from_fields(scaling),
+        }
+        return cls(**{**values, **made})
 
     @property
     def is_served(self) -> bool:
@@ -54,6 +74,43 @@ class ModelShape(ModelConfig):
     def mlp_weights(self) -> int:
         """Weights of one MLP, or of one expert."""
         return 3 * self.hidden_size * self.intermediate_size
+
+    def bytes_saved(
+        self, bytes_per_value: int, num_devices: int = 1, parts: Collection[str] = PROJECTIONS
+    ) -> int:
+        """Bytes of each device that projections don't take because they are integers with scales.
+
+        Args:
+            bytes_per_value: of a plain weight.
+            num_devices: N, that the model is split over.
+            parts: names of the projections to count, of all layers.
+        """
+        if self.quantization is None:
+            return 0
+        layers = [f"model.layers.{i}." for i in range(self.num_hidden_layers)]
+        paths = [layer + part for layer in layers for part in parts if part != HEAD]
+        if HEAD in parts and not self.tie_word_embeddings:
+            paths.append(HEAD)
+        return sum(
+            self._spared(path, bytes_per_value, num_devices)
+            for path in paths
+            if self.quantization.takes(path)
+        )
+
+    def _spared(self, path: str, bytes_per_value: int, num_devices: int) -> int:
+        """`bytes_saved` of one projection."""
+        E, F, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
+        sizes = {
+            **{"q_proj": (q, E), "k_proj": (kv, E), "v_proj": (kv, E), "o_proj": (E, q)},
+            **{"gate_proj": (F, E), "up_proj": (F, E), "down_proj": (E, F)},
+            HEAD: (self.vocab_size, E),
+        }
+        name = path.rpartition(".")[2]
+        outputs, inputs = sizes[name]
+        is_whole = name in ("k_proj", "v_proj") and self.num_key_value_heads % num_devices
+        split = 1 if is_whole else num_devices
+        scales = outputs if name in ("o_proj", "down_proj") else outputs // split
+        return outputs * inputs // split * (bytes_per_value - 1) - scales * _SCALE_BYTES
 
     def kv_heads_of_device(self, num_devices: int) -> int:
         """Key/value heads that each device holds: at least one, which several may share."""

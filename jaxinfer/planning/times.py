@@ -85,7 +85,7 @@ class Timing:
         shape: the model.
         chip: each device.
         num_devices: how many share the model.
-        bytes_per_value: of weights and activations.
+        bytes_per_value: of activations, and of weights that are not quantized.
         kv_cache_dtype: of keys and values in the cache.
     """
 
@@ -100,9 +100,9 @@ class Timing:
         """Whether an expected time is known, beside the least.
 
         It is for models that the engine serves, on devices whose sums it can know the time of,
-        with the cache that the recorded runs had.
+        with the weights and the cache that the recorded runs had.
         """
-        if self.kv_cache_dtype != "auto":
+        if self.kv_cache_dtype != "auto" or self.shape.quantization is not None:
             return False
         return self.shape.is_measured and (self.num_devices == 1 or self.chip.linked)
 

@@ -101,7 +101,7 @@ def make_report(
         programs: that the steps launched.
     """
     peak = None if recording.get("peak") is None else Peak(**recording["peak"])
-    shape = ModelShape(**recording["model"])
+    shape = ModelShape.from_values(recording["model"])
     by_kind: dict[Kind, list[DeviceStep]] = {
         kind: [s for s in steps if s.facts.kind == kind] for kind in _KINDS
     }

@@ -11,6 +11,8 @@ from jax.typing import DTypeLike
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.int8_params import quantize_weight
+from jaxinfer.model.quantization import SCALE, WEIGHT, plain_leaves
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.rollouts.mapping import ParamsMapping
 from jaxinfer.rollouts.sources import Assignment
@@ -18,10 +20,22 @@ from jaxinfer.rollouts.trees import Leaves, leaves_by_path, nested
 
 
 class _Target(NamedTuple):
+    """An array of the engine, or a weight that becomes integers beside scales."""
+
     path: str
     shape: tuple[int, ...]
     dtype: Any
     sharding: Any
+    scale: jax.ShapeDtypeStruct | None = None
+
+    def held(self, weight: Any, scale: Any) -> Any:
+        """What the engine's tree holds here: a weight, or a node of both."""
+        return weight if self.scale is None else {WEIGHT: weight, SCALE: scale}
+
+    @property
+    def shardings(self) -> Any:
+        """Of what it holds."""
+        return self.held(self.sharding, self.scale and self.scale.sharding)
 
 
 class MappedParams:
@@ -29,9 +43,10 @@ class MappedParams:
 
     It is a `ParamsMaker` for an engine that starts, and a `ParamsWriter` for one that runs.
 
-    The trainer's arrays are read and never donated; nothing of them is kept. Where they lie on
-    other devices than the engine, all that are mapped are copied whole to each of its devices
-    first.
+    Where the engine holds integers and scales, the program quantizes the trainer's weights, leaf by
+    leaf (`quantize_weight`). The trainer's arrays are read and never donated; nothing of them is
+    kept. Where they lie on other devices than the engine, all that are mapped are copied whole to
+    each of its devices first.
 
     Args:
         tree: as for `leaves_by_path`.
@@ -67,7 +82,7 @@ class MappedParams:
         assignments, targets = self._assignments(wanted), _targets(wanted)
         used = _used(self._leaves, assignments, targets[0].sharding)
         # The first call donates too, so that the second one runs the same program.
-        old = jax.tree.leaves(reusable) if reusable is not None else _empty(targets)()
+        old = jax.tree.leaves(_empty(targets)() if reusable is None else reusable)
         written = _program(assignments, targets)(old, used)
         return nested({t.path: array for t, array in zip(targets, written, strict=True)})
 
@@ -78,7 +93,7 @@ class MappedParams:
 
         Args:
             config: the model's shape.
-            dtype: of every parameter; None is that of the embedding's source.
+            dtype: of every parameter that is not quantized; None is that of the embedding's source.
             mesh: the engine's devices; None is the mesh that the trainer's arrays lie on, if any.
             rules: how the devices share the model.
 
@@ -105,9 +120,16 @@ class MappedParams:
 
 def _targets(wanted: Any) -> tuple[_Target, ...]:
     # In JAX's order, which that of donated arrays has to match.
+    leaves = leaves_by_path(wanted)
     return tuple(
-        _Target(path, tuple(like.shape), jnp.dtype(like.dtype), like.sharding)
-        for path, like in leaves_by_path(wanted).items()
+        _Target(
+            path,
+            tuple(like.shape),
+            jnp.dtype(like.dtype),
+            like.sharding,
+            leaves.get(f"{path}.{SCALE}"),
+        )
+        for path, like in plain_leaves(leaves).items()
     )
 
 
@@ -151,37 +173,46 @@ def _mesh_of(leaves: Leaves) -> Mesh | None:
 def _program(assignments: tuple[Assignment, ...], targets: tuple[_Target, ...]) -> Any:
     """``(old arrays, sources by path) -> new arrays``; the old are donated, and not read."""
 
-    def convert(old: list[jax.Array], sources: Leaves) -> list[jax.Array]:
+    def convert(old: list[jax.Array], sources: Leaves) -> list[Any]:
         del old
-        return [
-            _converted(sources[each.path], each, target)
-            for each, target in zip(assignments, targets, strict=True)
-        ]
+        converted, last = [], None
+        for each, target in zip(assignments, targets, strict=True):
+            leaf = sources[each.path]
+            if target.scale is not None:
+                # One after the other, lest transposed weights of all layers be there at once.
+                leaf, last = jax.lax.optimization_barrier((leaf, last))
+            converted.append(_converted(leaf, each, target))
+            last = last if target.scale is None else converted[-1][SCALE]
+        return converted
 
     # keep_unused: else JAX drops the old arrays from the program and donates nothing.
     return jax.jit(
         convert,
         donate_argnums=0,
         keep_unused=True,
-        out_shardings=[target.sharding for target in targets],
+        out_shardings=[target.shardings for target in targets],
     )
 
 
 @functools.lru_cache(maxsize=16)
 def _empty(targets: tuple[_Target, ...]) -> Any:
     """Memory of the right shapes to donate, for an engine that has none of its own to give."""
-    return jax.jit(
-        lambda: [jnp.zeros(target.shape, target.dtype) for target in targets],
-        out_shardings=[target.sharding for target in targets],
-    )
+
+    def zeros() -> Any:
+        whole = [(jnp.zeros(each.shape, each.dtype), each) for each in targets]
+        return [each.held(zero, jnp.zeros(each.shape[:1], jnp.float32)) for zero, each in whole]
+
+    return jax.jit(zeros, out_shardings=[target.shardings for target in targets])
 
 
-def _converted(leaf: jax.Array, each: Assignment, target: _Target) -> jax.Array:
+def _converted(leaf: jax.Array, each: Assignment, target: _Target) -> Any:
     if each.axis is not None:
         leaf = jax.lax.index_in_dim(leaf, each.layer, each.axis, keepdims=False)
     if each.source.transpose is not None:
         leaf = leaf.transpose(each.source.transpose)
+    if each.source.part is not None:
+        leaf = jax.lax.slice_in_dim(leaf, *each.source.part)
     leaf = leaf.reshape(target.shape)
     if each.source.scale is not None:
         leaf = leaf.astype(jnp.float32) * jnp.float32(each.source.scale)
-    return leaf.astype(target.dtype)
+    return leaf.astype(target.dtype) if target.scale is None else quantize_weight(leaf)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxinfer.model.architecture import abstract_params
 from jaxinfer.model.config import ModelConfig
+from jaxinfer.model.quantization import is_scale, plain_leaves
 from jaxinfer.rollouts.sources import (
     LAYER,
     Assignment,
@@ -23,6 +24,7 @@ from jaxinfer.rollouts.trees import Leaves, canonical, leaves_by_path
 class ParamsMapping:
     """A trainer's parameters as the engine's: each of the engine's exactly once.
 
+    The engine's paths are those of plain weights, also where it makes integers and scales of them.
     Ready ones are `hugging_face`, `nnx_linear`, `tunix_qwen3` and `maxtext_qwen3`, each also for
     layers that are `stacked`. What the trainer's tree has beyond them is not read, but it must have
     the model's number of layers. Arrays may have another floating-point dtype: the engine's is what
@@ -60,7 +62,7 @@ class ParamsMapping:
                 layers. Names the first.
             TypeError: a source is no array.
         """
-        targets = leaves_by_path(wanted)
+        targets = plain_leaves(leaves_by_path(wanted))
         found: dict[str, Assignment] = {}
         for each in _expanded(self, tuple(targets)):
             if each.target in found:
@@ -74,7 +76,8 @@ class ParamsMapping:
             found[each.target] = each
         for target, like in targets.items():
             if target not in found:
-                shape = f"{like.dtype}{list(like.shape)}"
+                kind = "floating-point" if like.dtype == "int8" else like.dtype
+                shape = f"{kind}{list(like.shape)}"
                 raise ValueError(f"the mapping leaves {target} unset, which must be {shape}")
             check_source(found[target], leaves, like)
         return tuple(found[target] for target in targets)
@@ -184,6 +187,17 @@ def check_mapping(mapping: Any) -> None:
         )
 
 
+def quantizing_mapping(leaves: Leaves, config: ModelConfig) -> ParamsMapping | None:
+    """What makes a quantized engine's parameters of plain ones with its own names.
+
+    None where there is nothing to be quantized: the engine holds plain weights, or the leaves, from
+    `leaves_by_path`, are integers and scales.
+    """
+    if config.quantization is None or any(map(is_scale, leaves)):
+        return None
+    return ParamsMapping.hugging_face(config)
+
+
 @functools.lru_cache(maxsize=16)
 def _expanded(mapping: ParamsMapping, targets: tuple[str, ...]) -> tuple[Assignment, ...]:
     """The sources of each path of an engine; once for a mapping and a model."""
@@ -224,7 +238,8 @@ def _source(path: str, given: Any) -> ParamSource:
 
 def _patterns(config: ModelConfig) -> list[str]:
     """The engine's paths; the layers' paths are one, with ``{layer}``."""
-    paths = leaves_by_path(abstract_params(dataclasses.replace(config, num_hidden_layers=1), "f4"))
+    plain = dataclasses.replace(config, num_hidden_layers=1, quantization=None)
+    paths = leaves_by_path(abstract_params(plain, "f4"))
     return [path.replace("model.layers.0.", f"model.layers.{LAYER}.") for path in paths]
 
 

@@ -25,12 +25,15 @@ class ParamSource:
         path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
             it, where the engine's path has it, the layers are stacked.
         transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
+        part: the first index and the one behind the last, along the first dimension: several of the
+            engine's parameters may be parts of one array, such as fused projections.
         reshape: whether neighbouring dimensions are then merged into the engine's.
         scale: a factor, multiplied in float32.
     """
 
     path: str
     transpose: tuple[int, ...] | None = None
+    part: tuple[int, int] | None = None
     reshape: bool = False
     scale: float | None = None
 
@@ -135,6 +138,10 @@ def _shape(each: Assignment, shape: Shape, wanted: Shape) -> Shape | None:
         if sorted(order) != list(range(len(shape))):
             return None
         shape = tuple(shape[i] for i in order)
+    if (part := each.source.part) is not None:
+        if not shape or not 0 <= part[0] < part[1] <= shape[0]:
+            return None
+        shape = (part[1] - part[0], *shape[1:])
     return wanted if each.source.reshape and _merges(shape, wanted) else shape
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.model.quantization import SCALE, WEIGHT
+
 Leaves = dict[str, Any]
 """From canonical path to array, in the order of the tree."""
 
@@ -22,7 +24,8 @@ def leaves_by_path(tree: Any) -> Leaves:
         tree: what a trainer holds; no array is copied.
 
     Returns:
-        Leaves by `canonical` path, such as ``model.layers.0.self_attn.q_proj``.
+        Leaves by `canonical` path, such as ``model.layers.0.self_attn.q_proj``; a quantized weight
+        and its scale keep their names.
 
     Raises:
         TypeError: it is no tree at all.
@@ -35,8 +38,10 @@ def leaves_by_path(tree: Any) -> Leaves:
     items = list(_walk(tree, (), ()))
     while items and all(len(parts) > 1 and parts[0] == "params" for parts, _ in items):
         items = [(parts[1:], leaf) for parts, leaf in items]
+    quantized = {parts[:-1] for parts, _ in items if parts[-1:] == (SCALE,)}
     for parts, leaf in items:
-        path = canonical(".".join(parts))
+        is_part = parts[:-1] in quantized and parts[-1] in (WEIGHT, SCALE)
+        path = ".".join(parts) if is_part else canonical(".".join(parts))
         if path in found:
             raise ValueError(f"params have {path} twice, as {'.'.join(parts)} and in other words")
         found[path] = leaf

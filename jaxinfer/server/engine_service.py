@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from jaxinfer.server.service.description import (
     EngineDescription,
     model_directory,
@@ -18,8 +16,8 @@ from jaxinfer.serving.handle import Handle
 def describe(handle: Handle, limits: ServiceLimits) -> EngineDescription:
     """The description of an engine for its front ends."""
     config, loaded = handle.config, handle.loaded
-    parameter = jax.tree.leaves(loaded.replicas[0].runner.wanted_params)[0]
-    devices = sorted(parameter.sharding.device_set, key=lambda device: device.id)
+    norm = loaded.replicas[0].runner.wanted_params["model"]["norm"]
+    devices = sorted(norm.sharding.device_set, key=lambda device: device.id)
     return EngineDescription(
         config=config,
         directory=model_directory(config),
@@ -29,7 +27,7 @@ def describe(handle: Handle, limits: ServiceLimits) -> EngineDescription:
         limits=limits,
         device_kind=devices[0].device_kind,
         devices_of_a_replica=len(devices),
-        bytes_per_value=parameter.dtype.itemsize,
+        bytes_per_value=norm.dtype.itemsize,
     )
 
 

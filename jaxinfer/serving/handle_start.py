@@ -10,7 +10,7 @@ from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.model.text.tokenizer import Tokenizer
 from jaxinfer.rollouts.conversion import MappedParams
-from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
+from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping, quantizing_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.compile.jax_settings import JaxSettings
 from jaxinfer.serving.driver.driver import wait_for_closing
@@ -53,14 +53,16 @@ def start_handle(
         Exception: as `LLM`.
     """
     check_mapping(mapping)
-    maker = None
-    if mapping is not None:
-        if params is None or config is None:
-            raise ValueError("mapping goes with params and config: it is how params become those")
-        maker = MappedParams(params, mapping)
+    if mapping is not None and (params is None or config is None):
+        raise ValueError("mapping goes with params and config: it is how params become those")
+    given, leaves = params, {}
     if params is not None:
-        params = nested(leaves_by_path(params))
+        leaves = leaves_by_path(params)
+        params = nested(leaves)
     check_given(model, params, config, mesh, rules)
+    if mapping is None and config is not None:
+        mapping = quantizing_mapping(leaves, config)
+    maker = None if mapping is None else MappedParams(given, mapping)
     own = tokenizer if isinstance(tokenizer, Tokenizer) else None
     if own is not None and engine_args.get("skip_tokenizer_init"):
         raise ValueError("skip_tokenizer_init and tokenizer exclude each other; leave one out")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxinfer.rollouts.conversion import MappedParams
-from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping
+from jaxinfer.rollouts.mapping import ParamsMapping, check_mapping, quantizing_mapping
 from jaxinfer.rollouts.trees import leaves_by_path, nested
 from jaxinfer.serving.driver.pauses import InFlightPolicy, check_in_flight
 from jaxinfer.serving.handle import Handle
@@ -21,11 +21,14 @@ def new_params(handle: Handle, tree: Any, mapping: ParamsMapping | None) -> Any:
     check_mapping(mapping)
     replicas = handle.loaded.replicas
     wanted = replicas[0].runner.wanted_params
+    leaves = leaves_by_path(tree)
+    if mapping is None:
+        mapping = quantizing_mapping(leaves, handle.loaded.model_config)
     if mapping is not None:
         writer = MappedParams(tree, mapping)
         writer.check(wanted)
         return writer
-    params = nested(leaves_by_path(tree))
+    params = nested(leaves)
     check_like(params, wanted, placed=len(replicas) == 1)
     return params
 

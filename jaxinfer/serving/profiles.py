@@ -145,8 +145,8 @@ class Profiles:
 def _facts(handle: Handle) -> dict[str, Any]:
     """What a report says of the engine."""
     runner = handle.loaded.replicas[0].runner
-    table = runner.wanted_params["model"]["embed_tokens"]
-    devices = sorted(table.sharding.device_set, key=lambda device: device.id)
+    norm = runner.wanted_params["model"]["norm"]
+    devices = sorted(norm.sharding.device_set, key=lambda device: device.id)
     kind, shape = devices[0].device_kind, shape_of(handle.loaded.model_config)
     chip = find_chip(kind) or published_chip(kind)
     peak = None if chip is None else Peak.of_chip(chip)
@@ -155,7 +155,7 @@ def _facts(handle: Handle) -> dict[str, Any]:
         "model": dataclasses.asdict(shape),
         "device": kind,
         "platform": devices[0].platform,
-        "dtype": str(table.dtype),
+        "dtype": str(norm.dtype),
         "num_devices": len(devices),
         "peak": peak and dataclasses.asdict(peak),
     }

@@ -93,7 +93,7 @@ def trace_device_step() -> list[Called]:
     """The functions that a decode step's program is made of."""
     import_all("xla")
     mesh, rules = make_mesh(1), ShardingRules()
-    context = StepContext(TINY_CONFIG, mesh, rules, Kernels("xla"), block_size=16)
+    context = StepContext(TINY_CONFIG, mesh, rules, Kernels("xla"), block_size=16, dtype="bfloat16")
     params = abstract_params(TINY_CONFIG, jnp.bfloat16, mesh, rules)
     programs = Programs(context, params, num_blocks=64, num_slots=5)
     program = program_of(programs, DecodeShape(4, 4))

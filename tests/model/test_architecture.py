@@ -131,7 +131,7 @@ def mixed(monkeypatch):
 def _programs(config):
     mesh, rules = make_mesh(1), ShardingRules()
     described = abstract_params(config, jnp.float32, mesh, rules)
-    return Programs(StepContext(config, mesh, rules, XLA, 16), described, 9, 5)
+    return Programs(StepContext(config, mesh, rules, XLA, 16, "float32"), described, 9, 5)
 
 
 def test_layers_of_a_kind_share_one_trace_and_both_kinds_are_served(mixed):

@@ -99,7 +99,7 @@ def test_an_unknown_model_says_what_is_accepted(name, monkeypatch, tmp_path):
         ({"moe_intermediate_size": None}, "intermediate_size must be a whole number"),
         ({"num_experts_per_tok": 129}, "num_experts_per_tok must be a whole number from 1 to 128"),
         ({"mlp_only_layers": [3]}, "experts in some layers only"),
-        ({"quantization_config": {"bits": 4}}, "only weights of 16 bits"),
+        ({"quantization_config": {"bits": 4}}, "16-bit weights only"),
         ({"torch_dtype": "int8"}, "dtype must be one of"),
         ({"head_dim": None, "num_attention_heads": 0}, "num_attention_heads must be a whole"),
     ],

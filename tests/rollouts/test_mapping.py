@@ -34,6 +34,40 @@ def check(mapping, tree=None):
     MappedParams(trainers.tunix(small_params()) if tree is None else tree, mapping).check(WANTED)
 
 
+def _fused(params):
+    """Queries, keys and values in one array ``[in, heads, D]``, in the places of q_proj."""
+    layers, dim = {}, CONFIG.head_dim
+    for index, layer in params["model"]["layers"].items():
+        attention = dict(layer["self_attn"])
+        rows = [attention.pop(name) for name in ("q_proj", "k_proj", "v_proj")]
+        qkv = np.concatenate(rows).reshape(-1, dim, CONFIG.hidden_size).transpose(2, 0, 1)
+        layers[index] = layer | {"self_attn": attention | {"qkv": qkv}}
+    return params | {"model": params["model"] | {"layers": layers}}
+
+
+def _fused_mapping(ends):
+    sources = dict(ParamsMapping.hugging_face(CONFIG).sources)
+    starts = (0, *ends[:-1])
+    for name, start, end in zip(("q_proj", "k_proj", "v_proj"), starts, ends, strict=True):
+        path = f"model.layers.{{layer}}.self_attn.{name}"
+        fused = "model.layers.{layer}.self_attn.qkv"
+        sources[path] = ParamSource(fused, (1, 2, 0), (start, end), reshape=True)
+    return ParamsMapping(sources)
+
+
+def test_fused_projections_are_cut_into_the_engines():
+    heads = CONFIG.num_attention_heads, CONFIG.num_key_value_heads
+    ends = heads[0], heads[0] + heads[1], heads[0] + 2 * heads[1]
+    held = _fused(small_params())
+    made = MappedParams(held, _fused_mapping(ends)).make(CONFIG, None, None, ShardingRules())
+    jax.tree.map(np.testing.assert_array_equal, made, small_params())
+    cause = r"\.qkv\], \(32, 12, 16\), can't become .*v_proj"
+    with pytest.raises(ValueError, match=cause):
+        check(_fused_mapping((*ends[:2], ends[2] + 1)), held)
+    with pytest.raises(ValueError, match=r"becomes \(3, 16, 32\), not .*k_proj"):
+        check(_fused_mapping((ends[0] - 1, *ends[1:])), held)
+
+
 @pytest.mark.parametrize("name", HELD)
 def test_a_ready_mapping_gives_the_engines_parameters(name):
     mapping = getattr(ParamsMapping, name)(CONFIG)

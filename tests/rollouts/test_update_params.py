@@ -84,7 +84,7 @@ def test_any_tree_starts_an_engine_and_updates_it(expected):
 
 
 def test_other_names_without_a_mapping_are_told_of_it():
-    with pytest.raises(ValueError, match=r"params lack model\.embed_tokens; .* needs mapping="):
+    with pytest.raises(ValueError, match=r"params lack model\.norm; .* needs mapping="):
         small_llm(params=trainers.tunix(OTHER))
 
 

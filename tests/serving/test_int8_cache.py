@@ -155,7 +155,7 @@ def test_the_bundled_models_log_probabilities_stay_near_those_of_a_full_cache(bu
 
 def test_its_programs_are_kept_and_traced_alike_elsewhere(tmp_path):
     mesh, rules, kernels = make_mesh(1), ShardingRules(), Kernels("numba")
-    context = StepContext(CONFIG, mesh, rules, kernels, 16, kv_cache_dtype="int8")
+    context = StepContext(CONFIG, mesh, rules, kernels, 16, "float32", kv_cache_dtype="int8")
     params = abstract_params(CONFIG, "float32", mesh, rules)
     programs, store = Programs(context, params, 9, 3), ProgramStore(tmp_path)
     work = {DecodeShape(2, 4): "decode", SwapKey(4, to_host=False): "swap"}

@@ -129,6 +129,6 @@ def test_a_sampler_adds_few_lines_to_its_step():
 
 def _programs(backend: str) -> Programs:
     mesh, rules = make_mesh(1), ShardingRules()
-    context = StepContext(CONFIG, mesh, rules, Kernels(backend), block_size=16)
+    context = StepContext(CONFIG, mesh, rules, Kernels(backend), block_size=16, dtype="bfloat16")
     params = abstract_params(CONFIG, jnp.bfloat16, mesh, rules)
     return Programs(context, params, num_blocks=2000, num_slots=17)

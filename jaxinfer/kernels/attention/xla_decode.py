@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int32, Shaped
 
-from jaxinfer.kernels.attention.int8_pages import dequantize
 from jaxinfer.kernels.attention.pages import PagedRows, Pages, Scoring
 from jaxinfer.kernels.constants import LOG2_E
+from jaxinfer.kernels.int8 import dequantize
 
 _CHUNK = 32  # keys
 # Exponent of keys without weight: finite, so that (-inf) - m is -inf and never NaN.

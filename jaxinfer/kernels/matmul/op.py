@@ -3,7 +3,8 @@
 A decoder layer is a norm with the projections that read it, a norm with the gated half of the MLP,
 and twice a projection that is added to the residual stream. Kernels compute each in one launch
 with few rows, the products that read a norm with some more; elsewhere the ops are the plain XLA
-functions of `matmul/xla.py`. A projection's weight comes as a `Linear`.
+functions of `matmul/xla.py`. A projection's weight comes as a `Linear`, which says what a product
+reads of it; kernels take those whose weight is of the activations' dtype.
 
 With many rows there are kernels for elementwise operations. XLA writes no residual stream in a
 long prefill, but adds up the outputs of several layers in every norm. So an addition to the stream
@@ -18,10 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int, Int32
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
 from jaxinfer.kernels.implementations import module_of
+from jaxinfer.kernels.int8 import dequantize
 from jaxinfer.kernels.matmul import xla
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
@@ -41,29 +43,69 @@ _SILU_MUL_ROWS = 1024
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Linear:
-    """The weight of a projection, a pytree.
+    """The weight of a projection, a pytree, and the one place that knows its formats.
 
-    Parameter trees hold plain arrays; `linear_of` wraps one where a layer reads it.
+    Parameter trees hold a plain array, or a dictionary of an integer weight and its scales;
+    `linear_of` makes this of either where a layer reads it. Only a dictionary travels through
+    `jax.export` without being registered.
 
     Attributes:
-        weight: floating-point, ``[out, in]`` as Hugging Face stores it; in a pytree of shardings or
-            shapes, what stands for it there.
+        weight: ``[out, in]`` as Hugging Face stores it, floating-point, or int8 beside a scale; in
+            a pytree of shardings or shapes, what stands for it there.
+        scale: float32 ``[out]``, by which integers are multiplied; None for a plain weight.
     """
 
     weight: Any
+    scale: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outputs and inputs."""
+        return self.weight.shape
 
     def of_outputs(self, select: Callable[[jax.Array], jax.Array]) -> "Linear":
         """The projection to the outputs that `select` takes from an array ``[O, ...]``."""
-        return Linear(select(self.weight))
+        return Linear(
+            *(leaf if leaf is None else select(leaf) for leaf in (self.weight, self.scale))
+        )
+
+    def product(
+        self, x: Float[Array, "*batch I"], dtype: jax.typing.DTypeLike
+    ) -> Float[Array, "*batch O"]:
+        """``x @ weight.T`` by XLA, accumulated in float32, in `dtype`; of integers, `matrix`'s."""
+        if self.scale is None:
+            return xla.contract(x, self.weight, dtype)
+        # The barrier keeps XLA from making matrices of all layers at once, or before a loop.
+        x, *own = jax.lax.optimization_barrier((x, self.weight, self.scale))
+        return xla.contract(x, Linear(*own).matrix(x.dtype), dtype)
+
+    def matrix(self, dtype: jax.typing.DTypeLike) -> Float[Array, "O I"]:
+        """The plain weight that integers and scales stand for, rounded to `dtype`."""
+        if self.scale is None:
+            return self.weight
+        return narrow(dequantize(self.weight, self.scale), dtype)
+
+    def rows(self, indices: Int[Array, "*batch"]) -> Float[Array, "*batch I"]:
+        """Rows of the weight, as an embedding is read; integers times scales in float32.
+
+        Indices are clamped to the last row; negative ones to the first.
+        """
+
+        def read(leaf: jax.Array) -> jax.Array:
+            return leaf.at[indices].get(mode="clip", wrap_negative_indices=False)
+
+        found = self.of_outputs(read)
+        return found.weight if found.scale is None else dequantize(found.weight, found.scale)
 
 
-def linear_of(layer: Mapping[str, Any], name: str) -> Linear:
+def linear_of(parent: Mapping[str, Any], name: str) -> Linear:
     """The projection `name`, such as "q_proj", from the subtree that holds its weight.
 
     Raises:
         KeyError: the subtree has no such projection.
     """
-    return Linear(layer[name])
+    leaf = parent[name]
+    return Linear(**leaf) if isinstance(leaf, Mapping) else Linear(leaf)
 
 
 class ResidualStream(NamedTuple):
@@ -137,12 +179,11 @@ def norm_project(
         The residual, and one product for each projection; or, where XLA would merge the products
         and "mosaic" kernels then need them cut apart, a single one with all their features in turn.
     """
-    weights = [linear.weight for linear in linears]
-    if module := _module(kernels, residual.x, weights):
-        x = residual.summed()
+    if module := _module(kernels, residual.x, linears):
+        x, weights = residual.summed(), [linear.weight for linear in linears]
         return ResidualStream(x), module.norm_project(x, norm, weights, eps=eps)
     x, hidden = _add_norm(residual, norm, eps, kernels)
-    return ResidualStream(x), _project(hidden, weights, kernels)
+    return ResidualStream(x), _project(hidden, linears, kernels)
 
 
 def norm_gated(
@@ -167,12 +208,11 @@ def norm_gated(
             products = jnp.split(products[0], 2, axis=-1)
         opened, widened = map(rounded_add, products, biases)
         return residual, _multiplied(_opened(opened), widened)
-    weights = gate.weight, up.weight
-    if module := _module(kernels, residual.x, weights):
+    if module := _module(kernels, residual.x, (gate, up)):
         x = residual.summed()
-        return ResidualStream(x), module.norm_gated(x, norm, *weights, eps=eps)
+        return ResidualStream(x), module.norm_gated(x, norm, gate.weight, up.weight, eps=eps)
     x, hidden = _add_norm(residual, norm, eps, kernels)
-    return ResidualStream(x), _gated(hidden, *weights, kernels)
+    return ResidualStream(x), _gated(hidden, gate, up, kernels)
 
 
 def project_add(
@@ -183,7 +223,7 @@ def project_add(
     kernels: Kernels = XLA,
 ) -> ResidualStream:
     """`residual + x @ weight.T`, the product rounded before it is added."""
-    if module := _module(kernels, x, (linear.weight,)):
+    if module := _module(kernels, x, (linear,)):
         return ResidualStream(module.project_add(x, linear.weight, residual.summed()))
     return add(residual, project(x, linear, kernels=kernels), kernels=kernels)
 
@@ -192,9 +232,9 @@ def project(
     x: Float[Array, "*batch I"], linear: Linear, *, kernels: Kernels = XLA
 ) -> Float[Array, "*batch O"]:
     """`x @ weight.T`, where nothing before or after it can be part of the same kernel."""
-    if module := _module(kernels, x, (linear.weight,)):
+    if module := _module(kernels, x, (linear,)):
         return module.project(x, linear.weight)
-    return _project(x, (linear.weight,), kernels)[0]
+    return _project(x, (linear,), kernels)[0]
 
 
 def project_sum_add(
@@ -206,7 +246,7 @@ def project_sum_add(
     kernels: Kernels = XLA,
 ) -> ResidualStream:
     """`residual` + the sum of all devices' `x @ weight.T`, each of them rounded."""
-    if axis.peers is not None and kernels.backend == "mosaic" and x.ndim == 2:
+    if axis.peers is not None and _have_kernels(kernels, x, (linear,)):
         small = module_of("mosaic", "small")
         weight = linear.weight
         if small.supports_sum(x.shape[0], weight.shape, x.dtype, axis.size):
@@ -281,15 +321,15 @@ def _leaves_additions(x: jax.Array, kernels: Kernels) -> bool:
 
 
 def _project(
-    hidden: jax.Array, weights: Sequence[jax.Array], kernels: Kernels
+    hidden: jax.Array, linears: Sequence[Linear], kernels: Kernels
 ) -> tuple[jax.Array, ...]:
-    if kernels.backend == "mosaic" and hidden.ndim == 2:
-        medium = module_of("mosaic", "medium")
+    if _have_kernels(kernels, hidden, linears):
+        medium, weights = module_of("mosaic", "medium"), [linear.weight for linear in linears]
         if medium.choose(hidden.shape[0], [weight.shape for weight in weights], hidden.dtype):
             return medium.project(hidden, weights)
         if len(weights) > 1 and _merges(hidden, weights):
             return (xla.linear(hidden, jnp.concatenate(weights)),)
-    return tuple(xla.linear(hidden, weight) for weight in weights)
+    return tuple(linear.product(hidden, hidden.dtype) for linear in linears)
 
 
 def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
@@ -298,16 +338,16 @@ def _merges(hidden: jax.Array, weights: Sequence[jax.Array]) -> bool:
     return in_place and hidden.shape[0] < MERGED_BELOW_ROWS and hidden.dtype.itemsize == 2
 
 
-def _gated(hidden: jax.Array, gate: jax.Array, up: jax.Array, kernels: Kernels) -> jax.Array:
-    if kernels.backend == "mosaic" and hidden.ndim == 2:
+def _gated(hidden: jax.Array, gate: Linear, up: Linear, kernels: Kernels) -> jax.Array:
+    if _have_kernels(kernels, hidden, (gate, up)):
         medium, silu_mul = module_of("mosaic", "medium"), module_of("mosaic", "silu_mul")
         rows, shapes = hidden.shape[0], [gate.shape, up.shape]
         if medium.choose(rows, shapes, hidden.dtype, matrices=2):
-            return medium.gated(hidden, gate, up)
+            return medium.gated(hidden, gate.weight, up.weight)
         if rows >= _SILU_MUL_ROWS and silu_mul.supports(rows * gate.shape[0], hidden.dtype):
-            return silu_mul.silu_mul(xla.linear(hidden, gate), xla.linear(hidden, up))
-    opened = _opened(xla.linear(hidden, gate))
-    return _multiplied(opened, xla.linear(hidden, up))
+            return silu_mul.silu_mul(*(each.product(hidden, hidden.dtype) for each in (gate, up)))
+    opened = _opened(gate.product(hidden, hidden.dtype))
+    return _multiplied(opened, up.product(hidden, hidden.dtype))
 
 
 def _opened(gate: jax.Array) -> jax.Array:
@@ -319,10 +359,15 @@ def _multiplied(opened: jax.Array, up: jax.Array) -> jax.Array:
     return narrow(opened * up.astype(jnp.float32), up.dtype)
 
 
-def _module(kernels: Kernels, x: jax.Array, weights: Sequence[jax.Array]) -> ModuleType | None:
+def _module(kernels: Kernels, x: jax.Array, linears: Sequence[Linear]) -> ModuleType | None:
     """The module of kernels that takes these operands, or None where XLA does the products."""
-    if kernels.backend != "mosaic" or x.ndim != 2:
+    if not _have_kernels(kernels, x, linears):
         return None
-    small = module_of("mosaic", "small")
-    shapes = [weight.shape for weight in weights]
+    small, shapes = module_of("mosaic", "small"), [linear.shape for linear in linears]
     return small if small.supports(x.shape[0], shapes, x.dtype) else None
+
+
+def _have_kernels(kernels: Kernels, x: jax.Array, linears: Sequence[Linear]) -> bool:
+    """Whether there are kernels for weights of these formats, with some numbers of rows."""
+    are_plain = all(linear.scale is None for linear in linears)
+    return are_plain and kernels.backend == "mosaic" and x.ndim == 2

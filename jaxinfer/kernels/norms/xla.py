@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
-from jaxinfer.kernels.attention.int8_pages import quantize
 from jaxinfer.kernels.attention.pages import Pages
+from jaxinfer.kernels.int8 import quantize
 from jaxinfer.kernels.rounding import narrow, rounded
 
 

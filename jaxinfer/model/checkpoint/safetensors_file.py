@@ -22,6 +22,12 @@ _DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH_BYTES = 8
@@ -36,7 +42,7 @@ class TensorEntry:
 
     Attributes:
         file: the file that holds it.
-        dtype: float32, float16 or bfloat16.
+        dtype: NumPy's, or one of `ml_dtypes`.
         shape: in elements.
         offset: of its first byte, from the start of the file.
     """

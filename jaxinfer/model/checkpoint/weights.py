@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxinfer.errors import ModelLoadError
-from jaxinfer.model.architecture import abstract_params
+from jaxinfer.model.architecture import abstract_params, activation_dtype
 from jaxinfer.model.checkpoint import orbax_files as checkpoint
 from jaxinfer.model.checkpoint.hub import resolve_model as resolve_model
 from jaxinfer.model.checkpoint.parameter_names import flatten, tensor_name, unflatten
 from jaxinfer.model.checkpoint.safetensors_file import TensorEntry, write_file
+from jaxinfer.model.checkpoint.source_plan import FLOATS, Source, check_plan
 from jaxinfer.model.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, tensor_entries
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.families.family import family_of
+from jaxinfer.model.quantization import SCALE, WEIGHT, is_scale, plain_leaves, saved_name
 from jaxinfer.model.sharding import ShardingRules
 
 Progress = Callable[[int, int], None]
@@ -39,10 +41,9 @@ def load_params(
 ) -> dict[str, Any]:
     """Read a model directory's weights, safetensors or Orbax, onto devices.
 
-    Names, shapes and sizes are checked against ``config`` from the files' headers before memory is
-    taken. Files are memory-mapped and each device is sent only its slice, so the host holds at
-    most one tensor of its own at a time. Of several processes each reads only what its devices
-    need.
+    Names, shapes and dtypes are checked against ``config`` from the files' headers before memory
+    is taken. Files are memory-mapped and each device is sent only its slice, so the host holds at
+    most one leaf of its own at a time. Of several processes each reads only what its devices need.
 
     Args:
         directory: holds safetensors (one file or shards with an index) or an Orbax checkpoint.
@@ -66,21 +67,28 @@ def load_params(
     expected = abstract_params(config, dtype, mesh, rules)
     if checkpoint.is_checkpoint(directory):
         params = checkpoint.restore(directory, expected)
-        finite = {path: are_finite(leaf) for path, leaf in flatten(params)}
-        check_finite(finite, dict.fromkeys(finite, str(directory / checkpoint.SUBDIRECTORY)))
+        sound = {path: are_sound(path, leaf) for path, leaf in flatten(params)}
+        where = f"{directory / checkpoint.SUBDIRECTORY}: "
+        check_sound(sound, {path: where + saved_name(path, tensor_name) for path in sound})
         return params
-    named = family_of(config.model_type).tensor_name
-    leaves_by_name = {named(path): (path, leaf) for path, leaf in flatten(expected)}
-    entries = _match(tensor_entries(directory), leaves_by_name, directory)
-    total = sum(entry.num_bytes for entry in entries.values())
-    done, leaves, finite = 0, {}, {}
-    for path, leaf in flatten(expected):
-        leaves[path] = _to_devices(entries[path], leaf)
-        finite[path] = are_finite(leaves[path])
-        done += entries[path].num_bytes
+    entries, described = tensor_entries(directory), dict(flatten(expected))
+    shapes = {path: leaf.shape for path, leaf in described.items()}
+    plan = family_of(config.model_type).source_plan(config, plain_leaves(shapes), entries)
+    if config.quantization is not None:
+        plan = config.quantization.source_plan(plan)
+    check_plan(plan, entries, directory)
+    sources = {path: [entries[each.name] for each in plan[path].tensors] for path in described}
+    total = sum(each.num_bytes for each in {each for own in sources.values() for each in own})
+    read: set[TensorEntry] = set()
+    leaves, sound = {}, {}
+    for path, leaf in described.items():
+        leaves[path] = _to_devices(plan[path], sources[path], leaf)
+        sound[path] = are_sound(path, leaves[path])
+        read.update(sources[path])
         if progress is not None:
-            progress(done, total)
-    check_finite(finite, {path: str(entry.file) for path, entry in entries.items()})
+            progress(sum(each.num_bytes for each in read), total)
+    where = {path: f"{sources[path][0].file}: {plan[path].tensors[0].name}" for path in plan}
+    check_sound(sound, where)
     return unflatten(leaves)
 
 
@@ -96,15 +104,15 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
         directory: created if needed; weights saved there before are replaced.
 
     Raises:
-        TypeError: a leaf's dtype is not float32, bfloat16 or float16.
-        ValueError: the directory holds an Orbax checkpoint, which loading would prefer.
+        TypeError: a leaf's dtype is not float32, bfloat16 or float16, nor that of its format.
+        ValueError: the directory holds an Orbax checkpoint, which loading would prefer; or some
+            leaves are quantized, and others by ``config``.
     """
     directory = Path(directory)
     if checkpoint.is_checkpoint(directory):
         raise ValueError(f"{directory}: holds an Orbax checkpoint; save to another directory")
+    leaves = _tensors(params, config)
     directory.mkdir(parents=True, exist_ok=True)
-    named = family_of(config.model_type).tensor_name
-    leaves = {named(path): leaf for path, leaf in flatten(params)}
     shards = _shards(leaves)
     files = [SINGLE_FILE]
     if len(shards) > 1:
@@ -121,7 +129,7 @@ def save_params(params: Mapping[str, Any], config: ModelConfig, directory: str |
             },
         }
         _write_json(directory / INDEX_FILE, index)
-    dtype = str(next(iter(leaves.values())).dtype)
+    dtype = activation_dtype(params).name
     _write_json(directory / "config.json", {**config.to_hf(), "torch_dtype": dtype})
 
 
@@ -131,85 +139,66 @@ def is_finite(x: jax.Array) -> jax.Array:
     return jnp.isfinite(x).all()
 
 
-def are_finite(leaf: jax.Array) -> list[jax.Array]:
-    """`is_finite` of the part on this process's devices.
+@jax.jit
+def is_positive(x: jax.Array) -> jax.Array:
+    """Whether every element is a finite number above zero, computed where the array lies."""
+    return (jnp.isfinite(x) & (x > 0)).all()
+
+
+def are_sound(path: str, leaf: jax.Array) -> list[jax.Array]:
+    """`is_finite`, or `is_positive` of scales, of the part on this process's devices.
 
     Nothing is reduced over processes: while they read files, one may be ahead of the others.
     """
+    check = is_positive if is_scale(path) else is_finite
     if leaf.is_fully_addressable:
-        return [is_finite(leaf)]
-    flags = _finite_shards(leaf, leaf.sharding)
+        return [check(leaf)]
+    flags = _sound_shards(leaf, leaf.sharding, check)
     return [shard.data for shard in flags.addressable_shards]
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _finite_shards(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Bool ``[devices]``: whether each device's part is finite."""
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _sound_shards(
+    x: jax.Array, sharding: NamedSharding, check: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """Bool ``[devices]``: whether each device's part is sound."""
     return jax.shard_map(
-        lambda part: jnp.isfinite(part).all()[None],
+        lambda part: check(part)[None],
         mesh=sharding.mesh,
         in_specs=sharding.spec,
         out_specs=PartitionSpec(sharding.mesh.axis_names),
     )(x)
 
 
-def check_finite(finite: Mapping[str, list[jax.Array]], files: Mapping[str, str]) -> None:
-    """Raise for the first parameter that is not finite.
+def check_sound(sound: Mapping[str, list[jax.Array]], where: Mapping[str, str]) -> None:
+    """Raise for the first parameter that is not sound.
 
     Args:
-        finite: ``are_finite`` of each parameter, by path.
-        files: where each came from, for the message.
+        sound: ``are_sound`` of each parameter, by path.
+        where: file and tensor that each came from, for the message.
 
     Raises:
-        ModelLoadError: names the file and the parameter.
+        ModelLoadError: names the file and the tensor.
     """
-    for path, ok in jax.device_get(dict(finite)).items():
+    for path, ok in jax.device_get(dict(sound)).items():
         if not all(ok):
-            raise ModelLoadError(f"{files[path]}: {tensor_name(path)} holds NaN or infinity")
+            what = "scales that are not positive numbers" if is_scale(path) else "NaN or infinity"
+            raise ModelLoadError(f"{where[path]} holds {what}")
 
 
-def _match(
-    entries: Mapping[str, TensorEntry],
-    expected: Mapping[str, tuple[str, Any]],
-    directory: Path,
-) -> dict[str, TensorEntry]:
-    """Give every expected parameter its tensor; complain of missing, foreign or misshapen ones.
-
-    Args:
-        entries: of the files, by name.
-        expected: path and description of each parameter, by its tensor's name.
-        directory: for messages.
-    """
-    if "embed_tokens.weight" in entries:  # saved from the backbone alone, without its prefix
-        entries = {f"model.{name}": entry for name, entry in entries.items()}
-    missing = [name for name in expected if name not in entries]
-    if missing:
-        raise ModelLoadError(
-            f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
-        )
-    for name, entry in entries.items():
-        # A tied model's file may repeat the embedding as lm_head; old ones store RoPE's constants.
-        if name not in expected and name != "lm_head.weight" and "rotary_emb" not in name:
-            raise ModelLoadError(
-                f"{entry.file}: tensor {name!r:.120} is not in config.json's model"
-            )
-    for name, (_, leaf) in expected.items():
-        entry = entries[name]
-        if entry.shape != leaf.shape:
-            raise ModelLoadError(
-                f"{entry.file}: {name} has shape {entry.shape}, config.json implies {leaf.shape}"
-            )
-    return {path: entries[name] for name, (path, _) in expected.items()}
-
-
-def _to_devices(entry: TensorEntry, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Send one tensor to its devices and wait, so that host copies don't pile up."""
-    mapped = entry.mapped()
-    convert = _own_copy if mapped.dtype != leaf.dtype or _on_cpu(leaf) else np.ascontiguousarray
+def _to_devices(
+    source: Source, entries: Sequence[TensorEntry], leaf: jax.ShapeDtypeStruct
+) -> jax.Array:
+    """Send one leaf to its devices and wait, so that host copies don't pile up."""
+    found = source.made_of([entry.mapped() for entry in entries])
+    if found.shape != leaf.shape:
+        names = ", ".join(each.name for each in source.tensors)
+        raise ModelLoadError(f"{entries[0].file}: {names} became {found.shape}, not {leaf.shape}")
+    convert = _own_copy if found.dtype != leaf.dtype or _on_cpu(leaf) else np.ascontiguousarray
     if leaf.sharding is None:
-        return jax.block_until_ready(jax.device_put(convert(mapped, leaf.dtype)))
+        return jax.block_until_ready(jax.device_put(convert(found, leaf.dtype)))
     array = jax.make_array_from_callback(
-        leaf.shape, leaf.sharding, lambda index: convert(mapped[index], leaf.dtype)
+        leaf.shape, leaf.sharding, lambda index: convert(found[index], leaf.dtype)
     )
     return jax.block_until_ready(array)
 
@@ -234,6 +223,27 @@ def _own_copy(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):  # check_finite reports what overflowed
         np.copyto(copy, view, casting="unsafe")
     return copy
+
+
+def _tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """What the files hold, by name; checked against the config that is written beside them."""
+    leaves, tensors = dict(flatten(params)), {}
+    named = family_of(config.model_type).tensor_name
+    for path, leaf in leaves.items():
+        plain = path.removesuffix(f".{WEIGHT}").removesuffix(f".{SCALE}")
+        wanted = config.quantization is not None and config.quantization.takes(plain)
+        if wanted != (plain != path):
+            raise ValueError(
+                f"params have {plain} {'plain' if wanted else 'quantized'}, which config's "
+                f"quantization, {config.quantization}, has not"
+            )
+        name = saved_name(path, named)
+        dtypes = FLOATS if plain == path else ("float32",) if is_scale(path) else ("int8",)
+        if str(leaf.dtype) not in dtypes:
+            known = ", ".join(dtypes)
+            raise TypeError(f"{name}: can't save dtype {leaf.dtype}; supported: {known}")
+        tensors[name] = leaf[:, None] if is_scale(path) else leaf
+    return tensors
 
 
 def _shards(leaves: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """What a model family is, and the table of all of them. Nothing here imports JAX."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.checks import show
 from jaxinfer.model.checkpoint.parameter_names import tensor_name
+from jaxinfer.model.checkpoint.source_plan import Shape, SourcePlan, one_tensor_each
 from jaxinfer.model.layer_kind import LayerKind
 
 
@@ -27,6 +28,8 @@ class Family:
         with_layers: ``(config, indices) -> config`` of a model with these layers alone, by which
             the memory of a step is found out; by default as many layers as there are indices.
         tensor_name: from a path in the parameter tree to the tensor's name in the family's files.
+        make_plan: ``(config, shapes of the leaves by path, names of the files' tensors) -> plan``,
+            where files don't hold a tensor for each leaf; None where they do.
     """
 
     hf_class: str
@@ -35,6 +38,15 @@ class Family:
     architecture: Callable[[], Any]
     with_layers: Callable[[Any, Sequence[int]], Any] = _with_fewer_layers
     tensor_name: Callable[[str], str] = tensor_name
+    make_plan: Callable[[Any, Mapping[str, Shape], Collection[str]], SourcePlan] | None = None
+
+    def source_plan(
+        self, config: Any, shapes: Mapping[str, Shape], names: Collection[str]
+    ) -> SourcePlan:
+        """What each leaf is made of; arguments as of `make_plan`."""
+        if self.make_plan is not None:
+            return self.make_plan(config, shapes, names)
+        return one_tensor_each(shapes, names, self.tensor_name)
 
 
 FAMILIES: dict[str, str | Family] = {

@@ -28,7 +28,6 @@ from jaxinfer.kernels.matmul.op import (
     project_add,
     project_sum_add,
 )
-from jaxinfer.kernels.matmul.xla import contract
 from jaxinfer.kernels.norms.xla import rms_norm
 from jaxinfer.kernels.policy import XLA, Kernels
 from jaxinfer.kernels.rounding import rounded_add
@@ -57,8 +56,7 @@ def embed(
         axis: mesh axis over which the vocabulary is split, inside ``shard_map``.
     """
     if axis is None:
-        table = params["model"]["embed_tokens"]
-        return table.at[token_ids].get(mode="clip", wrap_negative_indices=False)
+        return linear_of(params["model"], "embed_tokens").rows(token_ids)
     return axis.sum(embed_share(params, token_ids, axis))
 
 
@@ -70,10 +68,10 @@ def embed_share(
 
     Exactly one device adds something other than zero, so the sum rounds nothing.
     """
-    table = params["model"]["embed_tokens"]
+    table = linear_of(params["model"], "embed_tokens")
     local = token_ids - axis.index() * table.shape[0]
     mine = (local >= 0) & (local < table.shape[0])
-    found = table.at[local].get(mode="clip", wrap_negative_indices=False)
+    found = table.rows(local)
     return jnp.where(mine[..., None], found, 0)
 
 
@@ -258,8 +256,9 @@ def lm_head(params: Params, hidden: Float[Array, "*batch E"]) -> Float[Array, "*
 
     A tree without ``lm_head`` is tied: the embedding is the head.
     """
-    head = params["lm_head"] if "lm_head" in params else params["model"]["embed_tokens"]
-    return contract(hidden, head, jnp.float32)
+    is_tied = "lm_head" not in params
+    head = linear_of(params["model"], "embed_tokens") if is_tied else linear_of(params, "lm_head")
+    return head.product(hidden, jnp.float32)
 
 
 def _project_add(
@@ -303,7 +302,7 @@ def _own_kv_head(
     """
     if axis is None or config.num_key_value_heads >= axis.size:
         return lambda weight: weight
-    local_heads = attention["q_proj"].shape[0] // config.head_dim
+    local_heads = linear_of(attention, "q_proj").shape[0] // config.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     start = axis.index() * local_heads // group * config.head_dim
     return lambda weight: jax.lax.dynamic_slice_in_dim(weight, start, config.head_dim)

@@ -42,7 +42,7 @@ class EngineDescription:
         limits: what the service takes on.
         device_kind: as JAX names the devices; empty if unknown.
         devices_of_a_replica: devices that share a model.
-        bytes_per_value: of its parameters.
+        bytes_per_value: of its activations.
     """
 
     config: EngineConfig

@@ -106,8 +106,8 @@ class Programs:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of hidden states, which is the parameters'."""
-        return self.params["model"]["embed_tokens"].dtype
+        """The dtype of hidden states."""
+        return jnp.dtype(self.context.dtype)
 
     def whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         """Shape of an array that every device holds whole."""

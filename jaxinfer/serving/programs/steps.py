@@ -52,6 +52,7 @@ class StepContext:
         rules: which logical axis is split over which mesh axis.
         kernels: which kernels compute attention and all else.
         block_size: S, tokens in a page.
+        dtype: of activations, by name; each weight has its own.
         peer_buffers: whether small sums go through the devices' peer buffers (`peer_buffers.py`).
         logits_processor: a user's change of the logits, compiled into the sampler.
         sampler: a user's replacement of the draw.
@@ -65,6 +66,7 @@ class StepContext:
     rules: ShardingRules
     kernels: Kernels
     block_size: int
+    dtype: str
     peer_buffers: bool = False
     logits_processor: LogitsProcessor | None = None
     sampler: CustomSampler | None = None
@@ -230,8 +232,7 @@ def run_layers(
     if part_sizes and axis is not None:  # sums of parts do not depend on each other
         parts, sums = cut(tokens, part_sizes), axis.alone()
     residuals = [embedded(params, part, context, sums) for part in parts]
-    dtype = residuals[0].x.dtype
-    rotations = [model.rotations(part.positions, config, dtype) for part in parts]
+    rotations = [model.rotations(part.positions, config, context.dtype) for part in parts]
     # The barrier keeps XLA from computing cosines again inside every layer.
     rotations = jax.lax.optimization_barrier(rotations)
     step_of = functools.cache(lambda kind: layer_function(kind, context, axis, max_query_len))
@@ -296,8 +297,10 @@ def embedded(
     """The residual stream that the first layer reads."""
     model, kernels = context.architecture, context.kernels
     if axis is None:
-        return begin(model.embed(params, tokens.token_ids), kernels=kernels)
-    return begin_sum(model.embed_share(params, tokens.token_ids, axis), axis, kernels=kernels)
+        x = model.embed(params, tokens.token_ids)
+        return begin(x.astype(context.dtype), kernels=kernels)
+    share = model.embed_share(params, tokens.token_ids, axis)
+    return begin_sum(share.astype(context.dtype), axis, kernels=kernels)
 
 
 def write_and_attend(

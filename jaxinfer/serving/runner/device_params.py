@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxinfer.model.architecture import abstract_params
+from jaxinfer.model.architecture import abstract_params, activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.serving.programs.upload import upload
@@ -31,15 +31,33 @@ class ParamsWriter(Protocol):
         ...
 
 
+def given_dtype(params: Mapping[str, Any]) -> jnp.dtype:
+    """The dtype that a caller's tree asks to be computed in.
+
+    Raises:
+        ValueError: there is no final norm to take it from, or it is not floating-point.
+    """
+    try:
+        dtype = activation_dtype(params)
+    except (KeyError, AttributeError):
+        raise ValueError(
+            "params lack model.norm; a trainer's tree with other names needs mapping=..., a "
+            "ParamsMapping"
+        ) from None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"params[model.norm] must be floating-point, got {dtype}")
+    return dtype
+
+
 def describe_params(
     params: Mapping[str, Any], config: ModelConfig, mesh: Mesh, rules: ShardingRules
 ) -> dict[str, Any]:
     """What the tree must be: ``jax.ShapeDtypeStruct`` with shardings, in the dtype it comes in.
 
     Raises:
-        ValueError: there is no embedding to take the dtype from, or it is not floating-point.
+        ValueError: as `given_dtype`.
     """
-    return abstract_params(config, _dtype(params), mesh, rules)
+    return abstract_params(config, given_dtype(params), mesh, rules)
 
 
 def place_params(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,19 +139,6 @@ def _is_placed(leaf: Any, like: Any) -> bool:
     return isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(
         like.sharding, len(like.shape)
     )
-
-
-def _dtype(params: Mapping[str, Any]) -> jnp.dtype:
-    leaf = _by_path(params).get("model.embed_tokens")
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        raise ValueError(
-            "params lack model.embed_tokens; a trainer's tree with other names needs mapping=..., "
-            "a ParamsMapping"
-        )
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"params[model.embed_tokens] must be floating-point, got {dtype}")
-    return jnp.dtype(dtype)
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from jaxinfer.serving.processes.group import ProcessGroup, meet
 from jaxinfer.serving.replicas.meshes import split_mesh
 from jaxinfer.serving.replicas.started_replica import StartedReplica
 from jaxinfer.serving.requests.prompts import PromptReader
+from jaxinfer.serving.runner.device_params import given_dtype
 from jaxinfer.serving.sampling.sampler import (
     check_logits_processor,
     check_sampler,
@@ -291,8 +292,6 @@ def _memory_errors_explained() -> Iterator[None]:
 
 
 def _check_dtype(params: Any, dtype: str) -> None:
-    for leaf in jax.tree.leaves(params):
-        if str(getattr(leaf, "dtype", dtype)) != dtype:
-            raise ValueError(
-                f"dtype is {dtype}, but params are {leaf.dtype}; cast them or leave dtype out"
-            )
+    given = given_dtype(params)
+    if given != dtype:
+        raise ValueError(f"dtype is {dtype}, but params are {given}; cast them or leave dtype out")

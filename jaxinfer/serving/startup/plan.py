@@ -16,6 +16,7 @@ from jaxinfer.errors import CapacityError
 from jaxinfer.kernels.attention.shared_prefix import rows_in_item
 from jaxinfer.kernels.choice import Backend, choose_backend, compute_capability_of
 from jaxinfer.kernels.policy import Kernels
+from jaxinfer.model.architecture import activation_dtype
 from jaxinfer.model.config import ModelConfig
 from jaxinfer.model.sharding import ShardingRules, tensor_parallel_size
 from jaxinfer.planning.blocks import blocks_on_devices, check_capacity, usable_tokens
@@ -92,7 +93,7 @@ def plan_engine(
     if engine_config.eager:
         check_eager(mesh)
     mark = memory_mark("weights loaded", mesh.local_devices)
-    dtype = params["model"]["embed_tokens"].dtype.name
+    dtype = activation_dtype(params).name
     check_matmul_precision(mesh, dtype)
     backend, reason = choose_attention(model_config, engine_config, mesh, dtype)
     kernels = Kernels(backend)
@@ -102,6 +103,7 @@ def plan_engine(
         rules,
         kernels,
         engine_config.block_size,
+        dtype,
         have_peer_buffers(mesh, tensor_parallel_size(mesh, rules), kernels)
         and reach_each_other(mesh),
         logits_processor,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.kernels.attention.int8_pages import dequantize, quantize
 from jaxinfer.kernels.attention.op import norm_rope_write, paged_attention
 from jaxinfer.kernels.attention.pages import Pages
+from jaxinfer.kernels.int8 import dequantize, quantize
 from jaxinfer.kernels.policy import Kernels
 from tests.kernels.attention import attention_cases as cases
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.kernels.collectives.tensor_axis import TensorAxis
+from jaxinfer.kernels.int8 import quantize
 from jaxinfer.kernels.matmul import op as projections
 from jaxinfer.kernels.matmul.mosaic import medium, small
 from jaxinfer.kernels.matmul.mosaic.small_plan import MOST_ROWS
@@ -260,3 +261,60 @@ def test_a_projection_crosses_jit_and_can_be_cut_to_some_outputs():
     assert jax.tree.leaves(linear) == [weight]
     shapes = jax.eval_shape(lambda linear: linear, linear)
     assert shapes.weight.shape == (F, E)
+
+
+def _int8(*shape, seed=0):
+    weight, scale = quantize(_draw(*shape, dtype=jnp.float32, seed=seed))
+    return linear_of({"q_proj": {"weight": weight, "scale": scale}}, "q_proj")
+
+
+@pytest.mark.usefixtures("_no_kernels")
+@pytest.mark.parametrize(
+    ("rows", "dtype", "backend"),
+    [
+        (2, "float32", "xla"),
+        (3, "bfloat16", "xla"),
+        (2, "bfloat16", "mosaic"),
+        (24, "bfloat16", "mosaic"),
+        (64, "bfloat16", "mosaic"),
+    ],
+)
+def test_integers_are_multiplied_as_the_plain_weight_that_they_stand_for(
+    rows, dtype, backend, monkeypatch
+):
+    """Bit for bit, by XLA on any backend: Mosaic's kernels take plain weights alone."""
+    for name in ("project", "gated"):
+        monkeypatch.setattr(medium, name, _refuse)
+    x, norm = _draw(rows, E, dtype=dtype), _draw(E, dtype=dtype) + 1
+    linears = [_int8(F, E), _int8(F, E, seed=1), _int8(E, F, seed=2)]
+
+    def ops(x, linears, kernels):
+        gate, up, down = linears
+        residual, projected = projections.norm_project(
+            ResidualStream(x), norm, (gate, up), eps=1e-6, kernels=kernels
+        )
+        residual, gated = projections.norm_gated(
+            residual, norm, gate, up, eps=1e-6, kernels=kernels
+        )
+        added = projections.project_add(gated, down, residual, kernels=kernels)
+        return *projected, gated, added.summed()
+
+    run = jax.jit(ops, static_argnums=2)
+    plain = [Linear(each.matrix(dtype)) for each in linears]
+    assert all(each.weight.dtype == dtype for each in plain)
+    expected = run(x, plain, Kernels("xla"))
+    for got, wanted in zip(run(x, linears, Kernels(backend)), expected, strict=True):
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_projection_of_integers_is_cut_looked_up_and_traced_with_its_scales():
+    linear = _int8(F, E)
+    assert (linear.shape, linear.weight.dtype, linear.scale.shape) == ((F, E), jnp.int8, (F,))
+    matrix = linear.matrix(jnp.float32)
+    cut = jax.jit(lambda linear: linear.of_outputs(lambda leaf: leaf[8:24]))(linear)
+    np.testing.assert_array_equal(cut.matrix(jnp.float32), matrix[8:24])
+    ids = jnp.array([[3, 0], [F - 1, F + 5]])
+    found = linear.rows(ids)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, matrix[jnp.minimum(ids, F - 1)])

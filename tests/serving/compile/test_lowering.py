@@ -36,9 +36,8 @@ _KEYS = [
 def _programs(devices=1, blocks=64, dtype=jnp.float32, **context):
     mesh, rules = make_mesh(devices), ShardingRules()
     params = abstract_params(CONFIG, dtype, mesh, rules)
-    return Programs(
-        StepContext(CONFIG, mesh, rules, Kernels("xla"), 8, **context), params, blocks, 5
-    )
+    settings = StepContext(CONFIG, mesh, rules, Kernels("xla"), 8, jnp.dtype(dtype).name, **context)
+    return Programs(settings, params, blocks, 5)
 
 
 @pytest.mark.slow

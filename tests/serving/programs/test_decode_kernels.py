@@ -32,7 +32,7 @@ CONFIG = tiny.config(
 def _step(rows, backend):
     """`decode_step`, and the shapes of its arguments."""
     mesh, rules, shape = make_mesh(1), ShardingRules(), DecodeShape(rows, 64)
-    context = StepContext(CONFIG, mesh, rules, Kernels(backend), S)
+    context = StepContext(CONFIG, mesh, rules, Kernels(backend), S, "bfloat16")
     run = functools.partial(decode_step, context=context, shape=shape)
     return run, (*_state(mesh, rules), _int32(shape.size), _int32(17))
 
@@ -40,7 +40,7 @@ def _step(rows, backend):
 def _sampled_step(rows, backend, num_steps=1):
     """`sampled_decode_step`, and the shapes of its arguments."""
     mesh, rules, shape = make_mesh(1), ShardingRules(), DecodeShape(rows, 64)
-    context = StepContext(CONFIG, mesh, rules, Kernels(backend), S)
+    context = StepContext(CONFIG, mesh, rules, Kernels(backend), S, "bfloat16")
     run = functools.partial(
         sampled_decode_step, context=context, shape=shape, mode="temperature", num_steps=num_steps
     )

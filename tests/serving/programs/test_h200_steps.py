@@ -107,7 +107,9 @@ STEPS = {
 def _programs(devices, config=_CONFIG):
     mesh, rules = h200_mesh(devices), ShardingRules()
     peer_buffers = have_peer_buffers(mesh, devices, Kernels("mosaic"))
-    context = StepContext(config, mesh, rules, Kernels("mosaic"), _BLOCK_SIZE, peer_buffers)
+    context = StepContext(
+        config, mesh, rules, Kernels("mosaic"), _BLOCK_SIZE, "bfloat16", peer_buffers
+    )
     params = abstract_params(config, jnp.bfloat16, mesh, rules)
     return Programs(context, params, _BLOCKS, _SLOTS)
 

@@ -22,7 +22,7 @@ FORWARD = {"embed", "norm", "qkv", "rope_and_write", "attention", "o", "mlp"}
 
 def _lower(key):
     mesh, rules = make_mesh(1), ShardingRules()
-    context = StepContext(CONFIG, mesh, rules, Kernels("xla"), block_size=16)
+    context = StepContext(CONFIG, mesh, rules, Kernels("xla"), block_size=16, dtype="float32")
     params = abstract_params(CONFIG, jnp.float32, mesh, rules)
     return program_of(Programs(context, params, num_blocks=9, num_slots=3), key).lower()
 

@@ -30,7 +30,7 @@ _FORWARDS = [DecodeShape(4, 8), PrefillShape(16, 4, 8)]
 @functools.cache
 def _compile(devices, key):
     mesh, rules = make_mesh(devices), ShardingRules()
-    context = StepContext(CONFIG, mesh, rules, Kernels("xla"), _BLOCK_SIZE)
+    context = StepContext(CONFIG, mesh, rules, Kernels("xla"), _BLOCK_SIZE, "float32")
     params = abstract_params(CONFIG, jnp.float32, mesh, rules)
     return program_of(Programs(context, params, _BLOCKS, 5), key).lower().compile()
 

@@ -75,8 +75,8 @@ def test_another_sharding_is_refused_where_it_matters():
         check_like(jax.tree.map(np.asarray, tiny_params()), _describe(), placed=True)
 
 
-def test_params_without_an_embedding_are_refused():
-    with pytest.raises(ValueError, match=r"params lack model\.embed_tokens"):
+def test_params_without_a_final_norm_are_refused():
+    with pytest.raises(ValueError, match=r"params lack model\.norm"):
         _describe(params={"model": {}})
     with pytest.raises(ValueError, match="must be floating-point, got int32"):
-        _describe(params={"model": {"embed_tokens": jnp.ones((2, 2), jnp.int32)}})
+        _describe(params={"model": {"norm": jnp.ones(2, jnp.int32)}})

@@ -80,7 +80,7 @@ def _with_table(**arguments):
 
 @functools.cache
 def _context():
-    return StepContext(CONFIG, make_mesh(1), ShardingRules(), Kernels("xla"), 8)
+    return StepContext(CONFIG, make_mesh(1), ShardingRules(), Kernels("xla"), 8, "float32")
 
 
 def _build(*rows, is_decode=False):

@@ -72,7 +72,7 @@ def _keys(buckets: Buckets) -> list[ProgramKey]:
 def _programs(config: ModelConfig) -> Programs:
     mesh, rules = h200_mesh(1), ShardingRules()
     params = abstract_params(config, jnp.bfloat16, mesh, rules)
-    context = StepContext(config, mesh, rules, Kernels("mosaic"), _CONFIG.block_size)
+    context = StepContext(config, mesh, rules, Kernels("mosaic"), _CONFIG.block_size, "bfloat16")
     return Programs(context, params, _BLOCKS, _CONFIG.max_num_seqs + 1)
 
 

@@ -37,7 +37,9 @@ def _model(shape, devices):
 
 def _programs(shape, devices, block_size):
     config, mesh, rules, params = _model(shape, devices)
-    return Programs(StepContext(config, mesh, rules, Kernels("mosaic"), block_size), params, 2, 257)
+    return Programs(
+        StepContext(config, mesh, rules, Kernels("mosaic"), block_size, "bfloat16"), params, 2, 257
+    )
 
 
 @pytest.mark.slow

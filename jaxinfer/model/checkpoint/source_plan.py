@@ -1,0 +1,110 @@
+"""The source plan of a load: the tensors that each leaf of the tree is made of, and how.
+
+A family makes it, knowing the names in its files, and a format of weights refines it. All of it is
+checked against the files' headers before memory is taken. Plans of memory read this file without
+NumPy.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.errors import ModelLoadError
+
+FLOATS = ("float32", "bfloat16", "float16")
+_BACKBONE = "model."
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a plan expects of a tensor in the files.
+
+    Attributes:
+        name: in the files.
+        shape: in elements.
+        dtypes: names of those that it may have.
+    """
+
+    name: str
+    shape: Shape
+    dtypes: tuple[str, ...] = FLOATS
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one leaf is made of.
+
+    Attributes:
+        tensors: one or several; a tensor may also be part of several leaves.
+        transform: a pure function of their NumPy arrays, in this order, to one of the leaf's shape;
+            None for a single tensor as it is. The arrays are maps of the files: where the result is
+            a view of them, each device's slice alone is read; else the host holds the leaf whole.
+    """
+
+    tensors: tuple[Tensor, ...]
+    transform: Callable[..., Any] | None = None
+
+    def made_of(self, arrays: list[Any]) -> Any:
+        """The leaf, in the dtype of the files."""
+        return arrays[0] if self.transform is None else self.transform(*arrays)
+
+
+SourcePlan = dict[str, Source]
+"""By path in the parameter tree."""
+
+
+def one_tensor_each(
+    shapes: Mapping[str, Shape], names: Collection[str], tensor_name: Callable[[str], str]
+) -> SourcePlan:
+    """The plan of files that hold a tensor for each leaf.
+
+    Args:
+        shapes: of the leaves, by path.
+        names: of the files' tensors; a backbone that was saved alone has no prefix "model.".
+        tensor_name: from a path to a name.
+    """
+    lacks_prefix = "embed_tokens.weight" in names
+
+    def name(path: str) -> str:
+        return tensor_name(path).removeprefix(_BACKBONE if lacks_prefix else "")
+
+    return {path: Source((Tensor(name(path), shape),)) for path, shape in shapes.items()}
+
+
+def check_plan(plan: SourcePlan, entries: Mapping[str, Any], directory: Path) -> None:
+    """Compare a plan with the files' headers.
+
+    Args:
+        plan: of all leaves.
+        entries: the files' `TensorEntry`, by name.
+        directory: for messages.
+
+    Raises:
+        ModelLoadError: a tensor is missing, foreign, or of another shape or dtype; names the first.
+    """
+    wanted = {each.name: each for source in plan.values() for each in source.tensors}
+    missing = [name for name in wanted if name not in entries]
+    if missing:
+        raise ModelLoadError(
+            f"{directory}: {len(missing)} tensors are missing, the first is {missing[0]!r}"
+        )
+    for name, entry in entries.items():
+        # A tied model's file may repeat the embedding as lm_head; old ones store RoPE's constants.
+        if name not in wanted and name != "lm_head.weight" and "rotary_emb" not in name:
+            raise ModelLoadError(
+                f"{entry.file}: tensor {name!r:.120} is not in config.json's model"
+            )
+    for name, tensor in wanted.items():
+        entry = entries[name]
+        if entry.shape != tensor.shape:
+            raise ModelLoadError(
+                f"{entry.file}: {name} has shape {entry.shape}, config.json implies {tensor.shape}"
+            )
+        if entry.dtype.name not in tensor.dtypes:
+            raise ModelLoadError(
+                f"{entry.file}: {name} has dtype {entry.dtype.name}, config.json implies "
+                f"{' or '.join(tensor.dtypes)}"
+            )
