@@ -10,7 +10,6 @@ from jaxinfer.model.families.family import FAMILIES, family_of
 from jaxinfer.model.field_checks import indivisible_sizes
 from jaxinfer.model.layer_kind import ATTENTION_PROJECTIONS, MLP_PROJECTIONS
 from jaxinfer.model.quantization import Int8Weights
-from jaxinfer.model.rope_scaling import scaling_from_fields
 
 BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 _SCALE_BYTES = 4
@@ -36,12 +35,10 @@ class ModelShape(ModelConfig):
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "ModelShape":
         """The shape that `dataclasses.asdict` made values of, which JSON may have carried."""
-        given, scaling = values.get("quantization"), values.get("rope_scaling")
-        made = {
-            "quantization": None if given is None else Int8Weights.from_values(given),
-            "rope_scaling": None if scaling is None else scaling_from_fields(scaling),
-        }
-        return cls(**{**values, **made})
+        given = values.get("quantization")
+        quantization = None if given is None else Int8Weights.from_values(given)
+        # A scaled rotation counts like any other.
+        return cls(**{**values, "quantization": quantization, "rope_scaling": None})
 
     @property
     def is_served(self) -> bool:
