@@ -1,1 +1,1 @@
-"""Measures engines and devices for `jaxinfer bench`, `jaxinfer profile` and `jaxinfer env`."""
+"""Measures engines and devices for `jaxinfer profile`, `jaxinfer env` and the scripts."""

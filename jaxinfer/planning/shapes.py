@@ -37,8 +37,12 @@ class ModelShape(ModelConfig):
         """The shape that `dataclasses.asdict` made values of, which JSON may have carried."""
         given = values.get("quantization")
         quantization = None if given is None else Int8Weights.from_values(given)
-        # A scaled rotation counts like any other.
-        return cls(**{**values, "quantization": quantization, "rope_scaling": None})
+        made = {
+            "quantization": quantization,
+            "eos_token_ids": tuple(values.get("eos_token_ids", ())),
+            "rope_scaling": None,  # a scaled rotation counts like any other
+        }
+        return cls(**{**values, **made})
 
     @property
     def is_served(self) -> bool:

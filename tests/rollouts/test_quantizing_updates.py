@@ -44,7 +44,7 @@ def _quantized(tree):
 
 
 def _held(llm, replica=0):
-    return llm._loaded.replicas[replica].runner._params
+    return llm._loaded.replicas[replica].runner.resident.params
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Engines on int8 weights answer, bit for bit, as engines on the plain weights they stand for."""
 
 import dataclasses
-import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ from jaxinfer.model.sharding import ShardingRules
 from jaxinfer.plan import main as plan
 from jaxinfer.profiling.report import ProfileReport
 from jaxinfer.serving.compile.program_store import ProgramStore, export_program
-from jaxinfer.serving.compile.tracing_worker import describe_work
+from jaxinfer.serving.compile.tracing_worker import make_task
 from jaxinfer.serving.programs.kinds.sampled_decode import SampledDecodeKey
 from jaxinfer.serving.programs.layout import DecodeShape, PrefillShape
 from jaxinfer.serving.programs.program_set import program_of
@@ -88,7 +88,7 @@ def test_a_directory_answers_as_its_plain_weights_do(directory, params, settings
     given = {"model": str(directory), "skip_tokenizer_init": True}
     with tiny_llm(params=None, config=None, **given, **settings) as llm:
         assert llm.model_config == INT8
-        held = llm._loaded.replicas[0].runner._params
+        held = llm._loaded.replicas[0].runner.resident.params
         assert held["lm_head"]["weight"].dtype == np.int8
         assert answers(llm) == expected
         leaves = jax.tree.leaves(held)
@@ -132,7 +132,7 @@ def test_weights_that_slept_in_host_memory_answer_alike(directory):
         llm.sleep(level=1)
         llm.wake_up()
         assert answers(llm) == expected
-        held = llm._loaded.replicas[0].runner._params
+        held = llm._loaded.replicas[0].runner.resident.params
         assert held["lm_head"]["weight"].dtype == np.int8
 
 
@@ -195,12 +195,10 @@ def test_on_hopper_attention_keeps_its_kernels_and_products_are_xlas(key, num_de
 def test_its_programs_are_kept_and_traced_alike_elsewhere(tmp_path):
     store, key = ProgramStore(tmp_path), DecodeShape(2, 4)
     programs = _programs(2, Int8Weights(("lm_head", "re:.*q_proj")))
-    described = describe_work(programs, [key], ["decode"], store=store, platform="cpu")
-    command = "import json, sys; from jaxinfer.serving.compile.tracing_worker import work; "
-    command += "work(json.load(sys.stdin))"
-    subprocess.run(
-        [sys.executable, "-c", command], input=json.dumps(described), text=True, check=True
-    )
+    task = make_task(programs, {key: "decode"}, store=store, platform="cpu")
+    command = "import pickle, sys; from jaxinfer.serving.compile.tracing_worker import trace; "
+    command += "trace(pickle.load(sys.stdin.buffer))"
+    subprocess.run([sys.executable, "-c", command], input=pickle.dumps(task), check=True)
     here, there = export_program(program_of(programs, key), "cpu"), store.load("decode")
     assert there is not None
     assert there.in_avals == here.in_avals

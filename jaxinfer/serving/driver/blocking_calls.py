@@ -9,6 +9,7 @@ from typing import Any
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.serving.driver.batch_progress import show_progress
 from jaxinfer.serving.driver.driver import Driver
+from jaxinfer.serving.driver.garbage import few_collections
 from jaxinfer.serving.requests.new_request import NewRequest
 
 logger = logging.getLogger("jaxinfer")
@@ -41,8 +42,9 @@ def run_requests(
         for i, request in enumerate(requests)
     ]
     try:
-        driver.submit(requests)
-        outputs = _gather(driver, box, len(requests), use_tqdm)
+        with few_collections():
+            driver.submit(requests)
+            outputs = _gather(driver, box, len(requests), use_tqdm)
     except BaseException:
         driver.cancel([request.key for request in requests])
         raise
