@@ -23,7 +23,7 @@ def time_steps(llm: "LLM", prompts: list[list[int]], run: str) -> list[Timing]:
     Args:
         llm: the engine.
         prompts: token ids, all at once.
-        run: what to call these in the report.
+        run: their name in the report.
     """
     from jaxinfer.profiling.host_time import StepTime, timings
 

@@ -22,7 +22,7 @@ class ModelCost:
         attention_flops_per_pair: query times key and probability times value, all layers.
         expert_bytes: of one expert of every layer.
         num_experts: of a layer; 0 for a dense model.
-        experts_per_token: which each token takes.
+        experts_per_token: experts that each token is routed to.
     """
 
     weight_bytes: int
@@ -41,7 +41,7 @@ class ModelCost:
 
 
 def distinct_experts(num_experts: int, experts_per_token: int, tokens: int) -> float:
-    """Experts of a layer that some of `tokens` choose, if all are equally likely.
+    """The expected number of a layer's experts that `tokens` tokens use, all equally likely.
 
     Real routing is skewed, so that fewer are read.
     """
@@ -115,7 +115,7 @@ def prefill_flops(cost: ModelCost, lengths: list[int], cached: int = 0) -> float
 
 
 def prefill_floor_s(cost: ModelCost, chip: Chip, lengths: list[int], cached: int = 0) -> float:
-    """Seconds to prefill prompts of `lengths`, of which the first `cached` tokens are in pages.
+    """Seconds to prefill prompts of `lengths`, whose first `cached` tokens are in pages already.
 
     Each prompt's last token goes through the head; a token attends to itself and all earlier ones.
     """

@@ -16,10 +16,10 @@ class Operation:
 
     Attributes:
         name: of the part.
-        parameters: that it holds.
-        flops_per_token: operations for a token (at `context` cached tokens, for attention).
-        bytes_per_token: read for a token that is decoded alone; in a batch all are shared except
-            attention's and the embedding rows'. Of experts, only a token's chosen ones count.
+        parameters: number of its parameters.
+        flops_per_token: operations per token (for attention, at `context` cached tokens).
+        bytes_per_token: bytes read for a token that is decoded alone; a batch shares all but those
+            of attention and of embedding rows. Only the experts that the token is routed to count.
         formula: of the parameters (of the operations, where there are none), numbers filled in.
     """
 
@@ -61,7 +61,7 @@ def count_parameters(shape: ModelShape) -> int:
 
 
 def active_parameters(shape: ModelShape) -> int:
-    """Parameters that one token goes through: of experts, the chosen ones."""
+    """Parameters that one token uses; only the experts that it is routed to count."""
     idle = shape.num_experts - shape.experts_per_token
     return count_parameters(shape) - shape.num_hidden_layers * idle * shape.mlp_weights
 

@@ -13,7 +13,7 @@ REPORT_TEXT = "report.txt"
 
 
 def cycle_directory(directory: Path, index: int) -> Path:
-    """Where the trace of a repetition is, the first being 0."""
+    """The directory of a repetition's trace; the first has index 0."""
     return directory / f"cycle-{index + 1}"
 
 

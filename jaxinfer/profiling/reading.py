@@ -1,4 +1,4 @@
-"""Makes the report of a profile's directory from its traces and what was kept beside them."""
+"""Reads a profile's directory (traces, programs, facts of the engine) into a report."""
 
 import collections
 import dataclasses
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"([._]\d+)+$")  # XLA numbers the copies of a kernel
 
 
 class Recording(NamedTuple):
-    """What a profile recorded.
+    """The contents of a profile's recording.
 
     Attributes:
         facts: of the engine, as `make_report` takes them.
@@ -44,11 +44,11 @@ class Recording(NamedTuple):
 
 
 def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
-    """The report of what a profile recorded.
+    """The report of a profile's recording.
 
     Args:
         directory: of the profile.
-        facts: in place of what the recording says of the engine, as `make_report` takes it.
+        facts: replacements for the recording's facts of the engine; see `make_report`.
 
     Raises:
         ValueError: there is no recording, or no step was recorded.
@@ -60,7 +60,7 @@ def read_report(directory: str | Path, **facts: Any) -> ProfileReport:
 
 
 def read_recording(directory: str | Path) -> Recording:
-    """The traces in a profile's directory; arguments and errors as of `read_report`."""
+    """Read the traces in a profile's directory; arguments and errors as for `read_report`."""
     directory = Path(directory)
     file = directory / RECORDING
     if not file.is_file():
@@ -91,7 +91,7 @@ def make_report(
     hosts: Sequence[StepTime],
     programs: Programs,
 ) -> ProfileReport:
-    """The report of steps.
+    """Build the report of recorded steps.
 
     Args:
         recording: the engine's facts: "title", "model", "dtype", "device", "platform",
@@ -137,7 +137,7 @@ def make_report(
 def _part_rows(
     kind: Kind, steps: Sequence[DeviceStep], costs: Sequence[dict[str, Cost]], peak: Peak | None
 ) -> list[WorkRow]:
-    """Rows in the order in which a step runs its parts, with what each needs at least."""
+    """A row for each part, in the order in which a step runs them, with the part's least cost."""
     rows = {row.part: row for row in _rows(kind, steps, lambda each: (each.part, ""))}
     found = []
     for part in (*PARTS, OTHER):
@@ -148,7 +148,7 @@ def _part_rows(
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
-    """All of them together."""
+    """The sum of some costs."""
     total = NOTHING
     for cost in costs:
         total = total.plus(cost)

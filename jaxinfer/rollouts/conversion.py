@@ -25,17 +25,16 @@ class _Target(NamedTuple):
 
 
 class MappedParams:
-    """A trainer's parameters and the mapping that makes the engine's of them.
+    """A trainer's parameters, with the mapping from them to the engine's.
 
     It is a `ParamsMaker` for an engine that starts, and a `ParamsWriter` for one that runs.
 
-    The trainer's arrays are read and never donated; nothing of them is kept. Where they lie on
-    other devices than the engine, all that are mapped are copied whole to each of its devices
-    first.
+    The trainer's arrays are read, never donated and not kept. If they lie on other devices than the
+    engine, all mapped ones are first copied whole to each of the engine's devices.
 
     Args:
         tree: as for `leaves_by_path`.
-        mapping: says what becomes what.
+        mapping: the source of each of the engine's parameters.
     """
 
     def __init__(self, tree: Any, mapping: ParamsMapping) -> None:
@@ -44,11 +43,11 @@ class MappedParams:
         self._assigned: tuple[Any, tuple[Assignment, ...]] = (None, ())
 
     def check(self, wanted: Any) -> None:
-        """Raise what `ParamsMapping.assignments` raises."""
+        """Check the mapping against the engine's parameters; raises as `assignments` does."""
         self._assignments(wanted)
 
     def describe(self) -> dict[str, str]:
-        """The mapping's sources and the trainer's arrays, in words that differ if they do."""
+        """A description of sources and arrays that differs whenever they differ."""
         sources = {f"the mapping of {path}": str(source) for path, source in self._mapping.sources}
         arrays = {f"params[{path}]": _described(leaf) for path, leaf in self._leaves.items()}
         return sources | {"stacked_axis": str(self._mapping.stacked_axis)} | arrays
@@ -158,7 +157,7 @@ def _program(assignments: tuple[Assignment, ...], targets: tuple[_Target, ...]) 
             for each, target in zip(assignments, targets, strict=True)
         ]
 
-    # keep_unused: else JAX drops the old arrays from the program and donates nothing.
+    # keep_unused: otherwise JAX drops the old arrays from the program and donates nothing.
     return jax.jit(
         convert,
         donate_argnums=0,

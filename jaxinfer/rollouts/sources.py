@@ -25,7 +25,7 @@ class ParamSource:
         path: in the trainer's tree, names joined by dots; ``{layer}`` stands for the layer. Without
             it, where the engine's path has it, the layers are stacked.
         transpose: the order of the dimensions, as for `jnp.transpose`; of one layer if stacked.
-        reshape: whether neighbouring dimensions are then merged into the engine's.
+        reshape: whether neighbouring dimensions are then merged to give the engine's.
         scale: a factor, multiplied in float32.
     """
 
@@ -56,7 +56,7 @@ class Assignment(NamedTuple):
 
 
 def check_source(each: Assignment, leaves: Leaves, like: jax.ShapeDtypeStruct) -> None:
-    """Raise unless a source is there, of as many layers as the model's, and has the right shape.
+    """Check that a source exists, with the model's number of layers and the right shape.
 
     Args:
         each: the parameter.
@@ -107,7 +107,7 @@ def _check_num_layers(each: Assignment, leaves: Leaves) -> None:
 
 
 def _num_separate(each: Assignment, leaves: Leaves) -> int | None:
-    """The number of layers with a source; None where it says nothing, as with a gap in between."""
+    """The number of layers with a source; None if it can't be told, as with a gap in between."""
 
     def has(layer: int) -> bool:
         return canonical(each.source.path.replace(LAYER, str(layer))) in leaves
@@ -126,7 +126,7 @@ def _stacked_instead(each: Assignment, leaves: Leaves) -> str:
 
 
 def _shape(each: Assignment, shape: Shape, wanted: Shape) -> Shape | None:
-    """The shape that a source of some shape is given; None if its dimensions don't fit."""
+    """The shape of a source after its transformation; None if its dimensions don't fit."""
     if each.axis is not None:
         if not _has_axis(shape, each.axis):
             return None

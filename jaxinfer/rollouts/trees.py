@@ -73,7 +73,7 @@ def canonical(path: str) -> str:
 def _walk(
     node: Any, parts: tuple[str, ...], above: tuple[int, ...]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Paths and leaves; `above` are the objects that hold this one, lest they hold each other."""
+    """Paths and leaves; `above` holds the ids of enclosing objects, to stop at cycles."""
     for keys, child in jax.tree_util.tree_leaves_with_path(node):
         names = [str(_name(key)) for key in keys]
         if names and isinstance(keys[-1], jax.tree_util.GetAttrKey) and names[-1] == "value":

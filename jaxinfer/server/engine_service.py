@@ -1,4 +1,4 @@
-"""An engine with a socket for front ends: what the engine's process of a service runs."""
+"""Serves an engine to front ends over a socket; runs in the engine's process of a service."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def describe(handle: EngineHandle, limits: ServiceLimits) -> EngineDescription:
 
 
 def engine_server(handle: EngineHandle, limits: ServiceLimits) -> EngineServer:
-    """A server of an engine, which does not listen yet."""
+    """A server for an engine; it does not listen yet."""
     loaded = handle.loaded
     calls: dict[str, Callable[..., Any]] = {
         "get_metrics": lambda: metrics_to_message(handle.metrics()),

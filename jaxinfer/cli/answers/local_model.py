@@ -22,7 +22,7 @@ class LocalRequest(NamedTuple):
 
 
 class LocalModel:
-    """Answers prompts by an engine."""
+    """Answers prompts with an engine in this process."""
 
     when_stopped = (
         "; what the engine compiles or computes just now ends before the next answer begins"
@@ -55,7 +55,7 @@ class LocalModel:
         Args:
             prompt: a text or messages.
             fields: of `SamplingParams`, over the model's defaults.
-            thinking: as for the chat template.
+            thinking: `enable_thinking` of the chat template; None leaves it to the template.
 
         Raises:
             ValueError: a field is out of its range, or the template refuses.
@@ -119,7 +119,7 @@ class LocalModel:
         return Stopwatch(self._llm)
 
     def cut_reason(self, request: LocalRequest, answer: Answer, *, setting: str) -> str | None:
-        """Why the model did not end an answer itself, and what to change; None if it did.
+        """The reason why an answer was cut, and what to change; None if the model ended it itself.
 
         Args:
             request: the request.

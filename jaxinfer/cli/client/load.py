@@ -19,7 +19,7 @@ class Load:
     """A load: the number, lengths and arrival rate of requests to a server.
 
     Attributes:
-        model: its name there.
+        model: the model's name on the server.
         num_prompts: requests in all.
         input_len: random token ids of each prompt.
         output_len: tokens of each answer, exactly: end-of-sequence tokens are ignored.
@@ -100,7 +100,7 @@ class Share:
 
 
 def prepare_share(target: Target, load: Load, number: int, num_shares: int) -> Share:
-    """Every `num_shares`-th request of a load from `number` on, and as much of its concurrency."""
+    """Every `num_shares`-th request of a load from `number`, and that share of its concurrency."""
     limit = load.max_concurrency
     if limit is not None:
         limit = limit // num_shares + (number < limit % num_shares)
@@ -117,7 +117,7 @@ class LoadResult:
         records: of all requests, in their order.
         start: when it began, on `time.monotonic`'s clock.
         cpu_s: processor seconds that the client took.
-        num_processes: that sent the requests.
+        num_processes: processes that sent the requests.
     """
 
     records: list[StreamRecord]

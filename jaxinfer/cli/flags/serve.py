@@ -1,4 +1,4 @@
-"""The flags of `jaxinfer serve`, under vLLM's names, and the settings that they come to.
+"""The flags of `jaxinfer serve`, under vLLM's names, and the settings that they give.
 
 Most are fields of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, where their defaults,
 texts and checks are.
@@ -137,7 +137,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def service_settings(arguments: argparse.Namespace, address: str) -> dict[str, dict[str, Any]]:
-    """What the flags set of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, as JSON.
+    """The flags' fields of `ServerSettings`, `ConnectionLimits` and `ServiceLimits`, as JSON.
 
     Args:
         arguments: of the command.

@@ -58,5 +58,5 @@ def read_result(directory: Path) -> dict[str, Any]:
 
 
 def write_result(directory: Path, result: dict[str, Any]) -> None:
-    """Keep it for the parent, and for the second process."""
+    """Write the measurements for the parent, and for the second process."""
     (directory / RESULT).write_text(json.dumps(result))

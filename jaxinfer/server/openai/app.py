@@ -117,7 +117,7 @@ def create_app(
 
 
 def _paths(*modules: ModuleType) -> list[str]:
-    """Of the routes of modules."""
+    """The URL paths of the modules' routes."""
     routes = [route for module in modules for route in module.router.routes]
     return [route.path for route in routes if isinstance(route, APIRoute)]
 

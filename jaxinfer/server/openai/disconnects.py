@@ -16,7 +16,7 @@ async def while_connected[T](work: Coroutine[Any, Any, T], receive: Receive) -> 
         receive: of ASGI.
 
     Raises:
-        ClientDisconnect: it did.
+        ClientDisconnect: the client disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(until_gone(receive))

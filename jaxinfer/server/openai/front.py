@@ -60,11 +60,11 @@ class Job:
 
     Attributes:
         prompt: checked.
-        params: how it is completed.
+        params: its sampling parameters.
         label: the server's own name for it.
         priority: as the request says.
         prefill_only: nothing is sampled.
-        grammar_field: what the request calls its grammar, if it has one.
+        grammar_field: the request's field that gives its grammar, if any.
         answer: how its text is read; None leaves it whole.
     """
 
@@ -146,9 +146,9 @@ class Front:
         return self._checked(streams, next((job.grammar_field for job in jobs), None))
 
     async def write[T](self, work: Callable[[], T], size: int) -> T:
-        """The result of `work`, which writes about `size` bytes: in a thread where they are many.
+        """The result of `work`, which writes about `size` bytes; a large one runs in a thread.
 
-        One at a time: with several, the event loop would have its turn less often.
+        One thread at a time: several would leave the event loop less time.
         """
         if size <= LARGE:
             return work()
@@ -180,7 +180,7 @@ class Front:
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
         self.num_running += 1
         try:
-            # What the engine refuses, not the consumer's own.
+            # Only the engine's refusals, not errors of the consumer.
             with client_errors(_FIELDS), grammar_errors(grammar_field):
                 if len(streams) == 1:  # `merged` would be one more frame for every token
                     async with contextlib.aclosing(streams[0]) as only:
@@ -195,7 +195,7 @@ class Front:
 
 
 def front_of(request: Request) -> Front:
-    """The arguments that the app was made with."""
+    """The front end whose application handles a request."""
     return cast(Front, request.app.state.front)
 
 
@@ -207,7 +207,7 @@ def _checked_output(output: RequestOutput) -> RequestOutput:
 
 
 def _failure(output: RequestOutput) -> ApiError:
-    """Why a request has no answer: the engine's fault, or a limit of the service."""
+    """The error of a request that failed: the engine's fault, or a limit of the service."""
     why = presentable(output.error or "")
     if why.startswith("GrammarError"):
         return ApiError(400, f"the answer could not go on: {why}", code="grammar_too_complex")

@@ -1,4 +1,4 @@
-"""A front end's side of the socket: sends requests, takes their tokens in, calls the engine."""
+"""A front end's side of the socket: sends requests, receives their tokens, calls the engine."""
 
 import asyncio
 import itertools
@@ -45,9 +45,9 @@ class EngineLink:
         description: the engine's, which it has sent first.
 
     Attributes:
-        on_step: takes the rows of each step.
-        on_refused: takes a request's number and why the engine ended it.
-        on_lost: told once, when the engine's process has ended or the connection broke.
+        on_step: called with the rows of each step.
+        on_refused: called with a request's number and the engine's reason for ending it.
+        on_lost: called once, when the engine's process has ended or the connection broke.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EngineLink:
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine's process was last heard of; it is pinged every second."""
+        """Seconds since the engine's process last sent anything; it is pinged every second."""
         return time.monotonic() - self._heard_at
 
     def new_number(self) -> int:
@@ -103,7 +103,7 @@ class EngineLink:
         self._write(message)
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """Have the engine's process do something between two steps, and wait for the result.
+        """Call a method in the engine's process between two steps, and wait for the result.
 
         Raises:
             EngineDeadError: the process has ended.
@@ -138,7 +138,7 @@ class EngineLink:
             while (data := await read_frame(self._reader)) is not None:
                 self._heard_at = time.monotonic()
                 self._take(data)
-                # Readers go first: what lies in the buffer must not make them look slow.
+                # Readers go first: data that waits in the buffer must not make them look slow.
                 await asyncio.sleep(0)
         except Exception as error:
             logger.exception("what the engine sent can't be used")

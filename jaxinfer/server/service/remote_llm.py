@@ -1,4 +1,4 @@
-"""`AsyncLLM` for an engine in another process: what a front end serves requests with."""
+"""The counterpart of `AsyncLLM` for an engine in another process, used by front ends."""
 
 import asyncio
 import os
@@ -124,7 +124,7 @@ class RemoteLLM:
         Returns:
             An iterator of outputs. The last has `finished`; after `abort`, and when a limit of the
             service ends it, its `finish_reason` is "abort", and `error` names the limit. An output
-            has all that is new since the one before, be it of several steps.
+            has everything new since the one before, even if it is of several steps.
 
         Raises:
             TypeError, ValueError: not a prompt, or it can't be run.
@@ -205,7 +205,7 @@ class RemoteLLM:
         await self._call("resume")
 
     async def is_paused(self) -> bool:
-        """True if no step runs, be it by `pause` or by `sleep`."""
+        """True if no step runs, because of `pause` or `sleep`."""
         return await self._call("is_paused")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
@@ -215,7 +215,7 @@ class RemoteLLM:
         await self._call("sleep", level, mode)
 
     async def wake_up(self, tags: Sequence[SleepTag] | None = None) -> None:
-        """Bring back what sleeps: see `LLM.wake_up`."""
+        """Restore what was put to sleep: see `LLM.wake_up`."""
         await self._call("wake_up", None if tags is None else list(tags))
 
     async def is_sleeping(self) -> bool:
@@ -324,7 +324,7 @@ class RemoteLLM:
         self._end_in_engine(number, stream.end("abort", reason))
 
     def _time_out(self, number: int) -> None:
-        """End a request at the limit that it asked for itself, which is no error."""
+        """End a request at its own time limit, which is not an error."""
         stream = self._streams[number]
         self._end_in_engine(number, stream.end("abort", stop_reason=TIMEOUT))
 

@@ -54,7 +54,7 @@ def engine_metrics(metrics: Iterable[Metric]) -> Iterator[tuple[str, Metric]]:
 
 
 def request_metrics(values: Sequence[float]) -> Iterator[tuple[str, Metric]]:
-    """What front ends count, from the sums over their tables."""
+    """The metrics that front ends count, from the sums over their tables."""
     for counter in series.COUNTERS:
         value = values[counter.offset]
         yield counter.name, Counter(counter.name, value, dict(counter.labels))
@@ -64,7 +64,7 @@ def request_metrics(values: Sequence[float]) -> Iterator[tuple[str, Metric]]:
 
 
 def utilization_metrics(total: Utilization, recent: Utilization) -> Iterator[tuple[str, Metric]]:
-    """How much of the devices' speed steps reach.
+    """Metrics of the share of the devices' speed that steps reach.
 
     Args:
         total: since the engine was made; its floors become counters.

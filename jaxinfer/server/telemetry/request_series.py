@@ -22,7 +22,7 @@ class HistogramSpec:
 
     Attributes:
         name: as shown, without the prefix.
-        help: the quantity it is of.
+        help: the quantity that it measures.
         bounds: upper bounds of the buckets, ascending.
         offset: index of its first number in the table.
     """

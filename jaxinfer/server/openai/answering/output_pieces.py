@@ -1,4 +1,4 @@
-"""The pieces of a completion's output, be its answer read in parts or not."""
+"""The pieces of a completion's output, whether or not a parser splits its text."""
 
 from collections.abc import Sequence
 

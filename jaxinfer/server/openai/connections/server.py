@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: signals are the process's."""
+        """Leave signals to the process, unlike uvicorn."""
         yield
 
     def _make_protocol(self) -> Any:

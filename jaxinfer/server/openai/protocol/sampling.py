@@ -66,7 +66,7 @@ _SAME = [
 
 
 class DrawFields(Body):
-    """Sampling fields; one left out or null is as the model's `generation_config.json` says."""
+    """Sampling fields; one left out or null defaults to the model's `generation_config.json`."""
 
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

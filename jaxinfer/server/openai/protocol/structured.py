@@ -15,7 +15,7 @@ from jaxinfer.structured_outputs import (
     check_structured_outputs,
 )
 
-# Of vLLM's older fields, the kind of grammar that each is.
+# vLLM's older fields, with the kind of grammar that each gives.
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -110,7 +110,7 @@ class StructuredFields(Body):
 
 @contextmanager
 def grammar_errors(field: str | None) -> Iterator[None]:
-    """Have the engine's errors about a grammar name the request's field."""
+    """Make the engine's errors about a grammar name the request's field."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -116,7 +116,7 @@ class _ChoiceStream:
         self.has_ended = False
 
     def take(self, completion: CompletionOutput) -> Sequence[Piece]:
-        """The pieces that the next output brings."""
+        """The pieces of the next output."""
         pieces = pieces_of(completion)
         self.has_ended = completion.finish_reason is not None
         self.has_calls = self.has_calls or any(isinstance(each, CallStart) for each in pieces)

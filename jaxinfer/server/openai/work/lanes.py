@@ -1,4 +1,4 @@
-"""Threads for work on texts: small texts never wait for large ones, and what waits is bounded."""
+"""Threads for work on texts: small texts never wait for large ones, and the queues are bounded."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _MOST_SIZE = 64 << 20
 
 
 class Lanes:
-    """Two queues with threads of their own, one for what is large.
+    """Two queues with threads of their own, one of them for large work.
 
     Args:
         name: of the threads.
@@ -31,10 +31,10 @@ class Lanes:
         self._waiting: dict[str, list[int]] = {lane: [] for lane in self._threads}
 
     async def run[T](self, work: Callable[[], T], size: int) -> T:
-        """The result of work whose time grows with `size`.
+        """Run work whose time grows with `size` and return its result.
 
         Raises:
-            QueueFullError: as much work waits as may.
+            QueueFullError: the queue is full.
             Exception: what the work raises.
         """
         lane = "small" if size <= LARGE else "large"
